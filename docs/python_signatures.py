@@ -17,7 +17,7 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.proof_names import Name
-from statecli.requests.options import COMMANDS, COMMANDS_WITH_FUNCTION, Group
+from statecli.requests.options import COMMANDS, COMMANDS_WITH_FUNCTION, OptionGroup
 from statecli.requests.parameters import Names, Parameter, parameters_of
 
 #: Literals with the values of the enumerations.
@@ -54,7 +54,7 @@ def list_arguments(command: str) -> list[Argument]:
 
 
 def _is_argument(parameter: Parameter, command: str) -> bool:
-    is_text = parameter.group in (Group.ROWS, Group.OUTPUT)  # Python gets the result as an object
+    is_text = parameter.group in (OptionGroup.ROWS, OptionGroup.OUTPUT)  # Python gets the result as an object
     return not (is_text or parameter.hidden or command in parameter.shell_only)
 
 

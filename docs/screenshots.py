@@ -95,10 +95,10 @@ def draw_browse(theme: str) -> str:
 async def _run_browse() -> object:
     from statecli.browse.app import Browser
     from statecli.browse.peek import Versions
-    from statecli.browse.screen_state import Model
+    from statecli.browse.screen_state import ScreenModel
     from statecli.targets.load import read_checkpoint
 
-    app = Browser(Model(read_checkpoint(TARGET), {}), Versions({}), read_checkpoint)
+    app = Browser(ScreenModel(read_checkpoint(TARGET), {}), Versions({}), read_checkpoint)
     async with app.run_test(size=SCREEN_SIZE) as pilot:
         for keys in (["S"], ["L"], ["enter"], ["left_square_bracket"]):
             await pilot.press(*keys)

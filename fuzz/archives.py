@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from statecli.core.errors import UnreadableError
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import DEFLATED, Archive, Record
 from tests.formats.attacks import Lies, Member, build, records
 
@@ -31,7 +31,7 @@ def check(data: bytes) -> None:
     """Raise Differs where torch reads a record that is not listed, or other bytes of one that is."""
     Path(PATH).write_bytes(data or b"\0")
     try:
-        with Source(PATH) as source:
+        with ByteSource(PATH) as source:
             archive = Archive(source)
             raw = {name: _raw(source, record) for name, record in archive.records.items()}
             listed = {name: _listed(archive, record) for name, record in archive.records.items()}
@@ -64,7 +64,7 @@ def _torch_records() -> dict[str, bytes]:
     return found
 
 
-def _raw(source: Source, record: Record) -> bytes | None:
+def _raw(source: ByteSource, record: Record) -> bytes | None:
     """What the scan reads of the record without a look at its checksum, None where it reports that it cannot."""
     data = source.read(record.data_offset, record.compressed_size)
     if record.method != DEFLATED:

@@ -8,7 +8,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.render import Output, RenderOptions
 from statecli.report import View
 from statecli.report.audit import build_audit_report
-from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult
+from statecli.targets.target_result import Accepted, Skipped, TargetResult, TargetStatus
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -19,15 +19,15 @@ def finding(rule="nan", severity=ERROR, target="a.pt", fqn="fc.weight", message=
 
 def target(name="a.pt", *findings, ran=("nan", "inf"), **facts):
     """Return an audited target with the given findings."""
-    return TargetResult(name, Status.AUDITED, None, "torch-zip", 2, 64, findings, ran=ran, **facts)
+    return TargetResult(name, TargetStatus.AUDITED, None, "torch-zip", 2, 64, findings, ran=ran, **facts)
 
 
 def failed_target(name, reason="is empty"):
-    return TargetResult(name, Status.FAILED, f"{name}: {reason}")
+    return TargetResult(name, TargetStatus.FAILED, f"{name}: {reason}")
 
 
 def skipped_target(name, reason="is a text file"):
-    return TargetResult(name, Status.SKIPPED, reason)
+    return TargetResult(name, TargetStatus.SKIPPED, reason)
 
 
 def accept_findings(reason, *findings):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from statecli.cli import completion, help_table
-from statecli.cli.completion import Kind, complete
+from statecli.cli.completion import CandidateKind, complete
 from statecli.core.output import Output
 from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import COMMANDS, Shell
@@ -71,7 +71,7 @@ def test_every_option_of_a_command_is_offered(command):
     """The option is offered with its help; hidden options and old spellings are not offered."""
     completed = complete(command.split(" "), "--")
     listed = [parameter for parameter in parameters_of(COMMANDS[command]) if not parameter.hidden and parameter.flags]
-    assert completed.kind is Kind.WORDS
+    assert completed.kind is CandidateKind.WORDS
     assert list(completed.candidates) == [
         *((parameter.flags[0], parameter.help) for parameter in listed),
         ("--help", help_table.HELP_OPTION[1]),
@@ -143,23 +143,23 @@ def test_executors_that_are_offered_exist():
 @pytest.mark.parametrize(
     ("line", "kind", "start"),
     [
-        ("statecli inspect ", Kind.FILES, 0),
-        ("statecli inspect mod", Kind.FILES, 0),
-        ("statecli diff a.pt ", Kind.FILES, 0),
-        ("statecli diff a.pt b.pt ", Kind.WORDS, 0),
-        ("statecli diff --atol 1 a.pt ", Kind.FILES, 0),
-        ("statecli audit a.pt b.pt ", Kind.FILES, 0),
-        ("statecli inspect -- --", Kind.FILES, 0),
-        ("statecli inspect -o ", Kind.FILES, 0),
-        ("statecli inspect --output=", Kind.FILES, 9),
-        ("statecli inspect --report ", Kind.STEMS, 0),
-        ("statecli inspect --report json=", Kind.FILES, 5),
-        ("statecli inspect --report=json=a", Kind.FILES, 14),
-        ("statecli merge 1.part ", Kind.FILES, 0),
-        ("statecli verify --input-from ", Kind.FILES, 0),
-        ("statecli git textconv ", Kind.FILES, 0),
-        ("statecli diff --executor da", Kind.STEMS, 0),
-        ("statecli inspect s3://bucket/a", Kind.FILES, 0),
+        ("statecli inspect ", CandidateKind.FILES, 0),
+        ("statecli inspect mod", CandidateKind.FILES, 0),
+        ("statecli diff a.pt ", CandidateKind.FILES, 0),
+        ("statecli diff a.pt b.pt ", CandidateKind.WORDS, 0),
+        ("statecli diff --atol 1 a.pt ", CandidateKind.FILES, 0),
+        ("statecli audit a.pt b.pt ", CandidateKind.FILES, 0),
+        ("statecli inspect -- --", CandidateKind.FILES, 0),
+        ("statecli inspect -o ", CandidateKind.FILES, 0),
+        ("statecli inspect --output=", CandidateKind.FILES, 9),
+        ("statecli inspect --report ", CandidateKind.STEMS, 0),
+        ("statecli inspect --report json=", CandidateKind.FILES, 5),
+        ("statecli inspect --report=json=a", CandidateKind.FILES, 14),
+        ("statecli merge 1.part ", CandidateKind.FILES, 0),
+        ("statecli verify --input-from ", CandidateKind.FILES, 0),
+        ("statecli git textconv ", CandidateKind.FILES, 0),
+        ("statecli diff --executor da", CandidateKind.STEMS, 0),
+        ("statecli inspect s3://bucket/a", CandidateKind.FILES, 0),
     ],
 )
 def test_files_are_left_to_the_shell(line, kind, start):

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from statecli.cli import help_page, help_table, man_page, manuals
 from statecli.commands.resume_check import run as resume_run
 from statecli.commands.watch.run import watch_run
-from statecli.requests.options import COMMANDS, Group
+from statecli.requests.options import COMMANDS, OptionGroup
 from statecli.requests.parameters import parameters_of
 
 from .forked_python import run_command
@@ -187,7 +187,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command):
         if is_shown and not parameter.is_target:
             assert f"\n{parameter.group.value}\n" in text
             assert all(re.search(rf"\b{choice}\b", joined_text) for choice in parameter.choices)
-    assert len(help_table.build_page(command).options) <= len(Group)
+    assert len(help_table.build_page(command).options) <= len(OptionGroup)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_options_of_distribution_have_a_group():
         flag
         for options in COMMANDS.values()
         for option in parameters_of(options)
-        if option.group is Group.DISTRIBUTION
+        if option.group is OptionGroup.DISTRIBUTION
         for flag in option.flags
     }
     assert grouped == {"--executor", "--shard", "--copies", "--allow-code", "--url"}

@@ -17,7 +17,7 @@ import statecli
 from statecli import formats, render
 from statecli.core.errors import StateError
 from statecli.core.oddity_kind import OddityKind
-from statecli.formats.registry import Reader
+from statecli.formats.registry import FormatReader
 from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
@@ -79,7 +79,7 @@ def test_the_functions_of_a_module_have_the_parameters_of_its_protocol():
     names = [f"statecli.requests.{name.replace('-', '_').replace(' ', '_')}" for name in COMMANDS]
     modules = [import_module(name) for name in names if name in _files_by_module()]
     implementations = {
-        Reader: [format.reader for format in formats.FORMATS],
+        FormatReader: [format.reader for format in formats.FORMATS],
         render.Renderer: [import_module(f"statecli.render.{output.value}") for output in render.Output],
         CommandModule: [module for module in modules if hasattr(module, "prepare")],
     }

@@ -19,17 +19,17 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from statecli.browse import editor, peek
-from statecli.browse.columns import SORT_ORDER, Column
+from statecli.browse.columns import SORT_ORDER, ListColumn
 from statecli.browse.difference import Difference, pair_states
 from statecli.browse.help import format_help
-from statecli.browse.layers import VALUE_MEASURES, Measure, build_tables
+from statecli.browse.layers import VALUE_MEASURES, LayerMeasure, build_tables
 from statecli.browse.overlays import LayerView, Overlay
-from statecli.browse.panel import Line, describe_row, explain_no_values
+from statecli.browse.panel import PanelLine, describe_row, explain_no_values
 from statecli.browse.peek import Versions
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 from statecli.browse.scroll_track import TrackRender
 from statecli.browse.tensor_list import TensorList
-from statecli.browse.value_reader import Apply, Reader
+from statecli.browse.value_reader import Apply, ReaderThread
 from statecli.core import sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
@@ -103,15 +103,15 @@ _ACTIONS = {
     "question_mark": "help",
 }
 #: Change of the model by the key on the list, for keys that do nothing else.
-_MODEL_CHANGES: dict[str, Callable[[Model], None]] = {
-    "right": Model.open_node,
-    "l": Model.open_node,
-    "left": Model.close_node,
-    "h": Model.close_node,
-    "enter": Model.toggle_node,
-    "asterisk": Model.open_all,
-    "t": Model.toggle_flat,
-    "a": Model.mark_found,
+_MODEL_CHANGES: dict[str, Callable[[ScreenModel], None]] = {
+    "right": ScreenModel.open_node,
+    "l": ScreenModel.open_node,
+    "left": ScreenModel.close_node,
+    "h": ScreenModel.close_node,
+    "enter": ScreenModel.toggle_node,
+    "asterisk": ScreenModel.open_all,
+    "t": ScreenModel.toggle_flat,
+    "a": ScreenModel.mark_found,
 }
 #: Action of each key in the input line.
 _LINE_ACTIONS = {
@@ -161,13 +161,13 @@ class Browser(App[None]):
             self.apply = apply
 
     def __init__(
-        self, model: Model, versions: Versions, read_other: ReadOther, other_state: ModelState | None = None
+        self, model: ScreenModel, versions: Versions, read_other: ReadOther, other_state: ModelState | None = None
     ) -> None:
         super().__init__(ansi_color=True)
         self.model, self.copied_text = model, ""
         self.failure: Exception | None = None
         self._versions, self._read_other, self._other_state = versions, read_other, other_state
-        self._reader = Reader(lambda apply: self.post_message(self.Read(apply)))
+        self._reader = ReaderThread(lambda apply: self.post_message(self.Read(apply)))
         self._list = TensorList(model)
         self._line = Input(id="line", select_on_focus=False)
         self._facts = Static(id="facts")
@@ -294,8 +294,8 @@ class Browser(App[None]):
         row = self.model.current
         if row is None:
             lines = [
-                Line(self.model.filter_problem or "the target has no tensors", "dim"),
-                Line("esc removes the filter", "dim"),
+                PanelLine(self.model.filter_problem or "the target has no tensors", "dim"),
+                PanelLine("esc removes the filter", "dim"),
             ]
         else:
             width = max(panel.scrollable_content_region.width, 8)
@@ -522,7 +522,7 @@ class Browser(App[None]):
 
     def _show_layers(self) -> str:
         model = self.model
-        measures = VALUE_MEASURES if model.difference is None else (Measure.CHANGE,)
+        measures = VALUE_MEASURES if model.difference is None else (LayerMeasure.CHANGE,)
         roles = model.unusual.list_roles() if model.difference is None else model.list_change_roles()
         tables = build_tables(model.tensors, roles, measures)
         if not tables:
@@ -587,7 +587,7 @@ class Browser(App[None]):
 
     def action_reverse(self) -> None:
         """Reverse the order."""
-        sort = self.model.sort or Column.NAME
+        sort = self.model.sort or ListColumn.NAME
         self.model.sort_by(sort, descending=not self.model.is_descending)
         self._message = f"{self.model.describe_order()}  r: reverse  esc: tree"
         self._show()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 from statecli.core.escaping import escape_name
 from statecli.core.model_state import Stats, TensorInfo
 from statecli.core.units import format_number, join_names, plural
@@ -21,7 +21,7 @@ MIN_CELLS, MAX_CELLS, LAYER_CELLS = 9, 18, 8
 MORE_SIGN_CELLS = 2
 
 
-class Measure(str, enum.Enum):
+class LayerMeasure(str, enum.Enum):
     """The number in each cell of the table."""
 
     RMS = "RMS"
@@ -30,7 +30,7 @@ class Measure(str, enum.Enum):
 
 
 #: Measures of a single target.
-VALUE_MEASURES = (Measure.RMS, Measure.MAX)
+VALUE_MEASURES = (LayerMeasure.RMS, LayerMeasure.MAX)
 
 
 class LayerColumn(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class LayerTable(msgspec.Struct, frozen=True):
     title: str
     layers: tuple[int, ...]
     columns: tuple[LayerColumn, ...]
-    measures: tuple[Measure, ...]
+    measures: tuple[LayerMeasure, ...]
 
     def list_unusual(self, stats: Mapping[int, Stats]) -> list[UnusualCell]:
         """Return the cells with an outlier (hardest to see), then the cells with NaN or infinity, by layer."""
@@ -91,7 +91,7 @@ class LayerTable(msgspec.Struct, frozen=True):
 
 
 def build_tables(
-    tensors: Sequence[TensorInfo], roles: Iterable[Role], measures: tuple[Measure, ...] = VALUE_MEASURES
+    tensors: Sequence[TensorInfo], roles: Iterable[Role], measures: tuple[LayerMeasure, ...] = VALUE_MEASURES
 ) -> tuple[LayerTable, ...]:
     """Return the tables of all roles; the layers of an encoder and of a decoder are two tables."""
     by_name = {(tensor.section, tensor.fqn): position for position, tensor in enumerate(tensors)}
@@ -111,7 +111,7 @@ def _build_table(
     title: str,
     entries: Sequence[tuple[str, Role]],
     by_name: Mapping[tuple[str, str], int],
-    measures: tuple[Measure, ...],
+    measures: tuple[LayerMeasure, ...],
 ) -> LayerTable:
     layers = sorted({layer for _, role in entries for layer in role.layers})
     titles = _shorten([name for name, _ in entries])
@@ -133,8 +133,8 @@ def _build_table(
     return LayerTable(title.rstrip("."), tuple(layers), tuple(columns), measures)
 
 
-def _describe_outlier(text: str, measures: tuple[Measure, ...]) -> str:
-    return text.replace(Measure.RMS.value, "change", 1) if Measure.CHANGE in measures else text
+def _describe_outlier(text: str, measures: tuple[LayerMeasure, ...]) -> str:
+    return text.replace(LayerMeasure.RMS.value, "change", 1) if LayerMeasure.CHANGE in measures else text
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
@@ -167,13 +167,13 @@ def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
     return range(first, last)
 
 
-def format_cell(model: Model, column: LayerColumn, row: int, measure: Measure) -> str:
+def format_cell(model: ScreenModel, column: LayerColumn, row: int, measure: LayerMeasure) -> str:
     """Return the number of a tensor, with `!` for an outlier; nan or inf for a tensor with NaN or infinity."""
     position = column.positions[row]
     if position is None:
         return ""
     kind = describe_unusual(column, row, model.stats)
-    if measure is Measure.CHANGE:
+    if measure is LayerMeasure.CHANGE:
         text = model.format_change(position)
     elif kind not in ("", "outlier"):
         text = kind
@@ -191,20 +191,20 @@ def describe_unusual(column: LayerColumn, row: int, stats: Mapping[int, Stats]) 
     return "/".join(words) or ("outlier" if position in column.outliers else "")
 
 
-def _measure(column: LayerColumn, position: int, measure: Measure, stats: Stats) -> float | None:
-    if measure is Measure.RMS:
+def _measure(column: LayerColumn, position: int, measure: LayerMeasure, stats: Stats) -> float | None:
+    if measure is LayerMeasure.RMS:
         return column.rms[position]
     ends = [abs(value) for value in (stats.min, stats.max) if value is not None]
     return max(ends, default=None)
 
 
 def iter_medians(
-    table: LayerTable, column_numbers: range, measure: Measure, stats: Mapping[int, Stats]
+    table: LayerTable, column_numbers: range, measure: LayerMeasure, stats: Mapping[int, Stats]
 ) -> Iterator[str]:
     """Yield the median of each shown column."""
     for number in column_numbers:
         column = table.columns[number]
-        if measure is not Measure.MAX:
+        if measure is not LayerMeasure.MAX:
             yield format_number(column.median_rms, 3)
             continue
         values = sorted(

@@ -20,7 +20,7 @@ Measure = Callable[[Sequence[int]], "float | None"]
 MIN_CHANGE_RATIO = 3.0
 
 
-class Node:
+class OutlineNode:
     """A module, equal modules joined, or a tensor.
 
     Attributes:
@@ -41,72 +41,75 @@ class Node:
         prefix: str,
         positions: Sequence[int],
         tensor: int | None = None,
-        members: tuple[Node, ...] = (),
+        members: tuple[OutlineNode, ...] = (),
         measure: Measure | None = None,
     ) -> None:
         self.label, self.section, self.prefix, self.positions = label, section, prefix, positions
         self.tensor, self.members, self._measure = tensor, members, measure
-        self._children: list[Node] | None = list(members) if members else [] if tensor is not None else None
+        self._children: list[OutlineNode] | None = list(members) if members else [] if tensor is not None else None
 
     @property
     def key(self) -> NodeKey:
         """Key of the node, the same in each tree of a state."""
         return self.section, self.prefix, len(self.members)
 
-    def list_children(self, tensors: Sequence[TensorInfo]) -> list[Node]:
+    def list_children(self, tensors: Sequence[TensorInfo]) -> list[OutlineNode]:
         """Return the nodes below; equal nodes are joined if only a number differs."""
         if self._children is None:
             self._children = _join_equal(_split_node(self, tensors, self._measure), tensors, self._measure)
         return self._children
 
 
-def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int], measure: Measure | None = None) -> list[Node]:
+def build_roots(
+    tensors: Sequence[TensorInfo], positions: Iterable[int], measure: Measure | None = None
+) -> list[OutlineNode]:
     """Return the nodes of the first level: the sections, or the modules if there is a single section."""
     by_section = group_by(positions, lambda position: tensors[position].section)
     sections = [
-        Node(section or "(top level)", section, "", section_positions, measure=measure)
+        OutlineNode(section or "(top level)", section, "", section_positions, measure=measure)
         for section, section_positions in by_section.items()
     ]
     return sections[0].list_children(tensors) if len(sections) == 1 else sections
 
 
-def _split_node(node: Node, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
+def _split_node(node: OutlineNode, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[OutlineNode]:
     """Return the nodes below a module. A module and its only module share a node: `h.0`."""
     start = len(node.prefix)
     modules: dict[str, list[int]] = {}
-    order: list[Node | str] = []
+    order: list[OutlineNode | str] = []
     for position in node.positions:
         name = tensors[position].fqn
         part, dot, _ = name[start:].partition(".")
         if not dot:
-            order.append(Node(format_fqn(part), node.section, name, (position,), tensor=position))
+            order.append(OutlineNode(format_fqn(part), node.section, name, (position,), tensor=position))
         elif part in modules:
             modules[part].append(position)
         else:
             modules[part] = [position]
             order.append(part)
     return [
-        entry if isinstance(entry, Node) else _build(entry, modules[entry], node, tensors, measure) for entry in order
+        entry if isinstance(entry, OutlineNode) else _build(entry, modules[entry], node, tensors, measure)
+        for entry in order
     ]
 
 
 def _build(
-    part: str, positions: list[int], parent: Node, tensors: Sequence[TensorInfo], measure: Measure | None
-) -> Node:
+    part: str, positions: list[int], parent: OutlineNode, tensors: Sequence[TensorInfo], measure: Measure | None
+) -> OutlineNode:
     names = [tensors[position].fqn for position in positions]
     if len(names) == 1:
         label = names[0][len(parent.prefix) :]
-        return Node(format_fqn(label), parent.section, names[0], positions, tensor=positions[0])
+        return OutlineNode(format_fqn(label), parent.section, names[0], positions, tensor=positions[0])
     # The names in between share the start, too.
     common = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 - characters of names, not of paths
     prefix = common[: common.rfind(".") + 1]
     if len(prefix) <= len(parent.prefix):  # a name that is also the start of another
         prefix = f"{parent.prefix}{part}."
-    return Node(prefix[len(parent.prefix) : -1], parent.section, prefix, positions, measure=measure)
+    return OutlineNode(prefix[len(parent.prefix) : -1], parent.section, prefix, positions, measure=measure)
 
 
-def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
-    alike: dict[object, list[Node]] = {}
+def _join_equal(nodes: list[OutlineNode], tensors: Sequence[TensorInfo], measure: Measure | None) -> list[OutlineNode]:
+    alike: dict[object, list[OutlineNode]] = {}
     for number, node in enumerate(nodes):
         template, numbers = fold.split_numbers(node.label)
         key = (template, _make_content_key(node, tensors)) if len(numbers) == 1 else number
@@ -115,7 +118,7 @@ def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo], measure: Measu
     return _order_numbers([group[0] if len(group) == 1 else _join(group) for group in groups])
 
 
-def _order_numbers(nodes: list[Node]) -> list[Node]:
+def _order_numbers(nodes: list[OutlineNode]) -> list[OutlineNode]:
     """Return the nodes; names that differ only in a number are in the order of their numbers."""
     numbers_by_template: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, node in enumerate(nodes):
@@ -129,11 +132,11 @@ def _order_numbers(nodes: list[Node]) -> list[Node]:
     return ordered_nodes
 
 
-def _split_by_change(nodes: list[Node], measure: Measure | None) -> list[list[Node]]:
+def _split_by_change(nodes: list[OutlineNode], measure: Measure | None) -> list[list[OutlineNode]]:
     """Return the groups of equal nodes that changed about as much, in the order of their first nodes."""
     if measure is None or len(nodes) == 1:
         return [nodes]
-    groups: list[list[Node]] = []
+    groups: list[list[OutlineNode]] = []
     before: float | None = None
     changes = [(measure(node.positions), number) for number, node in enumerate(nodes)]
     for change, number in sorted(changes, key=lambda item: (item[0] is not None, item[0] or 0.0, item[1])):
@@ -147,16 +150,16 @@ def _split_by_change(nodes: list[Node], measure: Measure | None) -> list[list[No
     return sorted(groups, key=lambda group: order[id(group[0])])
 
 
-def _make_content_key(node: Node, tensors: Sequence[TensorInfo]) -> object:
+def _make_content_key(node: OutlineNode, tensors: Sequence[TensorInfo]) -> object:
     """Return a key that is equal for nodes with tensors of the same names, kinds, dtypes and shapes."""
     start = len(node.prefix)
     rows = (tensors[position] for position in node.positions)
     return node.tensor is None, tuple((row.fqn[start:], row.kind, row.dtype, row.shape) for row in rows)
 
 
-def _join(nodes: list[Node]) -> Node:
+def _join(nodes: list[OutlineNode]) -> OutlineNode:
     nodes = sorted(nodes, key=lambda node: fold.split_numbers(node.label)[1])
     numbers = [fold.split_numbers(node.label)[1][0] for node in nodes]
     label = fold.insert_numbers(nodes[0].label, [fold.format_numbers(numbers)])
     positions = [position for node in nodes for position in node.positions]
-    return Node(label, nodes[0].section, nodes[0].prefix, positions, members=tuple(nodes))
+    return OutlineNode(label, nodes[0].section, nodes[0].prefix, positions, members=tuple(nodes))

@@ -9,8 +9,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from statecli.browse import layers
-from statecli.browse.layers import LAYER_CELLS, LayerTable, Measure
-from statecli.browse.screen_state import Model
+from statecli.browse.layers import LAYER_CELLS, LayerMeasure, LayerTable
+from statecli.browse.screen_state import ScreenModel
 from statecli.core.escaping import escape_name, escape_sentence, truncate_middle
 
 
@@ -76,7 +76,7 @@ class LayerView(ModalScreen[int | None]):
     LayerView > Static { width: 100%; height: 100%; }
     """
 
-    def __init__(self, model: Model, tables: tuple[LayerTable, ...]) -> None:
+    def __init__(self, model: ScreenModel, tables: tuple[LayerTable, ...]) -> None:
         super().__init__()
         self._model, self._tables = model, tables
         self._table, self._measure, self._first = 0, tables[0].measures[0], 0
@@ -131,7 +131,7 @@ class LayerView(ModalScreen[int | None]):
         self._move(-3, 0)
         self._draw()
 
-    def _next_measure(self) -> Measure:
+    def _next_measure(self) -> LayerMeasure:
         measures = self._tables[0].measures
         return measures[(measures.index(self._measure) + 1) % len(measures)]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from statecli import values
 from statecli.browse.editor import describe_editor
 from statecli.browse.peek import find_data, reads_automatically
-from statecli.browse.screen_state import Model, Row
+from statecli.browse.screen_state import ListRow, ScreenModel
 from statecli.core import sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
@@ -47,14 +47,14 @@ _MIN_ROUNDED_BYTES = 1000
 _MAX_NAMES = 6
 
 
-class Line(NamedTuple):
+class PanelLine(NamedTuple):
     """A line of the panel: its text, without line breaks, and its style (`bold`, `dim`, `bad`, `good` or "")."""
 
     text: str
     style: str = ""
 
 
-def describe_row(model: Model, row: Row, width: int, *, is_reading: bool = False) -> list[Line]:
+def describe_row(model: ScreenModel, row: ListRow, width: int, *, is_reading: bool = False) -> list[PanelLine]:
     """Return the lines of the panel for a row; no line is wider than the panel, except a long word."""
     if row.tensor is None:
         lines = _describe_module(model, row)
@@ -63,7 +63,7 @@ def describe_row(model: Model, row: Row, width: int, *, is_reading: bool = False
     return [part for line in lines for part in _wrap(line, width)]
 
 
-def _wrap(line: Line, width: int) -> Iterator[Line]:
+def _wrap(line: PanelLine, width: int) -> Iterator[PanelLine]:
     if len(line.text) <= width:
         yield line
         return
@@ -73,7 +73,7 @@ def _wrap(line: Line, width: int) -> Iterator[Line]:
     )
     for text in wrapped_lines:
         for part in _break_word(text, max(width, 8), indent):
-            yield Line(part, line.style)
+            yield PanelLine(part, line.style)
 
 
 def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
@@ -88,82 +88,82 @@ def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
     yield text
 
 
-def _describe_module(model: Model, row: Row) -> Iterator[Line]:
+def _describe_module(model: ScreenModel, row: ListRow) -> Iterator[PanelLine]:
     node = row.node
     is_module = node is not None and node.prefix and not node.members
-    yield Line(escape_name(f"{node.prefix}*" if node is not None and is_module else row.label), "bold")
+    yield PanelLine(escape_name(f"{node.prefix}*" if node is not None and is_module else row.label), "bold")
     if node is not None and node.members:
         of_each = len(node.members[0].positions)
         is_tensor = node.members[0].tensor is not None
         equal_noun = "tensors" if is_tensor else f"modules of {plural(of_each, 'tensor')} each"
-        yield Line(f"{len(node.members)} equal {equal_noun}")
+        yield PanelLine(f"{len(node.members)} equal {equal_noun}")
     marked_count = model.count_marked(row.positions)
     if marked_count:
-        yield Line(f"{marked_count:,} marked")
+        yield PanelLine(f"{marked_count:,} marked")
     for sentence in model.unusual.list_sentences(row.positions):
-        yield Line(escape_sentence(sentence.text), "bad")
+        yield PanelLine(escape_sentence(sentence.text), "bad")
     if model.difference is not None and model.difference.summary and row.depth == 0:
-        yield Line(f"difference with {escape_name(model.difference.other_target)}", "bold")
-        yield Line(escape_sentence(model.difference.summary))
-        yield Line("")
+        yield PanelLine(f"difference with {escape_name(model.difference.other_target)}", "bold")
+        yield PanelLine(escape_sentence(model.difference.summary))
+        yield PanelLine("")
     yield from model.remember(row, lambda: tuple(_describe_contents(model, row)))
     if model.difference is not None and model.difference.only_after:
-        yield Line("")
-        yield Line(f"only in {escape_name(model.difference.other_target)}", "bold")
-        yield Line(_list_names(model.difference.only_after))
+        yield PanelLine("")
+        yield PanelLine(f"only in {escape_name(model.difference.other_target)}", "bold")
+        yield PanelLine(_list_names(model.difference.only_after))
 
 
-def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
+def _describe_contents(model: ScreenModel, row: ListRow) -> Iterator[PanelLine]:
     tensors = [model.tensors[position] for position in row.positions]
     size = sizes.sum_bytes(tensors)
     share = size / model.total_bytes if model.total_bytes else None
     percent = "" if share is None else f", {'<0.1%' if 0 < share < 0.0005 else f'{share:.1%}'} of all"
-    yield Line(f"{plural(len(tensors), 'tensor')}, {format_size(size)}{percent}")
+    yield PanelLine(f"{plural(len(tensors), 'tensor')}, {format_size(size)}{percent}")
     kinds = {kind: sums for kind, sums in sizes.sum_by_kind(tensors).items() if sums.tensors}
     if len(kinds) > 1:
-        yield Line(f"{size:,} B")
+        yield PanelLine(f"{size:,} B")
     if size < sum(tensor.nbytes for tensor in tensors):
-        yield Line("(shared storage is counted once)", "dim")
-    yield Line("")
+        yield PanelLine("(shared storage is counted once)", "dim")
+    yield PanelLine("")
     for kind, sums in kinds.items():
-        yield Line(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")
+        yield PanelLine(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")
         if sums.bytes >= _MIN_ROUNDED_BYTES:
-            yield Line(f"{sums.bytes:>33,} B", "dim")
-    yield Line("")
+            yield PanelLine(f"{sums.bytes:>33,} B", "dim")
+    yield PanelLine("")
     by_dtype: Counter[str] = Counter()
     for tensor in tensors:
         by_dtype[tensor.dtype] += tensor.nbytes
     for dtype, size in by_dtype.most_common():
-        yield Line(f"{escape_name(dtype):<26}{format_size(size):>9}")
-    yield Line("")
-    yield Line("largest", "bold")
+        yield PanelLine(f"{escape_name(dtype):<26}{format_size(size):>9}")
+    yield PanelLine("")
+    yield PanelLine("largest", "bold")
     start = row.node.prefix if row.node is not None and not row.node.members else ""
     for tensor in nsmallest(_MAX_NAMES, tensors, key=lambda tensor: -tensor.nbytes):
-        yield Line(f"{format_size(tensor.nbytes):>8}  {escape_name(format_fqn(tensor.fqn.removeprefix(start)))}")
+        yield PanelLine(f"{format_size(tensor.nbytes):>8}  {escape_name(format_fqn(tensor.fqn.removeprefix(start)))}")
 
 
-def _describe_tensor(model: Model, position: int, width: int, *, is_reading: bool) -> Iterator[Line]:
+def _describe_tensor(model: ScreenModel, position: int, width: int, *, is_reading: bool) -> Iterator[PanelLine]:
     tensor = model.tensors[position]
-    yield Line(escape_name(model.get_name(position)), "bold")
+    yield PanelLine(escape_name(model.get_name(position)), "bold")
     kind = format_kind(tensor)
     assumption_text = " (kind assumed)" if kind.endswith("?") else ""
-    yield Line(f"{kind.rstrip('?')}{assumption_text}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
+    yield PanelLine(f"{kind.rstrip('?')}{assumption_text}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
     exact = f" ({tensor.nbytes:,} B)" if tensor.nbytes >= _MIN_ROUNDED_BYTES else ""
-    yield Line(f"{plural(tensor.elements, 'element')}, {format_size(tensor.nbytes)}{exact}")
+    yield PanelLine(f"{plural(tensor.elements, 'element')}, {format_size(tensor.nbytes)}{exact}")
     owner = model.get_owner(position)
     if owner is not None and tensor.belongs_to is None:
-        yield Line(f"belongs to: {escape_name(format_fqn(owner))} (by order and shape)")
+        yield PanelLine(f"belongs to: {escape_name(format_fqn(owner))} (by order and shape)")
     yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
     if model.difference is not None:
-        yield Line("")
+        yield PanelLine("")
         yield from _describe_difference(model.difference, position, is_reading=is_reading)
-    yield Line("")
+    yield PanelLine("")
     yield from _describe_values(model, position, width, is_reading=is_reading)
 
 
-def _describe_facts(tensor: TensorInfo, *, is_class: bool) -> Iterator[Line]:
+def _describe_facts(tensor: TensorInfo, *, is_class: bool) -> Iterator[PanelLine]:
     if tensor.damage is not None:
-        yield Line(f"unreadable: {escape_sentence(tensor.damage)}", "bad")
+        yield PanelLine(f"unreadable: {escape_sentence(tensor.damage)}", "bad")
     facts = [
         ("layout", tensor.layout if tensor.layout != "strided" else None),
         ("device", tensor.device),
@@ -177,28 +177,28 @@ def _describe_facts(tensor: TensorInfo, *, is_class: bool) -> Iterator[Line]:
     ]
     for name, value in facts:
         if value is not None:
-            yield Line(f"{name}: {escape_sentence(value)}")
+            yield PanelLine(f"{name}: {escape_sentence(value)}")
     if tensor.tied_to:
-        yield Line(f"shares storage with: {_list_names(tensor.tied_to)}")
+        yield PanelLine(f"shares storage with: {_list_names(tensor.tied_to)}")
     if tensor.aliases:
-        yield Line(f"also reached as: {_list_names(tensor.aliases)}")
+        yield PanelLine(f"also reached as: {_list_names(tensor.aliases)}")
     if tensor.origin is not None:
-        yield Line(f"assigned at {escape_sentence(format_origin(tensor.origin))} (e: open in {describe_editor()})")
+        yield PanelLine(f"assigned at {escape_sentence(format_origin(tensor.origin))} (e: open in {describe_editor()})")
     if tensor.fix is not None:
-        yield Line("fix:", "bold")
+        yield PanelLine("fix:", "bold")
         for text in tensor.fix.splitlines():
-            yield Line(f"  {escape_sentence(text)}")
+            yield PanelLine(f"  {escape_sentence(text)}")
     yield from _describe_places(tensor)
 
 
-def _describe_places(tensor: TensorInfo) -> Iterator[Line]:
+def _describe_places(tensor: TensorInfo) -> Iterator[PanelLine]:
     ranges = tensor.ranges
     for byte_range in ranges[:_MAX_NAMES]:
         if byte_range.path:
-            yield Line(f"file: {escape_name(byte_range.path)}", "dim")
-            yield Line(f"  {_describe_range(byte_range, tensor)}", "dim")
+            yield PanelLine(f"file: {escape_name(byte_range.path)}", "dim")
+            yield PanelLine(f"  {_describe_range(byte_range, tensor)}", "dim")
     if len(ranges) > _MAX_NAMES:
-        yield Line(f"  and {len(ranges) - _MAX_NAMES:,} more pieces", "dim")
+        yield PanelLine(f"  and {len(ranges) - _MAX_NAMES:,} more pieces", "dim")
 
 
 def _describe_range(byte_range: ByteRange, tensor: TensorInfo) -> str:
@@ -221,40 +221,40 @@ def _list_names(names: Sequence[str]) -> str:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _describe_values(model: Model, position: int, width: int, *, is_reading: bool) -> Iterator[Line]:
+def _describe_values(model: ScreenModel, position: int, width: int, *, is_reading: bool) -> Iterator[PanelLine]:
     tensor, peek = model.tensors[position], model.peeks.get(position)
     if not tensor.ranges and tensor.data is None:
-        yield Line(explain_no_values(model, tensor), "dim")
+        yield PanelLine(explain_no_values(model, tensor), "dim")
         return
     stats = model.stats.get(position)
     if stats is not None:
         yield from _describe_stats(stats, peek.first_unusual if peek is not None else {})
         if position in model.unusual.outliers:
-            yield Line(escape_sentence(model.unusual.outliers[position]), "bad")
+            yield PanelLine(escape_sentence(model.unusual.outliers[position]), "bad")
         if peek is not None and peek.histogram is not None:
-            yield Line("")
+            yield PanelLine("")
             yield from draw_histogram(peek.histogram, width)
     elif is_reading:
-        yield Line("reading …", "dim")
+        yield PanelLine("reading …", "dim")
     elif not reads_automatically(tensor):
-        yield Line(f"s: read the statistics ({format_size(tensor.nbytes)})", "dim")
+        yield PanelLine(f"s: read the statistics ({format_size(tensor.nbytes)})", "dim")
     if peek is None:
         return
     part = find_data(tensor)
     of_part = f" of its {part[0]}" if part is not None and part[0] else ""
     if peek.error is not None:
-        yield Line(escape_sentence(peek.error), "bad" if peek.raw is None else "dim")
+        yield PanelLine(escape_sentence(peek.error), "bad" if peek.raw is None else "dim")
     if peek.values:
-        yield Line("")
-        yield Line(f"first values{of_part}", "bold")
+        yield PanelLine("")
+        yield PanelLine(f"first values{of_part}", "bold")
         yield from _format_values(peek.values, width)
     if peek.raw:
-        yield Line("")
-        yield Line(f"first bytes{of_part}", "bold")
+        yield PanelLine("")
+        yield PanelLine(f"first bytes{of_part}", "bold")
         yield from format_hex(peek.raw, width)
 
 
-def explain_no_values(model: Model, tensor: TensorInfo) -> str:
+def explain_no_values(model: ScreenModel, tensor: TensorInfo) -> str:
     """Return why a tensor has no values to read."""
     if model.state.traits.is_class:
         return "a class has only initial values; to see statistics, run statecli inspect --stats"
@@ -263,9 +263,9 @@ def explain_no_values(model: Model, tensor: TensorInfo) -> str:
     return "the values are not in the file"
 
 
-def _describe_stats(stats: Stats, first_unusual: Mapping[str, tuple[int, ...]]) -> Iterator[Line]:
+def _describe_stats(stats: Stats, first_unusual: Mapping[str, tuple[int, ...]]) -> Iterator[PanelLine]:
     if stats.reason is not None:
-        yield Line(f"statistics: {escape_sentence(stats.reason)}", "dim")
+        yield PanelLine(f"statistics: {escape_sentence(stats.reason)}", "dim")
     # Only a count above zero is red, so both counts share a line only if both are zero.
     counts = (("nan",), ("inf",)) if stats.nan or stats.inf else (("nan", "inf"),)
     for names in (*_STATS_LINES, *counts):
@@ -275,65 +275,65 @@ def _describe_stats(stats: Stats, first_unusual: Mapping[str, tuple[int, ...]]) 
             word = "NaN" if names[0] == "nan" else "Inf"
             texts.append(f"first {word} at {list(first_unusual[names[0]])}")
         if texts:
-            yield Line("".join(f"{text:<18}" for text in texts).rstrip(), "bad" if is_bad else "")
+            yield PanelLine("".join(f"{text:<18}" for text in texts).rstrip(), "bad" if is_bad else "")
 
 
 def _format_statistic(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else format_number(value)
 
 
-def draw_histogram(histogram: ValueHistogram, width: int) -> Iterator[Line]:
+def draw_histogram(histogram: ValueHistogram, width: int) -> Iterator[PanelLine]:
     """Yield a line for each bin: its lower edge, its number of values, and a bar."""
     largest = max(histogram.counts)
     room = max(4, min(width - 20, 60))
     for edge, count in zip(histogram.edges, histogram.counts, strict=False):
         eighths = -(-count * room * 8 // largest) if largest else 0
         bar = _BAR[-1] * (eighths // 8) + (_BAR[eighths % 8 - 1] if eighths % 8 else "")
-        yield Line(f"{format_number(edge, 3):>10} {format_count(count):>7} {bar}")
+        yield PanelLine(f"{format_number(edge, 3):>10} {format_count(count):>7} {bar}")
 
 
-def _format_values(values: Sequence[int | float | complex], width: int) -> Iterator[Line]:
+def _format_values(values: Sequence[int | float | complex], width: int) -> Iterator[PanelLine]:
     texts = [f"{value:.5g}" if isinstance(value, complex) else format_number(value, 5) for value in values]
     cell = max(map(len, texts)) + 2
     columns = max(1, width // cell)
     for start in range(0, len(texts), columns):
-        yield Line("".join(f"{text:>{cell}}" for text in texts[start : start + columns]))
+        yield PanelLine("".join(f"{text:>{cell}}" for text in texts[start : start + columns]))
 
 
-def format_hex(raw: bytes, width: int) -> Iterator[Line]:
+def format_hex(raw: bytes, width: int) -> Iterator[PanelLine]:
     """Yield lines of bytes: offset, hexadecimal, and ASCII with a dot for any other byte."""
     size = next(size for min_width, size in _HEX_WIDTHS if width >= min_width)
     for start in range(0, len(raw), size):
         piece = raw[start : start + size]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
-        yield Line(f"{start:04x}  {piece.hex(' '):<{size * 3 - 1}}  {text}")
+        yield PanelLine(f"{start:04x}  {piece.hex(' '):<{size * 3 - 1}}  {text}")
 
 
 # --- the difference ---------------------------------------------------------------------------------------------------
 
 
-def _describe_difference(difference: Difference, position: int, *, is_reading: bool) -> Iterator[Line]:
-    yield Line(f"difference with {escape_name(difference.other_target)}", "bold")
+def _describe_difference(difference: Difference, position: int, *, is_reading: bool) -> Iterator[PanelLine]:
+    yield PanelLine(f"difference with {escape_name(difference.other_target)}", "bold")
     change = difference.changes.get(position)
     if change is None or change.after is None:
-        yield Line("D removed: not in the second target", "bad")
+        yield PanelLine("D removed: not in the second target", "bad")
         return
     if change.renamed_from is not None:
-        yield Line(f"R renamed to {escape_name(change.fqn)}")
+        yield PanelLine(f"R renamed to {escape_name(change.fqn)}")
     text = describe_change(change)
     if text:
-        yield Line(f"{STATUS_LETTERS[change.status]} {escape_sentence(text)}", "bad")
+        yield PanelLine(f"{STATUS_LETTERS[change.status]} {escape_sentence(text)}", "bad")
     outcome = difference.outcomes.get(position)
     if outcome is None:
-        yield Line("comparing …" if is_reading else "d: compare the values", "dim")
+        yield PanelLine("comparing …" if is_reading else "d: compare the values", "dim")
     elif isinstance(outcome, StateError):
-        yield Line(escape_sentence(str(outcome)), "bad")
+        yield PanelLine(escape_sentence(str(outcome)), "bad")
     elif isinstance(outcome, values.compare.NotCompared):
-        yield Line(f"values not compared: {escape_sentence(outcome.reason)}", "dim")
+        yield PanelLine(f"values not compared: {escape_sentence(outcome.reason)}", "dim")
     elif not outcome.changed:
-        yield Line("values: identical", "good")
+        yield PanelLine("values: identical", "good")
     else:
-        yield Line(f"values: {outcome.changed:,} of {outcome.elements:,} differ", "bad")
+        yield PanelLine(f"values: {outcome.changed:,} of {outcome.elements:,} differ", "bad")
         numbers = [
             ("relative L2", outcome.relative_l2),
             ("max |Δ|", outcome.max_abs),
@@ -345,12 +345,12 @@ def _describe_difference(difference: Difference, position: int, *, is_reading: b
             numbers.insert(1, ("‖Δ‖/‖layer‖", share))
         for name, value in numbers:
             if value is not None:
-                yield Line(f"{name:<13}{format_number(value)}")
+                yield PanelLine(f"{name:<13}{format_number(value)}")
         if outcome.nan_before or outcome.nan_after:
-            yield Line(f"{'nan':<13}{outcome.nan_before:,} → {outcome.nan_after:,}", "bad")
+            yield PanelLine(f"{'nan':<13}{outcome.nan_before:,} → {outcome.nan_after:,}", "bad")
         if outcome.inf_before or outcome.inf_after:
-            yield Line(f"{'inf':<13}{outcome.inf_before:,} → {outcome.inf_after:,}", "bad")
+            yield PanelLine(f"{'inf':<13}{outcome.inf_before:,} → {outcome.inf_after:,}", "bad")
         if outcome.first is not None:
-            yield Line(f"{'first at':<13}{list(outcome.first)}")
+            yield PanelLine(f"{'first at':<13}{list(outcome.first)}")
         if outcome.reason is not None:
-            yield Line(escape_sentence(outcome.reason), "dim")
+            yield PanelLine(escape_sentence(outcome.reason), "dim")

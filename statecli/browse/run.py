@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from statecli.browse.peek import Versions
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.inspect.run import Inspection, Request, inspect
 from statecli.core import posix
@@ -51,7 +51,7 @@ def browse(
         other_state = None if options.other is None else _read_target(options.other, options).state
     # The user saw no screen for the keys that were typed while the targets were read.
     posix.discard_typed_keys(sys.stdin)
-    model = Model(inspection.state, list_rows_by_part(inspection.weights))
+    model = ScreenModel(inspection.state, list_rows_by_part(inspection.weights))
     versions = Versions(opened_files)
     app = Browser(model, versions, partial(_read_other, versions), other_state)
     app.run()

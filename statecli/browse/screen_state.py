@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from statecli.browse.columns import LEFT_ALIGNED, SORTED_DESCENDING, STATISTICS, Column
+from statecli.browse.columns import LEFT_ALIGNED, SORTED_DESCENDING, STATISTICS, ListColumn
 from statecli.browse.filter import Filter
 from statecli.browse.globs import GlobText, RowsByPart, write_globs
-from statecli.browse.outline import Node, NodeKey, build_roots
+from statecli.browse.outline import NodeKey, OutlineNode, build_roots
 from statecli.browse.peek import Peek
 from statecli.browse.unusual import UnusualValues, describe_count
 from statecli.core import sizes
@@ -50,17 +50,17 @@ _DIGITS = compile_on_use(r"([0-9]{1,18})")
 _Description = TypeVar("_Description")
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class ListRow(msgspec.Struct, frozen=True, gc=False):
     """A line of the list: a node of the tree, or a tensor of the flat list (`node` None)."""
 
     depth: int
     label: str
     positions: Sequence[int]
     tensor: int | None
-    node: Node | None = None
+    node: OutlineNode | None = None
 
 
-class Model:
+class ScreenModel:
     """Contents of the screen.
 
     Attributes:
@@ -91,7 +91,7 @@ class Model:
         self.listed: set[int] = set()
         self.cursor = 0
         self.filter_text, self.filter_problem = "", ""
-        self.sort: Column | None = None
+        self.sort: ListColumn | None = None
         self.is_descending = False
         self.is_flat = False
         self._before_sort = 0
@@ -100,9 +100,9 @@ class Model:
         self._filter = Filter(state, self.unusual, self.marked)
         self.filtered_positions: Sequence[int] = list(range(len(self.tensors)))
         self._common_ends: CommonEnds | None = None
-        self._roots: list[Node] = []
+        self._roots: list[OutlineNode] = []
         self._open: set[NodeKey] = set()
-        self._rows: list[tuple[int, Node]] = []
+        self._rows: list[tuple[int, OutlineNode]] = []
         self._positions: list[int] = []
         self._owners = match_optimizer_entries(state) if state.optimizers else {}
         owners = [f" of {owner}" if (owner := self.get_owner(n)) else "" for n in range(len(self.tensors))]
@@ -124,23 +124,23 @@ class Model:
     @property
     def shows_tree(self) -> bool:
         """True for the tree: no filter, no order but that by size, and not switched off."""
-        return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, Column.SIZE)
+        return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, ListColumn.SIZE)
 
     @property
     def count(self) -> int:
         """Number of rows."""
         return len(self._rows) if self.shows_tree else len(self._positions)
 
-    def get_row(self, number: int) -> Row:
+    def get_row(self, number: int) -> ListRow:
         """Return a row."""
         if self.shows_tree:
             depth, node = self._rows[number]
-            return Row(depth, node.label, node.positions, node.tensor, node)
+            return ListRow(depth, node.label, node.positions, node.tensor, node)
         position = self._positions[number]
-        return Row(0, self.get_name(position), (position,), position)
+        return ListRow(0, self.get_name(position), (position,), position)
 
     @property
-    def current(self) -> Row | None:
+    def current(self) -> ListRow | None:
         """The row at the cursor; None if there are no rows."""
         return self.get_row(min(self.cursor, self.count - 1)) if self.count else None
 
@@ -171,7 +171,7 @@ class Model:
         self._common_ends = None
         self._update(current)
 
-    def sort_by(self, column: Column | None, *, descending: bool | None = None) -> None:
+    def sort_by(self, column: ListColumn | None, *, descending: bool | None = None) -> None:
         """Sort by a column; None for the tree in the order of the target, with the row selected before."""
         current = self.current
         is_back = column is None and self.sort is not None and self.cursor == 0  # the user did not move
@@ -191,7 +191,7 @@ class Model:
             return ""
         if self.sort in LEFT_ALIGNED:
             return f"by {self.sort.value}, {'Z to A' if self.is_descending else 'A to Z'}"
-        measure_name = "‖Δ‖/‖layer‖" if self.sort is Column.CHANGE else self.sort.value
+        measure_name = "‖Δ‖/‖layer‖" if self.sort is ListColumn.CHANGE else self.sort.value
         return f"by {measure_name}, {'largest' if self.is_descending else 'smallest'} first"
 
     def reveal(self, position: int) -> None:
@@ -200,12 +200,12 @@ class Model:
             self.set_filter("")
         self.select_position(position)
 
-    def list_columns(self) -> tuple[Column, ...]:
+    def list_columns(self) -> tuple[ListColumn, ...]:
         """Return the columns: of statistics only if they were read for the list, of changes with a second target."""
         hidden_columns = set() if self.shows_stats else set(STATISTICS)
         if self.difference is None:
-            hidden_columns.add(Column.CHANGE)
-        return tuple(column for column in Column if column not in hidden_columns)
+            hidden_columns.add(ListColumn.CHANGE)
+        return tuple(column for column in ListColumn if column not in hidden_columns)
 
     def toggle_flat(self) -> None:
         """Switch between the tree and the list of whole names."""
@@ -229,24 +229,24 @@ class Model:
         if self.difference is not None or not self.shows_tree:
             self._update(current)
 
-    def get_node_bytes(self, node: Node) -> int:
+    def get_node_bytes(self, node: OutlineNode) -> int:
         """Return the bytes of a module, or of a single module of joined equal modules, shared storage counted once."""
         if node.key not in self._sizes:
             positions = node.members[0].positions if node.members else node.positions
             self._sizes[node.key] = sizes.sum_bytes(self.tensors[position] for position in positions)
         return self._sizes[node.key]
 
-    def remember_dtype(self, node: Node) -> str:
+    def remember_dtype(self, node: OutlineNode) -> str:
         """Return the dtype of all tensors of a module, or `2 dtypes`."""
         if node.key not in self._dtypes:
             dtypes = {self.tensors[position].dtype for position in node.positions}
             self._dtypes[node.key] = f"{len(dtypes)} dtypes" if len(dtypes) > 1 else dtypes.pop()
         return self._dtypes[node.key]
 
-    def _sort_nodes(self, nodes: list[Node]) -> list[Node]:
+    def _sort_nodes(self, nodes: list[OutlineNode]) -> list[OutlineNode]:
         return nodes if self.sort is None else sorted(nodes, key=self.get_node_bytes, reverse=self.is_descending)
 
-    def remember(self, row: Row, describe: Callable[[], _Description]) -> _Description:
+    def remember(self, row: ListRow, describe: Callable[[], _Description]) -> _Description:
         """Return a description of a module's tensors, made once: the first module may have 100,000."""
         if row.node is None or len(row.positions) <= MAX_DESCRIBED_AGAIN:
             return describe()
@@ -257,7 +257,7 @@ class Model:
 
     # --- tree ---------------------------------------------------------------------------------------------------
 
-    def is_open(self, node: Node) -> bool:
+    def is_open(self, node: OutlineNode) -> bool:
         """Return True if the rows below the node are shown."""
         return node.key in self._open
 
@@ -331,7 +331,7 @@ class Model:
                     next_level += children
             level = next_level
 
-    def _list_rows(self) -> Iterator[tuple[int, Node]]:
+    def _list_rows(self) -> Iterator[tuple[int, OutlineNode]]:
         stack = [(0, node) for node in reversed(self._sort_nodes(self._roots))]
         while stack:
             depth, node = stack.pop()
@@ -340,14 +340,14 @@ class Model:
                 children = self._sort_nodes(node.list_children(self.tensors))
                 stack.extend((depth + 1, child) for child in reversed(children))
 
-    def _select_row(self, row: Row) -> None:
+    def _select_row(self, row: ListRow) -> None:
         """Move the cursor to a row of the tree at its present place, or to the joined modules around the row."""
         rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
         same_rows = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
         enclosing_rows = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)
         self.cursor = next(same_rows, None) or next(enclosing_rows, 0)
 
-    def _update(self, current: Row | None = None) -> None:
+    def _update(self, current: ListRow | None = None) -> None:
         """List the rows again; the cursor stays on the current row."""
         if self.shows_tree:
             self._rows = list(self._list_rows())
@@ -364,16 +364,16 @@ class Model:
             self.select_position(current.positions[0])
         self.cursor = max(0, min(self.cursor, self.count - 1))
 
-    def _make_sort_key(self, column: Column) -> Callable[[int], Any]:
+    def _make_sort_key(self, column: ListColumn) -> Callable[[int], Any]:
         """Return the sort key of a position. Values that are not known come last in both directions."""
         sign, tensors = -1 if self.is_descending else 1, self.tensors
-        if column is Column.SIZE:
+        if column is ListColumn.SIZE:
             return lambda position: sign * tensors[position].nbytes
-        if column is Column.ELEMENTS:
+        if column is ListColumn.ELEMENTS:
             return lambda position: sign * tensors[position].elements
-        if column is Column.SHAPE:
+        if column is ListColumn.SHAPE:
             return lambda position: tensors[position].shape or ()
-        if column is Column.NAME:
+        if column is ListColumn.NAME:
             return lambda position: make_natural_key(self.get_name(position))
         if column in LEFT_ALIGNED:
             return lambda position: self.format_cell(position, column)
@@ -383,14 +383,14 @@ class Model:
             if value is None:
                 return _UNKNOWN_SORT_KEY
             # The state of an optimizer changes with each step, and says little.
-            is_late = column is Column.CHANGE and tensors[position].kind is Kind.OPTIMIZER
+            is_late = column is ListColumn.CHANGE and tensors[position].kind is Kind.OPTIMIZER
             return int(is_late), (-math.inf if math.isnan(value) else sign * value)
 
         return make_number_key
 
-    def _get_number(self, position: int, column: Column) -> float | None:
+    def _get_number(self, position: int, column: ListColumn) -> float | None:
         """Return the number of a statistic or of the change; None if not known."""
-        if column is Column.CHANGE:
+        if column is ListColumn.CHANGE:
             return self.difference.get_order(position) if self.difference else None
         number: float | None = getattr(self.stats.get(position), column.value, None)
         return number
@@ -416,7 +416,7 @@ class Model:
             ranks[position] = rank
         return ranks
 
-    def _measure_label(self, node: Node) -> int:
+    def _measure_label(self, node: OutlineNode) -> int:
         owner = self.get_owner(node.tensor) if node.tensor is not None else None
         return len(node.label) + (len(f" of {owner}") if owner else 0)
 
@@ -520,20 +520,20 @@ class Model:
         ]
         return f"{start}{'; '.join(texts)}{end}"
 
-    def format_cell(self, position: int, column: Column) -> str:
+    def format_cell(self, position: int, column: ListColumn) -> str:
         """Return the text of a tensor's cell; "" for unread values."""
         tensor = self.tensors[position]
-        if column is Column.KIND:
+        if column is ListColumn.KIND:
             return format_kind(tensor)
-        if column is Column.DTYPE:
+        if column is ListColumn.DTYPE:
             return tensor.dtype
-        if column is Column.SHAPE:
+        if column is ListColumn.SHAPE:
             return format_shape(tensor.shape)
-        if column is Column.ELEMENTS:
+        if column is ListColumn.ELEMENTS:
             return format_count(tensor.elements)
-        if column is Column.SIZE:
+        if column is ListColumn.SIZE:
             return format_size(tensor.nbytes)
-        if column is Column.CHANGE:
+        if column is ListColumn.CHANGE:
             return self.format_change(position)
         stats = self.stats.get(position)
         return "" if stats is None else format_number(getattr(stats, column.value), _DIGITS_OF_STATISTICS)
@@ -547,7 +547,7 @@ def _has_number(tensor: TensorInfo) -> bool:
     return bool(fold.split_numbers(tensor.fqn)[1])
 
 
-def _iter_nodes(node: Node, tensors: Sequence[TensorInfo]) -> Iterator[Node]:
+def _iter_nodes(node: OutlineNode, tensors: Sequence[TensorInfo]) -> Iterator[OutlineNode]:
     stack = [node]
     while stack:
         node = stack.pop()

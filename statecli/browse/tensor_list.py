@@ -13,8 +13,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from statecli.browse.columns import LEFT_ALIGNED, Column, choose_columns, list_widths
-from statecli.browse.screen_state import Model, Row
+from statecli.browse.columns import LEFT_ALIGNED, ListColumn, choose_columns, list_widths
+from statecli.browse.screen_state import ListRow, ScreenModel
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
 from statecli.core.short_names import CommonEnds, shorten_name
@@ -51,11 +51,11 @@ class TensorList(ScrollView, can_focus=True):
     class Heading(Message):
         """The heading of a column was clicked."""
 
-        def __init__(self, column: Column) -> None:
+        def __init__(self, column: ListColumn) -> None:
             super().__init__()
             self.column = column
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ScreenModel) -> None:
         super().__init__()
         self._model = model
         self._elements: dict[object, int] = {}
@@ -106,11 +106,11 @@ class TensorList(ScrollView, can_focus=True):
         self.refresh()
         self.post_message(self.Moved())
 
-    def _find_column(self, x: int) -> Column | None:
+    def _find_column(self, x: int) -> ListColumn | None:
         columns = self._choose_columns()
         start = self._content_width() - sum(self._widths[column] + 1 for column in columns)
         if x < start:
-            return Column.NAME
+            return ListColumn.NAME
         for column in columns:
             start += self._widths[column] + 1
             if x < start:
@@ -122,14 +122,14 @@ class TensorList(ScrollView, can_focus=True):
     def _content_width(self) -> int:
         return self.scrollable_content_region.width
 
-    def _choose_columns(self) -> list[Column]:
+    def _choose_columns(self) -> list[ListColumn]:
         model = self._model
         width = self._content_width() - _GUTTER
         sign = _SIGN_CELLS if model.shows_stats and width >= _MIN_WIDTH_WITH_SIGNS else 0
         return choose_columns(width, model.name_cells + sign, model.list_columns(), model.sort, self._widths)
 
     @property
-    def _widths(self) -> Mapping[Column, int]:
+    def _widths(self) -> Mapping[ListColumn, int]:
         # A second target adds a column.
         difference_cells = 12 if self._model.difference is not None else 0
         is_wide = self._content_width() >= _MIN_WIDTH_OF_TREE_SIZES + difference_cells
@@ -169,23 +169,23 @@ class TensorList(ScrollView, can_focus=True):
             )
         return Strip(segments, width).adjust_cell_length(width, style)
 
-    def _draw_heading(self, width: int, columns: list[Column]) -> Strip:
-        name = self._format_heading(Column.NAME)
+    def _draw_heading(self, width: int, columns: list[ListColumn]) -> Strip:
+        name = self._format_heading(ListColumn.NAME)
         name_width = width - _GUTTER - sum(self._widths[column] + 1 for column in columns)
         texts = [" " * _GUTTER + name.ljust(name_width)]
         texts += [" " + _align(self._format_heading(column), column, self._widths[column]) for column in columns]
         return Strip([Segment("".join(texts), _HEADING)], width).adjust_cell_length(width)
 
-    def _format_heading(self, column: Column) -> str:
+    def _format_heading(self, column: ListColumn) -> str:
         if column is not self._model.sort:
             return column.value
         return column.value + ("▼" if self._model.is_descending else "▲")
 
-    def _format_mark(self, row: Row) -> str:
+    def _format_mark(self, row: ListRow) -> str:
         marked_count = self._model.count_marked(row.positions)
         return "●" if marked_count and marked_count == len(row.positions) else "◐" if marked_count else " "
 
-    def _format_name(self, row: Row, width: int) -> tuple[str, Style]:
+    def _format_name(self, row: ListRow, width: int) -> tuple[str, Style]:
         label = escape_name(row.label)
         if row.node is None:
             ends = self._model.find_common_ends() if len(label) > width else CommonEnds()
@@ -199,14 +199,14 @@ class TensorList(ScrollView, can_focus=True):
         label = short if 2 * len(short) >= min(len(label), width - len(start)) else label
         return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
-    def _format_owner(self, row: Row, room: int) -> str:
+    def _format_owner(self, row: ListRow, room: int) -> str:
         """Return ` of h.3.mlp.weight` behind a tensor of an optimizer; "" without a known parameter or room."""
         owner = self._model.get_owner(row.tensor) if row.tensor is not None else None
         if owner is None or room < _MIN_OWNER_CELLS:
             return ""
         return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"
 
-    def _format_unusual(self, row: Row, width: int) -> str:
+    def _format_unusual(self, row: ListRow, width: int) -> str:
         """Return ` ! NaN` behind the name of a tensor or a module; ` !` if there is no room or the module is open."""
         if row.node is None:
             sign = self._model.unusual.sign(None, row.positions)
@@ -217,30 +217,30 @@ class TensorList(ScrollView, can_focus=True):
         label = min(2 * row.depth, _MAX_INDENT) + 2 + cell_len(escape_name(row.label))
         return "" if not sign else f" {sign}" if label + 1 + len(sign) <= width else " !"
 
-    def _format_cells(self, row: Row, columns: list[Column]) -> list[str]:
+    def _format_cells(self, row: ListRow, columns: list[ListColumn]) -> list[str]:
         if row.tensor is not None:
             return [escape_name(self._model.format_cell(row.tensor, column)) for column in columns]
         return [self._format_module_cell(row, column) for column in columns]
 
-    def _format_module_cell(self, row: Row, column: Column) -> str:
+    def _format_module_cell(self, row: ListRow, column: ListColumn) -> str:
         if row.node is None:
             return ""
-        if column is Column.SIZE:
+        if column is ListColumn.SIZE:
             size, times = self._model.get_node_bytes(row.node), max(len(row.node.members), 1)
             text = f"{times} × {format_size(size)}" if times > 1 else format_size(size)
-            return text if len(text) <= self._widths[Column.SIZE] else format_size(times * size)
-        if column is Column.SHAPE:
+            return text if len(text) <= self._widths[ListColumn.SIZE] else format_size(times * size)
+        if column is ListColumn.SHAPE:
             return plural(len(row.positions), "tensor")
-        if column is Column.DTYPE:
+        if column is ListColumn.DTYPE:
             return self._model.remember_dtype(row.node)
-        if column is Column.CHANGE:
+        if column is ListColumn.CHANGE:
             difference = self._model.difference
             return difference.format_changes(row.positions) if difference is not None else ""
-        if column is Column.ELEMENTS:
+        if column is ListColumn.ELEMENTS:
             return format_count(self._sum_elements(row))
         return ""
 
-    def _sum_elements(self, row: Row) -> int:
+    def _sum_elements(self, row: ListRow) -> int:
         """Return the elements of a module, shared storage counted once."""
         key = row.node.key if row.node is not None else None
         if key not in self._elements:
@@ -248,10 +248,10 @@ class TensorList(ScrollView, can_focus=True):
             self._elements[key] = sum(total.elements for total in by_kind.values())
         return self._elements[key]
 
-    def _choose_style(self, row: Row, column: Column, text: str) -> Style:
+    def _choose_style(self, row: ListRow, column: ListColumn, text: str) -> Style:
         if row.tensor is None:
             return _DIM
-        is_bad = column in (Column.NAN, Column.INF) and text not in ("", "0", "-")
+        is_bad = column in (ListColumn.NAN, ListColumn.INF) and text not in ("", "0", "-")
         return _BAD if is_bad or self._model.tensors[row.tensor].damage is not None else _PLAIN
 
 
@@ -282,6 +282,6 @@ def _fit_text(text: str, width: int) -> str:
     return set_cell_size(text, max(width, 0))
 
 
-def _align(text: str, column: Column, width: int) -> str:
+def _align(text: str, column: ListColumn, width: int) -> str:
     text = _fit_text(text, width) if cell_len(text) > width else text
     return text.ljust(width) if column in LEFT_ALIGNED else text.rjust(width)

@@ -13,7 +13,7 @@ Apply = Callable[[], None]
 SLICE_S = 0.1
 
 
-class Reader:
+class ReaderThread:
     """A thread for a job of the selected tensor, and in between the steps of a list.
 
     The thread is a daemon: quitting does not wait for a read of many gigabytes.

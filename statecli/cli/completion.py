@@ -1,10 +1,10 @@
 """Complete command lines, for the scripts of `statecli completion SHELL`.
 
 A script calls `statecli __complete SHELL =CURRENT WORD...`: the word at the cursor, behind an equals sign because some
-shells drop empty words, and the words between the program and this word. The answer is a line of the kind (`Kind`), a
-line of the number of characters before a file name (`--output=`: 9), and a line for each candidate: the word, a tab and
-its help. Commands, options and values come from the table. Completion runs at every press of Tab, so completion imports
-neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
+shells drop empty words, and the words between the program and this word. The answer is a line of the kind
+(`CandidateKind`), a line of the number of characters before a file name (`--output=`: 9), and a line for each
+candidate: the word, a tab and its help. Commands, options and values come from the table. Completion runs at every press
+of Tab, so completion imports neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statecli import core
 from statecli.cli.help_table import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
 from statecli.cli.unknown_word import find_command
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.requests.options import COMMANDS, Names, Shell
+from statecli.requests.options import COMMANDS, NamedKind, Shell
 from statecli.requests.parameters import Parameter, parameters_of
 
 #: Seconds after which a completion that reads a file stops.
@@ -34,7 +34,7 @@ _SAFE_NAME = compile_on_use(r"[\w.:+,@/-]+\Z")
 Candidates = Iterable[tuple[str, str]]
 
 
-class Kind(str, Enum):
+class CandidateKind(str, Enum):
     """Use of the candidates by a script: insert a word and a space, a word alone, or complete names of files."""
 
     WORDS = "words"
@@ -45,7 +45,7 @@ class Kind(str, Enum):
 class Completion(NamedTuple):
     """Candidates for the word at the cursor, each with its help."""
 
-    kind: Kind = Kind.WORDS
+    kind: CandidateKind = CandidateKind.WORDS
     candidates: tuple[tuple[str, str], ...] = ()
     file_start: int = 0
 
@@ -81,7 +81,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
     start = fragment if fragment.strip(":=") else ""
     typed_word = _unquote(current)
     completion = complete([_unquote(word) for word in words], typed_word)
-    if completion.kind is Kind.FILES and start != current:
+    if completion.kind is CandidateKind.FILES and start != current:
         # List the files here, because Bash would look for a file `1` for the word `epoch=1`.
         completion = _list_files(typed_word, completion.file_start) or completion
     return _join_lines(
@@ -102,7 +102,11 @@ def _list_files(typed_word: str, start: int) -> Completion | None:
         if _SAFE_NAME.match(each.replace("=", ""))
     ]
     is_stem = all(file.endswith("/") for file in files)
-    return Completion(Kind.STEMS if is_stem else Kind.WORDS, tuple((file, "") for file in files)) if files else None
+    return (
+        Completion(CandidateKind.STEMS if is_stem else CandidateKind.WORDS, tuple((file, "") for file in files))
+        if files
+        else None
+    )
 
 
 def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -> str:
@@ -204,16 +208,16 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
     if parameter.choices:
         return Completion(candidates=tuple((choice, "") for choice in parameter.choices))
     candidates = [(suggestion, "") for suggestion in parameter.suggestions]
-    candidates += _list_rules(command) if parameter.names is Names.RULE else ()
+    candidates += _list_rules(command) if parameter.names is NamedKind.RULE else ()
     candidates += _LISTERS[parameter.names](current) if parameter.names in _LISTERS else ()
     matching = tuple(candidate for candidate in candidates if candidate[0].startswith(current))
-    if (parameter.reads_file or parameter.names is Names.OUTPUT) and not (current and matching):
-        return Completion(Kind.FILES)
+    if (parameter.reads_file or parameter.names is NamedKind.OUTPUT) and not (current and matching):
+        return Completion(CandidateKind.FILES)
     form, equals, _ = current.partition("=")
     if equals and f"{form}=" in parameter.suggestions:
-        return Completion(Kind.FILES, file_start=len(f"{form}="))
+        return Completion(CandidateKind.FILES, file_start=len(f"{form}="))
     is_stem = bool(matching) and all(word.endswith(("=", ":")) for word, _ in matching)
-    return Completion(Kind.STEMS if is_stem else Kind.WORDS, matching)
+    return Completion(CandidateKind.STEMS if is_stem else CandidateKind.WORDS, matching)
 
 
 def _list_rules(command: str) -> Iterator[tuple[str, str]]:
@@ -271,8 +275,8 @@ def _list_sections(path: str) -> Iterator[str]:
 
 
 #: Function that lists the candidates for a value, by what the value names; it takes the word at the cursor.
-_LISTERS: dict[Names | None, Callable[[str], Candidates]] = {
-    Names.TARGET: _list_parts_of_target,
-    Names.FUNCTION: _list_functions,
-    Names.SCHEMA: _list_schema_commands,
+_LISTERS: dict[NamedKind | None, Callable[[str], Candidates]] = {
+    NamedKind.TARGET: _list_parts_of_target,
+    NamedKind.FUNCTION: _list_functions,
+    NamedKind.SCHEMA: _list_schema_commands,
 }

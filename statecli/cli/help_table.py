@@ -14,7 +14,7 @@ from statecli.cli import manuals
 from statecli.cli.help_page import OTHER_COMMAND_NAMES
 from statecli.cli.manuals import Example
 from statecli.core.early_flags import HELP_FLAGS, VERSION_FLAGS
-from statecli.requests.options import COMMANDS, Group
+from statecli.requests.options import COMMANDS, OptionGroup
 from statecli.requests.parameters import Parameter, parameters_of
 
 SUMMARY = "Inspect, verify and audit the state of PyTorch models and checkpoints."
@@ -31,7 +31,7 @@ VERSION_OPTION = (
 HELP_OPTION = (", ".join(HELP_FLAGS), "Show this help and exit.")
 
 
-class Section(NamedTuple):
+class HelpSection(NamedTuple):
     """A titled list: a term and its text in each line."""
 
     title: str
@@ -55,8 +55,8 @@ class HelpPage(NamedTuple):
     name: str
     usage: str
     summary: str
-    operands: Section | None
-    options: tuple[Section, ...]
+    operands: HelpSection | None
+    options: tuple[HelpSection, ...]
     examples: tuple[Example, ...]
     statuses: tuple[tuple[str, str], ...]
     hint: str = ""
@@ -74,8 +74,8 @@ def build_page(name: str) -> HelpPage:
         name=program,
         usage=f"{program} [OPTIONS] COMMAND [ARGS]...",
         summary=GROUPS[name] if name else SUMMARY,
-        operands=Section("COMMANDS", tuple(commands)),
-        options=(Section("OPTIONS", options),),
+        operands=HelpSection("COMMANDS", tuple(commands)),
+        options=(HelpSection("OPTIONS", options),),
         examples=manual.examples,
         statuses=manual.list_statuses(),
         hint=f"Run {program} COMMAND --help for the options of a command.",
@@ -112,20 +112,20 @@ def _build_command_page(name: str) -> HelpPage:
         name=f"statecli {name}",
         usage=" ".join([f"statecli {name} [OPTIONS]", *map(format_operand, targets)]),
         summary=_describe(COMMANDS[name]),
-        operands=Section("ARGUMENTS", described_targets) if described_targets else None,
+        operands=HelpSection("ARGUMENTS", described_targets) if described_targets else None,
         options=tuple(_group_options(parameter for parameter in parameters if not parameter.is_target)),
         examples=manual.examples,
         statuses=manual.list_statuses(),
     )
 
 
-def _group_options(options: Iterable[Parameter]) -> Iterator[Section]:
+def _group_options(options: Iterable[Parameter]) -> Iterator[HelpSection]:
     """Yield each group of options; the option of the help is the last of its group."""
-    lines: dict[Group, list[tuple[str, str]]] = {group: [] for group in Group}
+    lines: dict[OptionGroup, list[tuple[str, str]]] = {group: [] for group in OptionGroup}
     for option in options:
         lines[option.group].append((format_term(option), format_text(option)))
-    lines[Group.PROCESS].append(HELP_OPTION)
-    return (Section(group.value, tuple(members)) for group, members in lines.items() if members)
+    lines[OptionGroup.PROCESS].append(HELP_OPTION)
+    return (HelpSection(group.value, tuple(members)) for group, members in lines.items() if members)
 
 
 def format_operand(target: Parameter) -> str:
@@ -170,8 +170,8 @@ def encode_page(page: HelpPage) -> str:
     """Return a page as lines: the usage, the summary, the hint, then sections with a tab after each term."""
     sections = [
         *filter(None, (page.operands, *page.options)),
-        Section("EXAMPLES", tuple((example.line, example.purpose) for example in page.examples)),
-        Section("EXIT STATUS", page.statuses),
+        HelpSection("EXAMPLES", tuple((example.line, example.purpose) for example in page.examples)),
+        HelpSection("EXIT STATUS", page.statuses),
     ]
     lines = [page.usage, page.summary, page.hint]
     for section in sections if page.statuses else sections[:-1]:

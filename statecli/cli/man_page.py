@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 
-from statecli.cli.help_table import GROUPS, HelpPage, Section, build_page
+from statecli.cli.help_table import GROUPS, HelpPage, HelpSection, build_page
 from statecli.core.version import __version__
 from statecli.requests.options import COMMANDS
 
@@ -63,10 +63,10 @@ def _format_lists(page: HelpPage) -> Iterator[str]:
     for example in page.examples:
         yield from (".TP", f"\\fB{_escape(example.line)}\\fR", *_format_text(example.purpose))
     if page.statuses:
-        yield from (".SH EXIT STATUS", *_format_section(Section("", page.statuses)))
+        yield from (".SH EXIT STATUS", *_format_section(HelpSection("", page.statuses)))
 
 
-def _format_section(section: Section) -> Iterator[str]:
+def _format_section(section: HelpSection) -> Iterator[str]:
     for term, text in section.lines:
         yield from (".TP", _format_term(term), *_format_text(text))
 

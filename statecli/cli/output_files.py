@@ -21,7 +21,7 @@ from statecli.render import Output
 from statecli.requests.options import Options
 from statecli.requests.parameters import list_texts
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES
 from statecli.targets import location
 
@@ -164,7 +164,7 @@ def _is_part(path: str, folder: str) -> bool:
         return True
     if suffix == ".json" and stem in SETTINGS_FILES:
         return True
-    with Source(path) as source:
+    with ByteSource(path) as source:
         return find_format(path, source.head) is not None
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 import msgspec
 
 from statecli.core.model_state import Scalar, TensorInfo
-from statecli.core.quantized_layouts import DEFAULT_BLOCK, E8M0_DTYPES, Layout, Part
+from statecli.core.quantized_layouts import DEFAULT_BLOCK, E8M0_DTYPES, QuantizedLayout, QuantizedPart
 from statecli.core.quantized_weights import QuantizedWeight
 from statecli.core.units import format_shape, join_names
 
@@ -44,7 +44,7 @@ class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
     """
 
     fqn: str
-    layout: Layout
+    layout: QuantizedLayout
     codes: TensorInfo
     parts: tuple[TensorInfo, ...]
     names: tuple[str, ...]
@@ -98,7 +98,7 @@ class _Facts(NamedTuple):
     shape: Shape | None = None
     elements: int | None = None
     defect: str = ""
-    layout: Layout | None = None
+    layout: QuantizedLayout | None = None
 
 
 def describe_weight(
@@ -115,7 +115,7 @@ def describe_weight(
         names = [name.removeprefix(module) for name in weight.missing]
         defect = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} missing"
     elements = math.prod(facts.shape) if facts.shape is not None else facts.elements
-    parts = (weight.codes, *(row for part, row in weight.parts.items() if part is not Part.CODES))
+    parts = (weight.codes, *(row for part, row in weight.parts.items() if part is not QuantizedPart.CODES))
     return LogicalWeight(
         fqn=weight.fqn,
         layout=facts.layout or weight.layout,
@@ -155,7 +155,9 @@ def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> Logica
             else (codes.dtype, None)
         )
     sized_row = msgspec.structs.replace(row, nbytes=stored_bytes)
-    return LogicalWeight(row.fqn, Layout.SCALED, row, (sized_row,), tuple(inner), dtype, bits, row.shape, row.elements)
+    return LogicalWeight(
+        row.fqn, QuantizedLayout.SCALED, row, (sized_row,), tuple(inner), dtype, bits, row.shape, row.elements
+    )
 
 
 def count_bits(dtype: str) -> int | None:
@@ -170,7 +172,7 @@ def count_bits(dtype: str) -> int | None:
 def _describe_scaled(source: _Source) -> _Facts:
     weight = source.weight
     codes, shape = weight.codes, weight.codes.shape
-    scales = weight.parts.get(Part.SCALES)
+    scales = weight.parts.get(QuantizedPart.SCALES)
     if codes.dtype == "int8" and scales is not None and scales.dtype in E8M0_DTYPES:
         return _Facts(codes.dtype, None)  # a byte may hold two codes of four bits
     defect = _find_misfit(source, shape) if shape is not None else ""
@@ -190,7 +192,7 @@ def _find_target_dtype(text: Scalar) -> str | None:
 
 def _find_misfit(source: _Source, shape: Shape) -> str:
     """Return that the scales do not fit a weight of this shape; "" if they do, or without scales."""
-    scales = source.weight.parts.get(Part.SCALES)
+    scales = source.weight.parts.get(QuantizedPart.SCALES)
     if scales is None or _fits_scales(shape, scales.shape or (), source.weight, source.settings):
         return ""
     return _format_misfit(scales, source.weight.codes, shape)
@@ -231,7 +233,7 @@ def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -
 def _describe_bitsandbytes(source: _Source) -> _Facts:
     weight = source.weight
     elements = weight.codes.nbytes * _CODES_PER_BYTE
-    state = weight.parts.get(Part.STATE)
+    state = weight.parts.get(QuantizedPart.STATE)
     kind = source.settings.get("config.quantization_config.bnb_4bit_quant_type")
     dtype = state.fqn.rpartition("__")[2] if state is not None else kind if kind in ("nf4", "fp4") else "4-bit"
     facts = _Facts(str(dtype), 4, elements=elements)
@@ -242,7 +244,7 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
         return facts._replace(
             defect=f"quant_state records shape {format_shape(shape)}, but weight has {elements:,} quantized values"
         )
-    scales = weight.parts.get(Part.SCALES)
+    scales = weight.parts.get(QuantizedPart.SCALES)
     count = -(-math.prod(shape) // block) if block else None
     if scales is None or count is None or math.prod(scales.shape or ()) == count:
         return facts._replace(shape=shape)
@@ -253,12 +255,14 @@ def _describe_gptq(source: _Source) -> _Facts:
     """Describe a weight of GPTQ: qzeros [groups, out * bits / 32] give the bits; act-order only reorders the groups."""
     weight = source.weight
     codes = weight.codes.shape or ()
-    zeros, scales, groups = (weight.parts.get(part) for part in (Part.ZEROS, Part.SCALES, Part.GROUPS))
+    zeros, scales, groups = (
+        weight.parts.get(part) for part in (QuantizedPart.ZEROS, QuantizedPart.SCALES, QuantizedPart.GROUPS)
+    )
     unknown = _Facts(weight.codes.dtype, None)
     if not _is_matrix(codes):
         return unknown._replace(defect=_format_not_matrix(weight.codes))
     if _is_awq_gemv(codes, scales, zeros):
-        return _Facts("int4", 4, (codes[0], codes[1] * 8), layout=Layout.AWQ_GEMV)
+        return _Facts("int4", 4, (codes[0], codes[1] * 8), layout=QuantizedLayout.AWQ_GEMV)
     bits: Scalar = None
     if source.settings.get("config.quantization_config.quant_method") == "gptq":
         bits = source.settings.get("config.quantization_config.bits")
@@ -292,7 +296,7 @@ def _is_awq_gemv(codes: tuple[int, int], scales: TensorInfo | None, zeros: Tenso
 def _describe_awq(source: _Source) -> _Facts:
     weight = source.weight
     codes = weight.codes.shape or ()
-    scales, zeros = (weight.parts.get(part) for part in (Part.SCALES, Part.ZEROS))
+    scales, zeros = (weight.parts.get(part) for part in (QuantizedPart.SCALES, QuantizedPart.ZEROS))
     if not _is_matrix(codes):
         return _Facts(weight.codes.dtype, None, defect=_format_not_matrix(weight.codes))
     if zeros is not None and scales is not None and zeros.shape != ((scales.shape or (0,))[0], codes[1]):
@@ -308,7 +312,7 @@ def _describe_packed(source: _Source) -> _Facts:
     bits = configured_bits.pop() if len(configured_bits) == 1 else None
     unknown = _Facts(f"int{bits}" if isinstance(bits, int) else "packed int", bits if isinstance(bits, int) else None)
     if source.stored_shape is None:
-        return unknown._replace(defect="weight_shape cannot be read" if Part.SHAPE in weight.parts else "")
+        return unknown._replace(defect="weight_shape cannot be read" if QuantizedPart.SHAPE in weight.parts else "")
     if not (_is_matrix(codes) and _is_matrix(source.stored_shape.shape)) or source.stored_shape.shape[0] != codes[0]:
         return unknown._replace(defect=_format_stored(source.stored_shape.shape, weight.codes))
     width = source.stored_shape.shape[1]
@@ -329,11 +333,11 @@ def _describe_fp4(source: _Source) -> _Facts:
     """Describe four-bit floats, two codes in a byte: [out, in / 2]; a scale for 16 (NVFP4) or 32 (MXFP4) values."""
     weight = source.weight
     codes = weight.codes.shape or ()
-    group = _NVFP4_GROUP if weight.layout is Layout.NVFP4 else _MXFP4_GROUP
+    group = _NVFP4_GROUP if weight.layout is QuantizedLayout.NVFP4 else _MXFP4_GROUP
     if not _is_matrix(codes):
         return _Facts(weight.layout.value, 4, defect=_format_not_matrix(weight.codes))
     shape = codes[0], codes[1] * _CODES_PER_BYTE
-    scales = weight.parts.get(Part.SCALES)
+    scales = weight.parts.get(QuantizedPart.SCALES)
     scales_fit = scales is None or scales.shape == (shape[0], -(-shape[1] // group))
     return _Facts(
         weight.layout.value,
@@ -348,7 +352,7 @@ def _describe_experts(source: _Source) -> _Facts:
     weight = source.weight
     *leading, groups, size = weight.codes.shape or (0, 0)
     shape = (*leading, groups * _MXFP4_GROUP)
-    scales = weight.parts.get(Part.SCALES)
+    scales = weight.parts.get(QuantizedPart.SCALES)
     defect = ""
     if size * _CODES_PER_BYTE != _MXFP4_GROUP:
         codes = format_shape(weight.codes.shape)
@@ -362,14 +366,14 @@ def _describe_experts(source: _Source) -> _Facts:
 
 
 _DESCRIBE = {
-    Layout.SCALED: _describe_scaled,
-    Layout.BITSANDBYTES: _describe_bitsandbytes,
-    Layout.GPTQ: _describe_gptq,
-    Layout.AWQ: _describe_awq,
-    Layout.PACKED: _describe_packed,
-    Layout.NVFP4: _describe_fp4,
-    Layout.MXFP4: _describe_fp4,
-    Layout.MXFP4_EXPERTS: _describe_experts,
+    QuantizedLayout.SCALED: _describe_scaled,
+    QuantizedLayout.BITSANDBYTES: _describe_bitsandbytes,
+    QuantizedLayout.GPTQ: _describe_gptq,
+    QuantizedLayout.AWQ: _describe_awq,
+    QuantizedLayout.PACKED: _describe_packed,
+    QuantizedLayout.NVFP4: _describe_fp4,
+    QuantizedLayout.MXFP4: _describe_fp4,
+    QuantizedLayout.MXFP4_EXPERTS: _describe_experts,
 }
 
 

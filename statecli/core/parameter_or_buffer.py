@@ -135,8 +135,9 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
     kinds = {}
     for weight in core.quantized_weights.find_quantized_by_section(tensors):
         for part, row in weight.parts.items():
-            is_buffer = weight.layout in (layouts.Layout.GPTQ, layouts.Layout.AWQ) or (
-                part is not layouts.Part.CODES and (weight.layout is layouts.Layout.BITSANDBYTES or weight.divisor != 1)
+            is_buffer = weight.layout in (layouts.QuantizedLayout.GPTQ, layouts.QuantizedLayout.AWQ) or (
+                part is not layouts.QuantizedPart.CODES
+                and (weight.layout is layouts.QuantizedLayout.BITSANDBYTES or weight.divisor != 1)
             )
             kinds[row.section, row.fqn] = Kind.BUFFER if is_buffer else Kind.PARAMETER
     return kinds

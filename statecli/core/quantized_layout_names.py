@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Layout(str, Enum):
+class QuantizedLayout(str, Enum):
     """How the tensors of a quantized weight hold its values."""
 
     SCALED = "scaled"

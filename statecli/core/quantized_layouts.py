@@ -26,10 +26,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from statecli.core.quantized_layout_names import Layout as Layout
+from statecli.core.quantized_layout_names import QuantizedLayout as QuantizedLayout
 
 
-class Part(str, Enum):
+class QuantizedPart(str, Enum):
     """Role of a tensor in a quantized weight."""
 
     CODES = "codes"
@@ -52,9 +52,9 @@ class Part(str, Enum):
 class LayoutNames(NamedTuple):
     """Last names of a layout's tensors; names in `optional` may be missing. `owner` is the weight's last name."""
 
-    layout: Layout
-    required: Mapping[str, Part]
-    optional: Mapping[str, Part] = {}
+    layout: QuantizedLayout
+    required: Mapping[str, QuantizedPart]
+    optional: Mapping[str, QuantizedPart] = {}
     dtypes: tuple[str, ...] = ()
     divisor: float = 1.0
     square: int | None = None
@@ -63,11 +63,11 @@ class LayoutNames(NamedTuple):
     @property
     def codes(self) -> str:
         """Last name of the codes."""
-        return next(name for name, part in self.required.items() if part is Part.CODES)
+        return next(name for name, part in self.required.items() if part is QuantizedPart.CODES)
 
 
-_CODES_AND_SCALES = {"qweight": Part.CODES, "qzeros": Part.ZEROS, "scales": Part.SCALES}
-NESTED = {"weight.nested_absmax": Part.NESTED_SCALES, "weight.nested_quant_map": Part.NESTED_VALUES}
+_CODES_AND_SCALES = {"qweight": QuantizedPart.CODES, "qzeros": QuantizedPart.ZEROS, "scales": QuantizedPart.SCALES}
+NESTED = {"weight.nested_absmax": QuantizedPart.NESTED_SCALES, "weight.nested_quant_map": QuantizedPart.NESTED_VALUES}
 _STATE_NAMES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 SCALED_DTYPES = (*FLOAT8_DTYPES, "int8")
@@ -75,66 +75,101 @@ SCALED_DTYPES = (*FLOAT8_DTYPES, "int8")
 E8M0_DTYPES = ("uint8", "float8_e8m0fnu")
 #: Names of parts about the activations, in static quantization.
 _INPUT_PARTS = {
-    "input_scale": Part.INPUT_SCALE,
-    "input_global_scale": Part.INPUT_GLOBAL_SCALE,
-    "input_zero_point": Part.INPUT_ZERO,
+    "input_scale": QuantizedPart.INPUT_SCALE,
+    "input_global_scale": QuantizedPart.INPUT_GLOBAL_SCALE,
+    "input_zero_point": QuantizedPart.INPUT_ZERO,
 }
-_PACKED_AND_SCALES = {"weight_packed": Part.CODES, "weight_scale": Part.SCALES}
+_PACKED_AND_SCALES = {"weight_packed": QuantizedPart.CODES, "weight_scale": QuantizedPart.SCALES}
 LAYOUTS = (
     LayoutNames(
-        Layout.BITSANDBYTES,
-        {"weight": Part.CODES, "weight.absmax": Part.SCALES, "weight.quant_map": Part.VALUES},
-        {**NESTED, **dict.fromkeys(_STATE_NAMES, Part.STATE)},
+        QuantizedLayout.BITSANDBYTES,
+        {
+            "weight": QuantizedPart.CODES,
+            "weight.absmax": QuantizedPart.SCALES,
+            "weight.quant_map": QuantizedPart.VALUES,
+        },
+        {**NESTED, **dict.fromkeys(_STATE_NAMES, QuantizedPart.STATE)},
         # dtypes other than uint8 hold the same bytes (`bnb_4bit_quant_storage`), so that FSDP can shard them.
         ("uint8", "bfloat16", "float16", "float32"),
     ),
-    LayoutNames(Layout.GPTQ, _CODES_AND_SCALES, {"g_idx": Part.GROUPS}, ("int32",)),
-    LayoutNames(Layout.AWQ, _CODES_AND_SCALES, {}, ("int32",)),
+    LayoutNames(QuantizedLayout.GPTQ, _CODES_AND_SCALES, {"g_idx": QuantizedPart.GROUPS}, ("int32",)),
+    LayoutNames(QuantizedLayout.AWQ, _CODES_AND_SCALES, {}, ("int32",)),
     LayoutNames(
-        Layout.NVFP4, {**_PACKED_AND_SCALES, "weight_global_scale": Part.GLOBAL_SCALE}, _INPUT_PARTS, ("uint8",)
-    ),
-    LayoutNames(
-        Layout.NVFP4,
-        {"weight": Part.CODES, "weight_scale": Part.SCALES, "weight_scale_2": Part.GLOBAL_FACTOR},
+        QuantizedLayout.NVFP4,
+        {**_PACKED_AND_SCALES, "weight_global_scale": QuantizedPart.GLOBAL_SCALE},
         _INPUT_PARTS,
         ("uint8",),
     ),
-    LayoutNames(Layout.MXFP4, _PACKED_AND_SCALES, _INPUT_PARTS, ("uint8",)),
     LayoutNames(
-        Layout.PACKED,
+        QuantizedLayout.NVFP4,
+        {
+            "weight": QuantizedPart.CODES,
+            "weight_scale": QuantizedPart.SCALES,
+            "weight_scale_2": QuantizedPart.GLOBAL_FACTOR,
+        },
+        _INPUT_PARTS,
+        ("uint8",),
+    ),
+    LayoutNames(QuantizedLayout.MXFP4, _PACKED_AND_SCALES, _INPUT_PARTS, ("uint8",)),
+    LayoutNames(
+        QuantizedLayout.PACKED,
         _PACKED_AND_SCALES,
-        {"weight_zero_point": Part.ZEROS, "weight_g_idx": Part.GROUPS, "weight_shape": Part.SHAPE, **_INPUT_PARTS},
+        {
+            "weight_zero_point": QuantizedPart.ZEROS,
+            "weight_g_idx": QuantizedPart.GROUPS,
+            "weight_shape": QuantizedPart.SHAPE,
+            **_INPUT_PARTS,
+        },
         ("int32",),
     ),
     LayoutNames(
-        Layout.SCALED,
-        {"weight": Part.CODES, "weight_scale_inv": Part.SCALES},
-        {"input_scale": Part.INPUT_SCALE, "activation_scale": Part.INPUT_SCALE},
+        QuantizedLayout.SCALED,
+        {"weight": QuantizedPart.CODES, "weight_scale_inv": QuantizedPart.SCALES},
+        {"input_scale": QuantizedPart.INPUT_SCALE, "activation_scale": QuantizedPart.INPUT_SCALE},
         SCALED_DTYPES,
         square=128,
     ),
     LayoutNames(
-        Layout.SCALED,
-        {"weight": Part.CODES, "weight_scale": Part.SCALES},
-        {"weight_zero_point": Part.ZEROS, **_INPUT_PARTS},
+        QuantizedLayout.SCALED,
+        {"weight": QuantizedPart.CODES, "weight_scale": QuantizedPart.SCALES},
+        {"weight_zero_point": QuantizedPart.ZEROS, **_INPUT_PARTS},
         SCALED_DTYPES,
     ),
     LayoutNames(
-        Layout.SCALED,
-        {"weight": Part.CODES, "SCB": Part.SCALES},
-        {"weight_format": Part.FORMAT},
+        QuantizedLayout.SCALED,
+        {"weight": QuantizedPart.CODES, "SCB": QuantizedPart.SCALES},
+        {"weight_format": QuantizedPart.FORMAT},
         SCALED_DTYPES,
         divisor=127.0,
     ),
     LayoutNames(
-        Layout.SCALED,
-        {"_weight_qdata": Part.CODES, "_weight_scale": Part.SCALES},
-        {"_weight_zero_point": Part.ZEROS},
+        QuantizedLayout.SCALED,
+        {"_weight_qdata": QuantizedPart.CODES, "_weight_scale": QuantizedPart.SCALES},
+        {"_weight_zero_point": QuantizedPart.ZEROS},
         SCALED_DTYPES,
     ),
-    LayoutNames(Layout.SCALED, {"": Part.CODES, "_scale_inv": Part.SCALES}, {}, FLOAT8_DTYPES, square=128, owner=""),
-    LayoutNames(Layout.MXFP4_EXPERTS, {"_blocks": Part.CODES, "_scales": Part.SCALES}, {}, ("uint8",), owner=""),
-    LayoutNames(Layout.MXFP4_EXPERTS, {"blocks": Part.CODES, "scales": Part.SCALES}, {}, ("uint8",), owner=""),
+    LayoutNames(
+        QuantizedLayout.SCALED,
+        {"": QuantizedPart.CODES, "_scale_inv": QuantizedPart.SCALES},
+        {},
+        FLOAT8_DTYPES,
+        square=128,
+        owner="",
+    ),
+    LayoutNames(
+        QuantizedLayout.MXFP4_EXPERTS,
+        {"_blocks": QuantizedPart.CODES, "_scales": QuantizedPart.SCALES},
+        {},
+        ("uint8",),
+        owner="",
+    ),
+    LayoutNames(
+        QuantizedLayout.MXFP4_EXPERTS,
+        {"blocks": QuantizedPart.CODES, "scales": QuantizedPart.SCALES},
+        {},
+        ("uint8",),
+        owner="",
+    ),
 )
 #: Number of rows and columns of a block with one scale, if the configuration has no other number.
 DEFAULT_BLOCK = 128

@@ -13,7 +13,15 @@ from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.quantized_codes import may_be_quantized
-from statecli.core.quantized_layouts import E8M0_DTYPES, LAYOUTS, NESTED, SCALED_DTYPES, Layout, LayoutNames, Part
+from statecli.core.quantized_layouts import (
+    E8M0_DTYPES,
+    LAYOUTS,
+    NESTED,
+    SCALED_DTYPES,
+    LayoutNames,
+    QuantizedLayout,
+    QuantizedPart,
+)
 
 
 class QuantizedWeight(NamedTuple):
@@ -27,8 +35,8 @@ class QuantizedWeight(NamedTuple):
     """
 
     fqn: str
-    layout: Layout
-    parts: Mapping[Part, TensorInfo]
+    layout: QuantizedLayout
+    parts: Mapping[QuantizedPart, TensorInfo]
     divisor: float = 1.0
     square: int | None = None
     in_one_row: bool = False
@@ -37,7 +45,7 @@ class QuantizedWeight(NamedTuple):
     @property
     def codes(self) -> TensorInfo:
         """The tensor of the codes."""
-        return self.parts[Part.CODES]
+        return self.parts[QuantizedPart.CODES]
 
 
 class LostCodes(NamedTuple):
@@ -54,13 +62,17 @@ class LostCodes(NamedTuple):
     whole: int
 
 
-_INNER_TENSORS = {"qdata": Part.CODES, "scale": Part.SCALES, "zero_point": Part.ZEROS}
+_INNER_TENSORS = {"qdata": QuantizedPart.CODES, "scale": QuantizedPart.SCALES, "zero_point": QuantizedPart.ZEROS}
 _LAST_NAMES = frozenset(name for layout in LAYOUTS for name in (*layout.required, *layout.optional))
 #: Last names that only codes have, unlike `weight`, which is also the name of unquantized weights.
 _OWN_NAMES_OF_CODES = frozenset(["qweight", "weight_packed", "_weight_qdata", "_blocks"])
 #: Parts that a library needs to load a weight, by layout. If no weight of the file has the part, the file may be of
 #: another version.
-_NEEDED_BY_LOADERS = {Layout.BITSANDBYTES: Part.STATE, Layout.PACKED: Part.SHAPE, Layout.GPTQ: Part.GROUPS}
+_NEEDED_BY_LOADERS = {
+    QuantizedLayout.BITSANDBYTES: QuantizedPart.STATE,
+    QuantizedLayout.PACKED: QuantizedPart.SHAPE,
+    QuantizedLayout.GPTQ: QuantizedPart.GROUPS,
+}
 _INDEX = compile_on_use(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 
@@ -110,7 +122,7 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
         matrices = {row.fqn.rpartition(".")[0] for row in unmatched_rows}
         for module in [module for module, names in layouts.items() if names is None and module not in matrices]:
             for names in (names for names in LAYOUTS if counts[id(names)] and names.owner):
-                scales = next((name for name, part in names.required.items() if part is Part.SCALES), "")
+                scales = next((name for name, part in names.required.items() if part is QuantizedPart.SCALES), "")
                 if scales in modules[module] and names.codes not in modules[module]:
                     codes = f"{module}.{names.codes}".removeprefix(".")
                     lost_codes.append(LostCodes(codes, modules[module][scales], counts[id(names)]))
@@ -198,10 +210,10 @@ def split_codes(row: TensorInfo) -> QuantizedWeight | None:
         for name, data in row.parts
         if name in _INNER_TENSORS
     }
-    if len(parts) < len(row.parts) or not {Part.CODES, Part.SCALES} <= parts.keys():
+    if len(parts) < len(row.parts) or not {QuantizedPart.CODES, QuantizedPart.SCALES} <= parts.keys():
         return None
-    is_scaled = parts[Part.CODES].dtype in SCALED_DTYPES and parts[Part.CODES].shape == row.shape
-    return QuantizedWeight(row.fqn, Layout.SCALED, parts, in_one_row=True) if is_scaled else None
+    is_scaled = parts[QuantizedPart.CODES].dtype in SCALED_DTYPES and parts[QuantizedPart.CODES].shape == row.shape
+    return QuantizedWeight(row.fqn, QuantizedLayout.SCALED, parts, in_one_row=True) if is_scaled else None
 
 
 def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorInfo]]:
@@ -258,39 +270,41 @@ def _build_weight(
     return QuantizedWeight(fqn, names.layout, parts, names.divisor, names.square, missing=missing)
 
 
-def _list_nested_names(names: LayoutNames, parts: Mapping[Part, TensorInfo]) -> tuple[str, ...]:
+def _list_nested_names(names: LayoutNames, parts: Mapping[QuantizedPart, TensorInfo]) -> tuple[str, ...]:
     """Return the tables that double quantization of bitsandbytes needs: both, if the scales are codes."""
-    if names.layout is not Layout.BITSANDBYTES:
+    if names.layout is not QuantizedLayout.BITSANDBYTES:
         return ()
-    scales = parts.get(Part.SCALES)
+    scales = parts.get(QuantizedPart.SCALES)
     is_nested = scales is not None and scales.dtype == "uint8"
     return tuple(NESTED) if is_nested or not parts.keys().isdisjoint(NESTED.values()) else ()
 
 
-def _take_parts(names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> dict[Part, TensorInfo] | None:
+def _take_parts(
+    names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]
+) -> dict[QuantizedPart, TensorInfo] | None:
     """Return the tensors of the layout by their role; None if the codes are missing or have another dtype."""
     parts = {
         part: tensors_by_name[name]
         for name, part in {**names.required, **names.optional}.items()
         if name in tensors_by_name
     }
-    return parts if Part.CODES in parts and parts[Part.CODES].dtype in names.dtypes else None
+    return parts if QuantizedPart.CODES in parts and parts[QuantizedPart.CODES].dtype in names.dtypes else None
 
 
-def _has_layout(layout: Layout, parts: Mapping[Part, TensorInfo]) -> bool:
+def _has_layout(layout: QuantizedLayout, parts: Mapping[QuantizedPart, TensorInfo]) -> bool:
     """Return True if the shapes of codes and scales can be of this layout: GPTQ and AWQ have the same names."""
-    codes, scales = (parts[part].shape or () for part in (Part.CODES, Part.SCALES))
-    if layout is Layout.GPTQ:
+    codes, scales = (parts[part].shape or () for part in (QuantizedPart.CODES, QuantizedPart.SCALES))
+    if layout is QuantizedLayout.GPTQ:
         return len(codes) == len(scales) == 2 and codes[1] == scales[1]
-    if layout is Layout.AWQ:
+    if layout is QuantizedLayout.AWQ:
         return len(codes) == len(scales) == 2 and codes[1] * 8 == scales[1] and codes[0] % max(scales[0], 1) == 0
-    if layout is Layout.BITSANDBYTES:
+    if layout is QuantizedLayout.BITSANDBYTES:
         return math.prod(codes) > 0
-    if layout is Layout.MXFP4:
-        return len(codes) == 2 and parts[Part.SCALES].dtype in E8M0_DTYPES
-    if layout is Layout.MXFP4_EXPERTS:
+    if layout is QuantizedLayout.MXFP4:
+        return len(codes) == 2 and parts[QuantizedPart.SCALES].dtype in E8M0_DTYPES
+    if layout is QuantizedLayout.MXFP4_EXPERTS:
         return len(codes) > 2 and codes[-1] == 16
-    return len(codes) >= 2 if layout is Layout.SCALED else len(codes) == 2
+    return len(codes) >= 2 if layout is QuantizedLayout.SCALED else len(codes) == 2
 
 
 def _choose_incomplete(tensors_by_name: Mapping[str, TensorInfo], whole_weights: _WholeWeights) -> LayoutNames | None:
@@ -309,11 +323,11 @@ def _choose_incomplete(tensors_by_name: Mapping[str, TensorInfo], whole_weights:
         names
         for names in LAYOUTS
         if (parts := _take_parts(names, tensors_by_name)) is not None
-        and len(parts[Part.CODES].shape or ()) > 1
+        and len(parts[QuantizedPart.CODES].shape or ()) > 1
         and (
             names.codes in _OWN_NAMES_OF_CODES
             or rank(names)[0] > 1
-            or _may_be_codes(parts[Part.CODES], names, whole_weights)
+            or _may_be_codes(parts[QuantizedPart.CODES], names, whole_weights)
         )
     ]
     return max(candidates, key=rank, default=None)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 MAX_CHARACTERS = 100
 
 
-class Field(NamedTuple):
+class RecordField(NamedTuple):
     """A field of a record: its name as a Python literal, its type in the notation of `dtype.descr`, and its bytes."""
 
     name: str
@@ -21,7 +21,7 @@ class Field(NamedTuple):
     size: int
 
 
-def format_fields(fields: Iterable[Field], size: int) -> str:
+def format_fields(fields: Iterable[RecordField], size: int) -> str:
     """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes outside fields are unnamed void.
 
     A field that overlaps the field before has its offset: `dtype.descr` has no form for overlaps.

@@ -44,7 +44,7 @@ from statecli.formats.shared import tar_archive
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.formats.shared.npy_array import MAGIC
 from statecli.pickle_scan import known_names
-from statecli.pickle_scan.archive_records import Use, classify_records
+from statecli.pickle_scan.archive_records import LoaderUse, classify_records
 from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.pickle_scan.one_pickle import (
     FIRST_WINDOW_BYTES,
@@ -58,7 +58,7 @@ from statecli.pickle_scan.one_pickle import (
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.zip_archive import BEGINNING_BYTES, STORED, Archive, Record, ends_as_zip
 
@@ -121,7 +121,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
 
 def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
     """Return the pickles in bytes taken by a loader from a place of a file."""
-    with pause_gc(), Source(place.path) as source:
+    with pause_gc(), ByteSource(place.path) as source:
         scan = FileScan(source)
         scan.pieces.append(Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
         return scan.scan_stored(())
@@ -151,7 +151,7 @@ def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[H
 def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
     """Return the pickles of a file and of the `places` loaded as files; `only_stored` if nothing loads the rest."""
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             source.prefetch(
                 span for archive in islice(places, _PREFETCHED_ARCHIVES) for span in _list_end_ranges(archive)
             )
@@ -189,7 +189,7 @@ _MAX_DIGESTED_FILE_BYTES, _MAX_DIGESTED_REMOTE_FILE_BYTES = 1 << 34, 1 << 28
 class FileScan:
     """Scan of a file, piece by piece."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.file_region = Region(source, 0, source.size)
         self.pieces: deque[Piece] = deque()
         self.steps = Steps()
@@ -476,7 +476,7 @@ class FileScan:
         scripts = [
             (self._read_code(piece, record, name := self._name_record(piece, record)), name)
             for record in archive.records.values()
-            if uses.get(record.name) is Use.SCRIPT
+            if uses.get(record.name) is LoaderUse.SCRIPT
         ]
         types = self.code.scan_scripts(scripts)
         compiled: dict[str, list[Piece]] = {}
@@ -486,10 +486,10 @@ class FileScan:
                 continue
             use, name = uses[record.name], self._name_record(piece, record)
             self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes, types)), archive, record, use)
-            if use is Use.COMPILED or use is Use.MODULE:
+            if use is LoaderUse.COMPILED or use is LoaderUse.MODULE:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
-                group = modules if use is Use.MODULE else compiled.setdefault(folder[0] if folder else name, [])
+                group = modules if use is LoaderUse.MODULE else compiled.setdefault(folder[0] if folder else name, [])
                 group.append(Piece(region, name, piece.depth))
         for folder_name, pieces in compiled.items():
             self.code.report_compiled(folder_name, pieces)
@@ -542,7 +542,7 @@ class FileScan:
     def _name_record(piece: Piece, record: Record) -> str:
         return record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
 
-    def _scan_record(self, piece: Piece, archive: Archive, record: Record, use: Use) -> None:
+    def _scan_record(self, piece: Piece, archive: Archive, record: Record, use: LoaderUse) -> None:
         name = self._name_record(piece, record)
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT_CONTENTS.fullmatch(region.head):
@@ -554,24 +554,24 @@ class FileScan:
             is_usual = (
                 local_name in _USUAL_PICKLES
                 or _TORCHSCRIPT_PICKLES.fullmatch(local_name) is not None
-                or use is Use.PICKLE
+                or use is LoaderUse.PICKLE
             )
-        is_loaded = use is Use.PICKLE and not piece.depth
+        is_loaded = use is LoaderUse.PICKLE and not piece.depth
         # zipfile ends a name at a NUL.
         is_pickle = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
-        is_storage = use is Use.STORAGE and not piece.depth
+        is_storage = use is LoaderUse.STORAGE and not piece.depth
         self._add_member(
             Piece(region, name, piece.depth, is_pickle, not is_usual, is_storage, piece.records),
             deflated=record.method != STORED,
             # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
             is_only_record=len(archive.records) == 1 and not piece.depth,
         )
-        if use is Use.BYTECODE:
+        if use is LoaderUse.BYTECODE:
             self.code.scan_bytecode(self._read_code(piece, record, name), name)
-        elif use is Use.OLD_SCRIPT:
+        elif use is LoaderUse.OLD_SCRIPT:
             why = "statecli cannot read the code of TorchScript files from torch 1.0"  # which may be in any record
             self.code.report_unread_code(self._read_code(piece, record, name), name, why)
-        elif use is Use.PROGRAM and not piece.depth:  # torch loads no program in an archive inside an archive
+        elif use is LoaderUse.PROGRAM and not piece.depth:  # torch loads no program in an archive inside an archive
             self.code.scan_program(self._read_code(piece, record, name), name)
 
     def _read_code(self, piece: Piece, record: Record, name: str) -> Region:

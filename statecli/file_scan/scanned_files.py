@@ -10,7 +10,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.formats import dcp, sharded
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.storage import files, json_object
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import METADATA
 
 
@@ -56,7 +56,7 @@ def _list_members(path: str) -> list[str]:
 def _list_shards(path: str) -> list[str]:
     """Return the shards opened for an index by the reader of tensors, which recognises an index by the content."""
     try:
-        source = Source(path)
+        source = ByteSource(path)
     except UnreadableError:  # the scan of the file itself has the same error
         return []
     with source:

@@ -20,7 +20,7 @@ from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import ModelState, Oddity
 from statecli.formats.registry import FILES, FOLDERS, FORMATS, Format, find_format, is_recognised_folder
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 __all__ = [
     "FILES",
@@ -67,7 +67,7 @@ def _recognize(path: str) -> tuple[Format | None, bytes, int]:
     """Return the format of a file or folder, with the first bytes and the size of a file."""
     if files.is_folder(path):
         return find_format(path, b"", is_folder=True), b"", 0
-    with Source(path) as source:
+    with ByteSource(path) as source:
         head, size = source.head, source.size
     return find_format(path, head), head, size
 

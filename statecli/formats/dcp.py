@@ -35,14 +35,14 @@ from statecli.formats.shared.dcp_metadata import (
     parse_for_scan,
     parse_metadata,
 )
-from statecli.formats.shared.tiling import Box as Region, find_fault
+from statecli.formats.shared.tiling import IndexBox, find_fault
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source, add_subject_to_errors, read_small_file
+from statecli.storage.byte_source import ByteSource, add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME, is_plain_file_name
 
 NAME = "dcp"
@@ -83,7 +83,7 @@ def _is_metadata(path: str) -> bool:
     if not METADATA_NAME.fullmatch(files.get_name(path)):
         return False
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             return _METADATA_MARK in source.head[:MARK_SEARCH_BYTES] or begins_as_pickle(source)
     except UnreadableError:  # not a file of this format: other programs also write a `.metadata`
         return False
@@ -221,7 +221,7 @@ class _Folder:
             raise MalformedError(saved.fault)
         chunks = [chunk for chunk in saved.chunks if 0 not in chunk.shape]
         places = _match_chunks(chunks, self.metadata.places.get(fqn, ()))
-        regions = [Region(start, tuple(map(add, start, shape))) for start, shape in chunks]
+        regions = [IndexBox(start, tuple(map(add, start, shape))) for start, shape in chunks]
         fault = find_fault(saved.shape, regions) if 0 not in saved.shape else None
         if fault:
             raise MalformedError(f"{fault}; {self.hole_reason}")
@@ -273,7 +273,7 @@ class _Files:
         files.prefetch(files.join(path, name) for name in existing_names)
         for name in existing_names:
             try:
-                with Source(files.join(path, name)) as source:
+                with ByteSource(files.join(path, name)) as source:
                     self.sizes[name] = source.size
             except UnreadableError as error:
                 self._mark_unreadable([name], quoting.append_reason(quoting.name(name), error), "copy the file again")

@@ -19,7 +19,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
-from statecli.formats.shared.tiling import Box as Region, find_fault
+from statecli.formats.shared.tiling import IndexBox, find_fault
 from statecli.storage import checkpoint_folder, files, json_object
 
 NAME = "dcp-safetensors"
@@ -91,7 +91,7 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
 def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
     """Join all pieces of a tensor; a hole or an overlap makes the tensor unreadable."""
     dtype = boxes[0].data.dtype
-    regions = [Region(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
+    regions = [IndexBox(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
     filled_pieces = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
     shape = tuple(map(max, zip(*(region.stop for region in regions), strict=False)))
     fault = _find_disagreement(boxes)

@@ -30,10 +30,10 @@ from statecli.formats.shared.deepspeed_zero import (
     MASTER,
     Optimizer,
     Owner,
-    Part,
-    Piece,
+    ParameterPart,
     Rank,
     Shape,
+    VectorPiece,
     build_row,
     read_rank,
     read_shapes,
@@ -41,7 +41,7 @@ from statecli.formats.shared.deepspeed_zero import (
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks, read_small
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import SINGLE
 
 NAME = "deepspeed"
@@ -169,7 +169,7 @@ def _may_hold_ranks(path: str) -> bool:
 def _is_padded(path: str) -> bool:
     """Return whether a long file begins or ends with Unicode whitespace, because DeepSpeed strips it (`str.strip`)."""
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             ends = (
                 source.read(0, MAX_LATEST_BYTES),
                 source.read(max(0, source.size - MAX_LATEST_BYTES), MAX_LATEST_BYTES),
@@ -223,7 +223,7 @@ def members(path: str) -> tuple[str, ...]:
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
-class Facts(NamedTuple):
+class ModelFileFacts(NamedTuple):
     """Names in a model file: shapes by the optimizer's groups, and DeepSpeed's classification of the rest.
 
     `buffers` is None if the file does not list them.
@@ -243,20 +243,20 @@ class Facts(NamedTuple):
         }
 
 
-def _read_facts(rank: Rank) -> Facts:
+def _read_facts(rank: Rank) -> ModelFileFacts:
     groups = rank.items.get("param_shapes")
     trained = [read_shapes(child, f"{rank.name}: param_shapes") for child in as_sequence(groups) or ()]
     frozen = read_shapes(rank.items.get("frozen_param_shapes"), f"{rank.name}: frozen_param_shapes")
     names = as_sequence(rank.items.get("buffer_names"))
     buffers = None if names is None else frozenset(name for name in names if type(name) is str)
     shared = get_text_items(rank.items.get("shared_params"))
-    return Facts(trained, frozen, buffers, {alias: two for alias, two in shared.items() if type(two) is str})
+    return ModelFileFacts(trained, frozen, buffers, {alias: two for alias, two in shared.items() if type(two) is str})
 
 
-class Model:
+class ModelSection:
     """The module's section: the file's tensors with DeepSpeed's classification, empty tensors filled."""
 
-    def __init__(self, rank: Rank, facts: Facts, owner: Owner) -> None:
+    def __init__(self, rank: Rank, facts: ModelFileFacts, owner: Owner) -> None:
         self.rank, self.facts, self.owner = rank, facts, owner
         self.trained = frozenset(name for group in facts.trained for name in group)
         self.shapes = facts.shapes
@@ -428,7 +428,7 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
     optimizer = Optimizer(owner.target, files.optimizer)
     rank = next(iter(models.values()))
     facts = _read_facts(rank)
-    model = Model(rank, facts, owner)
+    model = ModelSection(rank, facts, owner)
     states = list(optimizer.build_rows(facts.trained, _find_clashes(models), owner))
     masters = {row.fqn: row for row in states if row.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
     frozen = {row.fqn: row for row in _join_frozen(models, failures, facts, optimizer.count, owner)}
@@ -533,7 +533,7 @@ def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
 
 
 def _join_frozen(
-    models: dict[int, Rank], failures: dict[int, str], facts: Facts, count: int, owner: Owner
+    models: dict[int, Rank], failures: dict[int, str], facts: ModelFileFacts, count: int, owner: Owner
 ) -> Iterator[TensorInfo]:
     """Join frozen parameters that ZeRO-3 split evenly across the ranks' model files (the last part is padded)."""
     count = count or max(models) + 1
@@ -547,9 +547,9 @@ def _join_frozen(
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
                 fault = fault or failures.get(rank) or f"rank {rank} has no part of this frozen parameter"
                 break
-            pieces.append(Piece(rank, 0, 0, min(part_elements, prod(shape) - start)))
+            pieces.append(VectorPiece(rank, 0, 0, min(part_elements, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))
-        yield build_row(Part(name, shape, tuple(pieces), fault), views, owner, "module")
+        yield build_row(ParameterPart(name, shape, tuple(pieces), fault), views, owner, "module")
 
 
 def _report_missing_files(

@@ -37,13 +37,13 @@ from statecli.core.model_state import (
 from statecli.formats import safetensors as _safetensors
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.formats.torch.objects import build_info
-from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, build_row, mark_damaged
+from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, DecodedTensor, Reading, build_row, mark_damaged
 from statecli.formats.torch.sections import OTHER_WORDS
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import compute_text_digest
-from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.formats.torch.tensors import Tensor, TensorDecoder
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.msgpack import Blob, Parser, Truncation
 
 NAME = "flax-msgpack"
@@ -115,7 +115,7 @@ def read(path: str, section: str | None = None) -> ModelState:
             "is a state of Ray RLlib, which statecli does not read: RLlib unpickles text in this file, and this can "
             "run code; load the file only if you trust its author"
         )
-    with Source(path) as source:
+    with ByteSource(path) as source:
         parser = Parser(source, mends=True)
         root = parser.value()
         if parser.at < source.size and not parser.truncation:
@@ -129,7 +129,7 @@ def read(path: str, section: str | None = None) -> ModelState:
             raise MalformedError(parser.truncation.why)
         if not tree.arrays:
             raise UnreadableError("is a msgpack file without a Flax array, so statecli finds no tensor")
-    reading = Reading(Decoder({}), [])
+    reading = Reading(TensorDecoder({}), [])
     leaves = _move_into_section(list(_find_leaves(root, ())), section)
     settings = _add_keys(collect_settings(root, reading), leaves)
     tensors = _assign_owners([build_info(row, section_name, path) for section_name, row in _build_rows(leaves)])
@@ -151,7 +151,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 class _Tree:
     """Converter of encoded arrays in a tree to tensors."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.arrays = self._bytes = 0
 
@@ -358,7 +358,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
     ]
 
 
-def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
+def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
     """Build each leaf's row. If two names are equal (keys may have dots), the second name is written with its keys."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
@@ -403,14 +403,14 @@ def _format_key(key: Any) -> str:
     return repr(key) if type(key) in (str, int, float, bool, bytes, type(None)) else type(key).__name__
 
 
-def _build_row(fqn: str, leaf: _Leaf) -> Row:
+def _build_row(fqn: str, leaf: _Leaf) -> DecodedTensor:
     name = leaf.section[-1] if leaf.section else ""
     if leaf.is_loose or (OTHER_WORDS.search(name) and not _PARAMS.search(name)):
         return build_row(fqn, leaf.tensor, Kind.OTHER, Evidence.CONVENTION)
     if any(map(_OPTIMIZER.search, leaf.section)):
         return build_row(fqn, leaf.tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
     if name in _BUFFERS:
-        return Row(fqn, leaf.tensor, Kind.BUFFER, Evidence.CONVENTION, persistent=True)
+        return DecodedTensor(fqn, leaf.tensor, Kind.BUFFER, Evidence.CONVENTION, persistent=True)
     return build_row(fqn, leaf.tensor, Kind.PARAMETER, Evidence.ASSUMED)
 
 

@@ -33,7 +33,7 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.core.oddity_kind import OddityKind
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 NAME = "gguf"
 TRAITS = FormatTraits(
@@ -85,7 +85,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     missing bytes is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the path, for an
     unreadable header.
     """
-    with Source(path) as source:
+    with ByteSource(path) as source:
         header = _Header(source)
         tensors = header.read_number("Q", "the number of tensors")
         keys = header.read_number("Q", "the number of metadata keys")
@@ -122,7 +122,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 class _Header:
     """The bytes of a header, read in order; `at` is the next position."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         """Read the version. Raises UnreadableError for an unknown version."""
         self._source = source
         self._raw = b""
@@ -490,7 +490,7 @@ def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
         yield Oddity("askew", message, names[0])
 
 
-def _find_gaps(spans: list[_Span], source: Source, start: int, alignment: int) -> Iterator[Oddity]:
+def _find_gaps(spans: list[_Span], source: ByteSource, start: int, alignment: int) -> Iterator[Oddity]:
     """Yield bytes between and after the tensors that exceed padding."""
     ends = [(0, "the header"), *((stop, name) for _, stop, name in spans)]
     begins = [*(begin for begin, _, _ in spans), source.size - start]

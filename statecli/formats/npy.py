@@ -8,7 +8,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ByteRange, ModelState, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared import npy_array
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 NAME = "npy"
 TRAITS = FormatTraits()
@@ -27,7 +27,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
     Raises UnreadableError and MalformedError, without the path. A truncated array is damaged.
     """
-    with Source(path) as source:
+    with ByteSource(path) as source:
         header = npy_array.read_header(lambda length: source.read(0, min(length, source.size)))
         size = source.size
     row = npy_array.build_row(FQN, header, ByteRange(path, 0, size, big_endian=header.element.is_big_endian))

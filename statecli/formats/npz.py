@@ -13,7 +13,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared import npy_array
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
 
 NAME = "npz"
@@ -39,7 +39,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     A self-contradictory array is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the
     path, for a damaged archive.
     """
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = Archive(source, looked_at=2 * npy_array.USUAL_HEADER_BYTES)
         budget = 0 if source.reads_are_requests else MAX_VERIFIED_BYTES
         arrays = {
@@ -61,7 +61,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 
 
-def _is_bare_array(record: Record, source: Source, archive: Archive) -> bool:
+def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool:
     """Return whether numpy.load returns an array for a record without the suffix: numpy decides by the first bytes.
 
     An array with the suffix may have the same name as the record; its row reports this.
@@ -85,7 +85,7 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
     return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
 
 
-def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
+def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *, verify: bool) -> TensorInfo:
     """Return the row of an array. Without `verify`, check its checksum only if header and size contradict."""
     try:
         header = npy_array.read_header(lambda length: _read_head(record, source, length))
@@ -116,7 +116,7 @@ def _locate_array(record: Record, path: str, is_big_endian: bool) -> ByteRange:
     return ByteRange(path, record.data_offset, record.size, record.crc32 or None, is_big_endian, packing)
 
 
-def _read_head(record: Record, source: Source, length: int) -> bytes:
+def _read_head(record: Record, source: ByteSource, length: int) -> bytes:
     """Read the first bytes of the record's content, inflating no more than needed."""
     if record.method != DEFLATED:
         return source.read(record.data_offset, min(length, record.size))

@@ -10,11 +10,11 @@ from typing import Protocol, cast
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ModelState
 
-#: Second argument of `Reader.read`: the section of a file, or for a folder the function that reads its files.
+#: Second argument of `FormatReader.read`: the section of a file, or for a folder the function that reads its files.
 ReadArgument = str | Callable[[str], ModelState] | None
 
 
-class Reader(Protocol):
+class FormatReader(Protocol):
     """The module of a format; see `statecli.formats` for the functions and their errors."""
 
     NAME: str
@@ -40,9 +40,9 @@ class Format:
         self.beginnings = beginnings
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> FormatReader:
         """Module of the format; only a format of folders has `members`."""
-        return cast(Reader, import_module(f"statecli.formats.{self.name.replace('-', '_')}"))
+        return cast(FormatReader, import_module(f"statecli.formats.{self.name.replace('-', '_')}"))
 
     @property
     def traits(self) -> FormatTraits:

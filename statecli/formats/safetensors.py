@@ -19,7 +19,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ByteRange, ModelState, NoteKind, Oddity, Settings, TensorData, TensorInfo
 from statecli.storage import files, json_object
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 NAME = "safetensors"
 TRAITS = FormatTraits(
@@ -82,7 +82,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     Two names of `__metadata__` for a dropped tied tensor become rows of their own. Raises UnreadableError and
     MalformedError, without the path.
     """
-    with Source(path) as source:
+    with ByteSource(path) as source:
         raw, start = _read_raw_header(source)
         try:
             metadata, entries = _parse_plain_header(raw)
@@ -118,7 +118,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     )
 
 
-def _read_raw_header(source: Source) -> tuple[bytes, int]:
+def _read_raw_header(source: ByteSource) -> tuple[bytes, int]:
     """Return the header's bytes and the offset of the first tensor."""
     if source.size < 8:
         raise MalformedError(

@@ -27,7 +27,7 @@ from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats import deepspeed
 from statecli.formats.shared import config_files, rank_folders
 from statecli.storage import checkpoint_folder, files, json_object
-from statecli.storage.byte_source import Source, add_subject_to_errors
+from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE, is_plain_file_name
 
 NAME = "sharded"
@@ -230,7 +230,7 @@ def _read_index(path: str, label: str) -> Index:
 
 
 def _read_document(path: str, label: str) -> dict[str, Any]:
-    with add_subject_to_errors(label), Source(path) as source:
+    with add_subject_to_errors(label), ByteSource(path) as source:
         if source.size > MAX_INDEX_BYTES:
             raise MalformedError(
                 f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX_BYTES} for an index"
@@ -326,7 +326,7 @@ def _read_shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
 
 def _is_index(path: str) -> bool:
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             return sniff(path, source.head)
     except UnreadableError:  # `read_file` raises the same error, with the shard's path
         return False

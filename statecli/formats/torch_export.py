@@ -36,12 +36,12 @@ from statecli.formats.torch.archive import (
     refuse_big_endian,
 )
 from statecli.formats.torch.objects import build_info, name_globals
-from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row, mark_damaged
-from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading, build_row, mark_damaged
+from statecli.formats.torch.tensors import Tensor, TensorDecoder
 from statecli.pickles.graph import get_text_items
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.storage import json_object as _json
-from statecli.storage.byte_source import Source, add_subject_to_errors
+from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.zip_archive import STORED, Archive, Record, mentions
 
 NAME = "torch-export"
@@ -121,7 +121,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
     Raises UnreadableError for an archive of another version, MalformedError for contradictions.
     """
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = Archive(source)
         archive.prefetch(lambda name: name.endswith(".json") or "/data/" not in name)
         reader = _Reader(archive)
@@ -273,7 +273,7 @@ class _Reader:
             f"{folder_path}/{key}": storage
             for key, storage in locate_storages(self.archive, folder=folder_path).items()
         }
-        reading, first = Reading(Decoder(storages), self.oddities), dict[str, dict[str, Any]]()
+        reading, first = Reading(TensorDecoder(storages), self.oddities), dict[str, dict[str, Any]]()
         for fqn, entry in entries.items():
             try:
                 tensor = self._read_tensor(fqn, _read_object(entry, fqn, "entry"), folder_path, reading, first)
@@ -351,7 +351,7 @@ class _Reader:
         if record.method != STORED:
             raise MalformedError("is compressed; save the program again with torch")
         pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)
-        reading = Reading(Decoder(storages, persistent=pickle.persistent), self.oddities)
+        reading = Reading(TensorDecoder(storages, persistent=pickle.persistent), self.oddities)
         self.oddities.extend(oddity for oddity in oddities if oddity not in self.oddities)
         self.globals.extend((mention.qualified, mention.position) for mention in pickle.globals)
         name_globals(pickle, reading)
@@ -429,7 +429,7 @@ class _Reader:
         if whole.data is None:
             raise MalformedError(f"{fqn}: record {view[0]} does not hold a plain tensor")
         name = f"data/weights/{view[0]}"
-        decoder = Decoder({name: whole.data.storage})
+        decoder = TensorDecoder({name: whole.data.storage})
         node = _build_call(
             whole.dtype, name, whole.data.storage.length, whole.device or "cpu", view[3], view[1], view[2]
         )
@@ -573,7 +573,7 @@ def _list_specs(program: Mapping[str, Any]) -> Iterable[Any]:
     return node
 
 
-def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
+def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> DecodedTensor:
     tensor = payload.tensor
     if role is None:
         return _build_unnamed_row(fqn, payload)
@@ -581,19 +581,19 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
     literal = role.kind is Kind.UNREGISTERED and _LITERAL_NAME.fullmatch(fqn) is not None
     evidence = Evidence.ASSUMED if literal else Evidence.REGISTERED
     note = _CONSTANT_NOTE if literal else None
-    return Row(fqn, tensor, role.kind, evidence, role.persistent, saved, tensor.requires_grad, note=note)
+    return DecodedTensor(fqn, tensor, role.kind, evidence, role.persistent, saved, tensor.requires_grad, note=note)
 
 
-def _build_unnamed_row(fqn: str, payload: _Payload) -> Row:
+def _build_unnamed_row(fqn: str, payload: _Payload) -> DecodedTensor:
     """Build the row of a tensor outside the signature, classified by its entry in the archive."""
     if not payload.is_weight:
-        return Row(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
+        return DecodedTensor(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:
         return build_row(fqn, payload.tensor, Kind.PARAMETER, Evidence.ASSUMED)
     kind = Kind.PARAMETER if payload.is_parameter else Kind.BUFFER
     persistent = None if payload.is_parameter else True
     grad = payload.tensor.requires_grad
-    return Row(fqn, payload.tensor, kind, Evidence.REGISTERED, persistent, requires_grad=grad)
+    return DecodedTensor(fqn, payload.tensor, kind, Evidence.REGISTERED, persistent, requires_grad=grad)
 
 
 def _read_major_version(program: Mapping[str, Any]) -> int | None:

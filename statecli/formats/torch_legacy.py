@@ -25,7 +25,7 @@ from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
 from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.nodes import Global, Pickle
-from statecli.storage.byte_source import Source, Window
+from statecli.storage.byte_source import ByteSource, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.storage.files import Guard
 
@@ -63,7 +63,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 def read_contents(path: str) -> Contents:
     """Return the object's pickle, the place of each storage, and the oddities of the stream. Raises as `read` does."""
     oddities: list[Oddity] = []
-    with Source(path) as source:
+    with ByteSource(path) as source:
         magic, version, _, pickle, keys = _read_pickles(source)
         _check_version(magic.root, version.root)
         storages = dict(_locate_storages(source, keys, _collect_declared(pickle)))
@@ -75,7 +75,7 @@ def read_contents(path: str) -> Contents:
     return Contents(pickle, storages, oddities)
 
 
-def _read_pickles(source: Source) -> list[Pickle]:
+def _read_pickles(source: ByteSource) -> list[Pickle]:
     """Read the five pickles; their `end` counts from the start of the file."""
     pickles: list[Pickle] = []
     at = 0
@@ -87,7 +87,7 @@ def _read_pickles(source: Source) -> list[Pickle]:
     return pickles
 
 
-def _read_pickle_at(source: Source, at: int, label: str) -> Pickle:
+def _read_pickle_at(source: ByteSource, at: int, label: str) -> Pickle:
     """Read the pickle at byte `at` through growing windows."""
     remaining_bytes, window = source.size - at, _FIRST_WINDOW_BYTES
     while True:
@@ -142,7 +142,7 @@ def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
 
 
 def _locate_storages(
-    source: Source, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
+    source: ByteSource, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, ByteRange]]:
     """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
@@ -165,7 +165,7 @@ def _locate_storages(
 
 
 def _walk_storages(
-    source: Source, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
+    source: ByteSource, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
     """Yield the key, the offset of the element count, the count itself and the size of each storage."""
     seen: set[str] = set()

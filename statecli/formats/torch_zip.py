@@ -28,10 +28,10 @@ from statecli.formats.torch.archive import (
 )
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
-from statecli.formats.torch.tensors import Decoder
+from statecli.formats.torch.tensors import TensorDecoder
 from statecli.pickles.nodes import Pickle
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import Archive
 
 NAME = "torch-zip"
@@ -67,7 +67,7 @@ def read_single(path: str, base: int, length: int) -> TensorData:
     Raises as `read` does, and MalformedError for an archive with anything else.
     """
     pickle, storages, _ = read_contents(path, base, length)
-    tensor = Decoder(storages, persistent=pickle.persistent).tensor(pickle.root, "tensor")
+    tensor = TensorDecoder(storages, persistent=pickle.persistent).tensor(pickle.root, "tensor")
     if tensor is None or tensor.data is None:
         raise MalformedError("holds no tensor with values")
     return tensor.data
@@ -78,7 +78,7 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
 
     `base` and `length` are the position and size of a nested archive.
     """
-    with Source(path, base, length) as source:
+    with ByteSource(path, base, length) as source:
         archive = Archive(source)
         _check_kind(archive)
         prefetch(archive, "data")

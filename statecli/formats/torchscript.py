@@ -33,11 +33,11 @@ from statecli.formats.torch.archive import (
     refuse_big_endian,
 )
 from statecli.formats.torch.objects import build_info, build_state
-from statecli.formats.torch.reading import MAX_ROWS, Reading, Row
-from statecli.formats.torch.tensors import Decoder
+from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading
+from statecli.formats.torch.tensors import TensorDecoder
 from statecli.pickles.graph import as_mapping, get_name
 from statecli.pickles.nodes import Global, Obj, Pickle
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import Archive, mentions
 
 NAME = "torchscript"
@@ -86,7 +86,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
     Raises UnreadableError for archives of other writers and damaged archives.
     """
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = Archive(source)
         prefetch(archive, "data", CONSTANTS)
         check_folder(archive)
@@ -329,7 +329,7 @@ def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> 
 
     `persistent` is unknown for buffers: the module's state_dict has all buffers, but no plain attributes.
     """
-    reading = Reading(Decoder(part.storages, SCRIPT_STORAGE_DTYPES), list(state.oddities))
+    reading = Reading(TensorDecoder(part.storages, SCRIPT_STORAGE_DTYPES), list(state.oddities))
     constants = [
         _mark_constant(build_info(row, CONSTANTS, state.target))
         for row in _build_constant_rows(part.pickle.root, reading)
@@ -353,7 +353,7 @@ def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
     return name == "_is_full_backward_hook" or (name == "training" != key and value == settings.get("training"))
 
 
-def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
+def _build_constant_rows(root: Any, reading: Reading) -> Iterator[DecodedTensor]:
     """Build the rows of the constants, with their names in the code. Their role in the module is not recorded."""
     nodes = enumerate(root if type(root) is tuple else ())
     entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
@@ -362,7 +362,7 @@ def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
         if tensor is not None:
             grad = tensor.requires_grad
-            yield Row(
+            yield DecodedTensor(
                 path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_CONSTANT_NOTE
             )
 

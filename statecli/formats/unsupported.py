@@ -15,7 +15,7 @@ from statecli.formats import registry
 from statecli.formats.shared import tar_archive
 from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.storage import checkpoint_folder, files, zip_archive
-from statecli.storage.byte_source import HEAD_BYTES, Source
+from statecli.storage.byte_source import HEAD_BYTES, ByteSource
 
 #: Magic numbers before GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian bytes.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
@@ -70,7 +70,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     A file that begins like text may be a pickle of protocol 0 or 1.
     """
     description = describe_content(path, head, size)
-    with Source(path) as source:
+    with ByteSource(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
             return UnreadableError(
                 "has a zip archive after other data; loaders open this archive, but statecli cannot read it. Do not "
@@ -130,7 +130,7 @@ def describe_content(path: str, head: bytes, size: int) -> str:
     return _describe_text(head, size)
 
 
-def is_code(path: str, source: Source) -> bool:
+def is_code(path: str, source: ByteSource) -> bool:
     """Return whether a loader runs code of the file and statecli does not read the file, in any format."""
     return is_compiled(source.head) or is_flatbuffer(source.head) or find_code_in_text(path, source) is not None
 

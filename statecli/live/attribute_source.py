@@ -33,7 +33,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Use:
+class AttributeUse:
     """A use of an attribute, other than the assignment that creates it.
 
     `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `right operand` (of `+`), `out`
@@ -52,7 +52,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Scope:
+class SourceScope:
     """The class and the function around a line, and the function's name for the instance."""
 
     class_name: str | None = None
@@ -249,38 +249,38 @@ def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
     return (filename, min(lines)) if lines else None
 
 
-def read_scope(place: tuple[str, int] | None) -> Scope | None:
+def read_scope(place: tuple[str, int] | None) -> SourceScope | None:
     """Return the scope around the line; None without a source to read."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_scope(file, place[1])
 
 
 @functools.lru_cache(maxsize=256)
-def _find_scope(file: _SourceFile, line: int) -> Scope:
+def _find_scope(file: _SourceFile, line: int) -> SourceScope:
     nodes = [node for node in ast.walk(file.tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     around = [node for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     classes = [node.name for node in around if isinstance(node, ast.ClassDef)]
     methods = [n for n in around if isinstance(n, ast.FunctionDef) and isinstance(file.parents.get(n), ast.ClassDef)]
     if not methods:
-        return Scope(classes[-1] if classes else None)
+        return SourceScope(classes[-1] if classes else None)
     arguments = methods[-1].args.posonlyargs + methods[-1].args.args
     instance = arguments[0].arg if arguments else "self"
     returns_early = any(isinstance(node, ast.Return) for node in ast.walk(methods[-1]))
-    return Scope(classes[-1], methods[-1].name, instance, returns_early)
+    return SourceScope(classes[-1], methods[-1].name, instance, returns_early)
 
 
 # --- the uses -----------------------------------------------------------------------------------------------
 
 
-def find_uses(filename: str, name: str, class_names: frozenset[str], line: int | None) -> tuple[Use, ...]:
+def find_uses(filename: str, name: str, class_names: frozenset[str], line: int | None) -> tuple[AttributeUse, ...]:
     """Return the uses of the attribute `name` in the classes, except for its assignment on `line`."""
     file = _parse_file(filename)
     return () if file is None else _find_uses(file, name, class_names, line)
 
 
 @functools.lru_cache(maxsize=256)
-def _find_uses(file: _SourceFile, name: str, class_names: frozenset[str], line: int | None) -> tuple[Use, ...]:
-    uses: list[Use] = []
+def _find_uses(file: _SourceFile, name: str, class_names: frozenset[str], line: int | None) -> tuple[AttributeUse, ...]:
+    uses: list[AttributeUse] = []
     for node in file.attributes.get(name, ()):
         class_node, function = file.find_around(node, ast.ClassDef), file.find_around(node, ast.FunctionDef)
         is_others = isinstance(class_node, ast.ClassDef) and class_node.name not in class_names
@@ -296,7 +296,7 @@ def _covers(file: _SourceFile, node: ast.AST, line: int | None) -> bool:
     return is_statement and statement.lineno <= line <= (statement.end_lineno or statement.lineno)  # type: ignore
 
 
-def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST | None) -> Use | None:
+def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST | None) -> AttributeUse | None:
     name = function.name if isinstance(function, ast.FunctionDef) else ""
     node: ast.expr = attribute
     parent = file.parents[node]
@@ -306,7 +306,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
     ):
         is_nested = is_nested or isinstance(parent, ast.Subscript)
         node, parent = parent, file.parents[parent]
-    use = functools.partial(Use, function=name, constructs=name in file.constructing, nested=is_nested)
+    use = functools.partial(AttributeUse, function=name, constructs=name in file.constructing, nested=is_nested)
     if isinstance(parent, ast.Subscript) and parent.value is node:
         return use("item")
     if isinstance(parent, ast.Attribute):

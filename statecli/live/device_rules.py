@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from statecli.live import tensor_sources
-from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source
+from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, Place, TensorSource
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -114,7 +114,7 @@ class DeviceWatch:
     raised: set[Mismatch] = field(default_factory=set)
     _excused: set[str] = field(default_factory=set)
     # By id, with the tensor, so that no id is used twice. A weak reference would prevent torch from swapping tensors.
-    _sources: dict[int, tuple[torch.Tensor, Source]] = field(default_factory=dict)
+    _sources: dict[int, tuple[torch.Tensor, TensorSource]] = field(default_factory=dict)
 
     def excuse(self, names: Iterable[str]) -> None:
         """Record no mismatch for the names, because the fake move could not put their tensors on the device."""
@@ -125,20 +125,20 @@ class DeviceWatch:
         for fqn, tensor in names:
             source = self.get_source(tensor)
             if source is None or source.fqn is None:
-                self._sources[id(tensor)] = (tensor, Source(fqn))
+                self._sources[id(tensor)] = (tensor, TensorSource(fqn))
 
-    def get_source(self, tensor: torch.Tensor) -> Source | None:
+    def get_source(self, tensor: torch.Tensor) -> TensorSource | None:
         """Return the recorded source of `tensor`, or None."""
         entry = self._sources.get(id(tensor))
         return None if entry is None else entry[1]
 
-    def _find_source(self, tensor: torch.Tensor) -> Source | None:
+    def _find_source(self, tensor: torch.Tensor) -> TensorSource | None:
         """Return the source of `tensor`, also for a variable of the model's file."""
         source = self.get_source(tensor)
         variable = tensor_sources.find_file_variable(tensor) if source is None else None
         if variable is None:
             return source
-        return self._sources.setdefault(id(tensor), (tensor, Source(file_variable=variable)))[1]
+        return self._sources.setdefault(id(tensor), (tensor, TensorSource(file_variable=variable)))[1]
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return the tensors for which CUDA would refuse the operator; record each, or raise `Refused`."""
@@ -163,7 +163,7 @@ class DeviceWatch:
         values = [value for argument, value in _bind_arguments(func, args, kwargs) if argument.name == argument_name]
         tensors_on_device = [tensor for tensor in list_tensors(*values) if tensor.device == self.device]
         place = tensor_sources.find_user_place()
-        sources = [self.get_source(tensor) or Source() for tensor in tensors_on_device]
+        sources = [self.get_source(tensor) or TensorSource() for tensor in tensors_on_device]
         faults = [Mismatch(value, "", argument_name, name.strip("_"), place, Fault.NOT_ON_CPU) for value in sources]
         self._record_or_raise(faults, message)
         return tensors_on_device
@@ -177,7 +177,7 @@ class DeviceWatch:
         if kwargs.get("device") != self.device and all(tensor.device != self.device for tensor in tensors):
             return False
         operator, place = get_operator_name(func).strip("_"), tensor_sources.find_user_place()
-        fault = Mismatch(Source(), str(generator.device), "", operator, place, Fault.GENERATOR)
+        fault = Mismatch(TensorSource(), str(generator.device), "", operator, place, Fault.GENERATOR)
         message = f"Expected a 'cuda' device type for generator but found '{generator.device.type}'"
         self._record_or_raise([fault], message)
         return True
@@ -197,7 +197,7 @@ class DeviceWatch:
                 if companions:
                     self._add_sources(tensor, companions, in_place=any(tensor_in is tensor for tensor_in in inputs))
 
-    def _add_sources(self, tensor: torch.Tensor, companions: list[Source], *, in_place: bool) -> None:
+    def _add_sources(self, tensor: torch.Tensor, companions: list[TensorSource], *, in_place: bool) -> None:
         """Add sources to `tensor` and, after a write in place, to tensors in the same memory."""
         memory = _get_storage_id(tensor) if in_place else None
         for key, (recorded_tensor, source) in list(self._sources.items()) if memory else ():
@@ -211,7 +211,7 @@ class DeviceWatch:
 
     def _find_companions(
         self, func: Any, args: Any, kwargs: Any, out: torch.Tensor, inputs: list[torch.Tensor]
-    ) -> list[Source]:
+    ) -> list[TensorSource]:
         """Return the sources of inputs that must move together with the first input of known source."""
         if out.device == self.device or len(inputs) < 2:
             return []
@@ -223,7 +223,7 @@ class DeviceWatch:
 
     def _derive_source(
         self, func: Any, tensor: torch.Tensor, inputs: list[torch.Tensor], is_drawn: bool
-    ) -> Source | None:
+    ) -> TensorSource | None:
         is_on_device = tensor.device == self.device
         get_source = self.get_source if is_on_device else self._find_source
         sources = (get_source(item) for item in inputs if item.device == tensor.device)
@@ -235,7 +235,7 @@ class DeviceWatch:
             return replace(source, derived=source.derived or not is_view)
         has_input_on_device = any(item.device == self.device for item in inputs)
         how = How.BROUGHT if has_input_on_device else How.COMPUTED if inputs else How.DRAWN if is_drawn else How.MADE
-        return Source(place=tensor_sources.find_user_place(), how=how)
+        return TensorSource(place=tensor_sources.find_user_place(), how=how)
 
     def _record_reads(self, func: Any, off_device_tensors: list[torch.Tensor], kwargs: Any) -> None:
         for tensor in off_device_tensors:
@@ -256,14 +256,14 @@ class DeviceWatch:
     def _blame_strays(self, func: Any, strays_: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         frame = tensor_sources.find_user_frame()
         tensor_on_device = next(tensor for tensor in tensors if tensor.device == self.device)
-        name_on_device = (self.get_source(tensor_on_device) or Source()).fqn
+        name_on_device = (self.get_source(tensor_on_device) or TensorSource()).fqn
         if name_on_device is None:
             name_on_device = tensor_sources.find_local_name(frame, tensor_on_device) or ""
         operator, place = get_operator_name(func).strip("_"), tensor_sources.get_place(frame)
         mismatches = [
             Mismatch(source, str(tensor.device).replace("meta", "cpu"), name_on_device, operator, place)
             for tensor in strays_
-            for source in (self._find_source(tensor) or Source()).all_sources
+            for source in (self._find_source(tensor) or TensorSource()).all_sources
             if source.fqn not in self._excused
         ]
         self._record_or_raise(mismatches, _SAME_DEVICE_MESSAGE)
@@ -274,7 +274,7 @@ class DeviceWatch:
             calls = tensor_sources.list_user_calls()
             if calls not in self.uncaught_calls:
                 self.raised.update(mismatches)
-                raise Refused(message, mismatches, calls)
+                raise CudaRefusal(message, mismatches, calls)
         for mismatch in mismatches:
             if not any(mismatch.is_same_mistake_as(recorded) for recorded in self.mismatches):
                 self.mismatches.append(mismatch)

@@ -24,11 +24,11 @@ from statecli.core.model_state import NoteKind, TensorInfo
 from statecli.live import pretrained
 from statecli.live.attribute_patch import replace_attribute
 from statecli.live.built_model import BuiltModel
-from statecli.live.load_state_dict_api import Answer, Entries
+from statecli.live.load_state_dict_api import Entries, LoadReport
 from statecli.live.tensors import is_lazy
 
 
-def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True) -> Answer:
+def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True) -> LoadReport:
     """Return the answer of a strict `load_state_dict` to a state_dict of these names, shapes and dtypes.
 
     Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
@@ -140,10 +140,10 @@ class _Refusal:
     def __init__(self, root: nn.Module) -> None:
         self._root = root
         self._error: RuntimeError | None = None
-        self._answer = Answer()
+        self._answer = LoadReport()
 
-    def build_answer(self, extra: tuple[str, ...]) -> Answer:
-        return msgspec.structs.replace(self._answer if self._error else Answer(), extra=extra)
+    def build_answer(self, extra: tuple[str, ...]) -> LoadReport:
+        return msgspec.structs.replace(self._answer if self._error else LoadReport(), extra=extra)
 
     @contextmanager
     def catch(self) -> Iterator[None]:
@@ -219,7 +219,7 @@ _MISMATCH = compile_on_use(r"size mismatch for (.+?): copying a param with shape
 _NAMED = compile_on_use(r'While (?:copying|swapping) the parameter named "(.+?)", ', re.DOTALL)
 
 
-def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> Answer:
+def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> LoadReport:
     """Build the answer with each name once, because a hook of the model and a child may both miss a name."""
     mismatched: dict[str, None] = {}
     refusals: list[tuple[str | None, str]] = []
@@ -230,7 +230,9 @@ def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: I
         name_match = _NAMED.match(message)
         reason = "the entry of the checkpoint is not a tensor" if _NoTensor.__name__ in message else message
         refusals.append((name_match[1] if name_match else None, f"refused: {' '.join(reason.split())}"))
-    return Answer(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refusals))
+    return LoadReport(
+        tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refusals)
+    )
 
 
 @contextmanager

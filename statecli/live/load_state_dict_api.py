@@ -22,7 +22,7 @@ class Entries(msgspec.Struct, frozen=True):
     as_saved: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class LoadReport(msgspec.Struct, frozen=True):
     """Answer of a strict load: missing names, unexpected names, names of another shape, and torch's other messages.
 
     All are empty if the load succeeds; a message about a single name has this name. `extra`: extra states in the

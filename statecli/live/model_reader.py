@@ -756,10 +756,10 @@ def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
     return overlapping
 
 
-def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.OtherNames:
+def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.MemoryNames:
     """Return further names of the memory of `row`: its aliases, then the other rows in the storage."""
     names = [*row.aliases, *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row)]
     is_same_tensor = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
     is_disjoint = sharing.count < table.find_rows_sharing(row).count
     count = len(row.aliases) + sharing.count - 1
-    return suggest_fix.OtherNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, is_same_tensor, is_disjoint)
+    return suggest_fix.MemoryNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, is_same_tensor, is_disjoint)

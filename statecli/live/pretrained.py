@@ -18,10 +18,10 @@ from torch import nn
 from statecli.core.grouping import group_by
 from statecli.core.model_state import TensorInfo
 from statecli.live import hf_auto
-from statecli.live.load_state_dict_api import Answer, Entries
+from statecli.live.load_state_dict_api import Entries, LoadReport
 
 
-def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer:
+def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> LoadReport:
     """Return the answer without objections overcome by `from_pretrained`; unchanged for other modules."""
     hub = sys.modules.get("transformers.modeling_utils")
     if hub is None or not isinstance(module, hub.PreTrainedModel):
@@ -37,7 +37,7 @@ def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer
     return answer
 
 
-def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
+def _apply_ignore_patterns(module: Any, answer: LoadReport) -> LoadReport:
     """Remove names from the answer that the class does not save, miss or read."""
     unsaved = set(module._keys_to_ignore_on_save or ())
     ignored_missing = [name for name in answer.missing if name in unsaved]
@@ -62,7 +62,7 @@ def _remove_names(names: Iterable[str], names_to_remove: Iterable[str]) -> tuple
     return tuple(name for name in names if name not in removed_names)
 
 
-def _iter_conversions(module: Any, entries: Entries, answer: Answer) -> Iterator[tuple[list[str], list[str]]]:
+def _iter_conversions(module: Any, entries: Entries, answer: LoadReport) -> Iterator[tuple[list[str], list[str]]]:
     """Yield unexpected names with the missing names made of them, if both have equally many elements."""
     meta = module.state_dict()
     missing = set(answer.missing)

@@ -27,7 +27,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin
 from statecli.live.attribute_source import (
     Assignment,
-    Use,
+    AttributeUse,
     find_class_file,
     find_torch_nn_name,
     find_uses,
@@ -39,7 +39,7 @@ from statecli.live.installed_code import is_installed_file
 from statecli.live.quantized_parameters import has_lost_class
 from statecli.live.rebuild import Rebuild
 from statecli.live.tensors import identify_storage, may_overlap
-from statecli.live.walk import Step, UnregisteredTensor
+from statecli.live.walk import UnregisteredTensor, WalkStep
 
 AT_END_OF_INIT = "# at the end of __init__:\n"
 #: Ids of the types of keys that `str` converts without running the user's code.
@@ -53,7 +53,7 @@ MAX_COMPARED_PARTS = 64
 
 
 @dataclass(frozen=True)
-class OtherNames:
+class MemoryNames:
     """Further names of the memory of a tensor, separated by a move from the registered name.
 
     `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `are_same_object`: all refer to the same tensor.
@@ -77,7 +77,7 @@ class _Site:
 
     name: str
     source: Assignment | None = None
-    uses: tuple[Use, ...] = ()
+    uses: tuple[AttributeUse, ...] = ()
     owner: str = "self"
     placement: str = AT_END_OF_INIT
     is_foreign: bool = False
@@ -86,7 +86,7 @@ class _Site:
         """Return True if other statements put something into the container or take something out."""
         return any(_FILLING_ACTION.fullmatch(use.action) for use in self.uses)
 
-    def find_uses_after_init(self) -> list[Use]:
+    def find_uses_after_init(self) -> list[AttributeUse]:
         """Return the uses in functions not run by the constructor."""
         return [use for use in self.uses if use.function and not use.constructs]
 
@@ -127,7 +127,7 @@ class Suggestions:
         place: tuple[str, int] | None,
         *,
         is_repeated: bool = False,
-        other_names: OtherNames = OtherNames(),
+        other_names: MemoryNames = MemoryNames(),
         rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
         """Return the code to write instead; None if nothing needs registering (an optimizer's state).
@@ -186,11 +186,11 @@ def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
     return Rebuild.UNKNOWN if changes else rebuild
 
 
-def _is_write(use: Use) -> bool:
+def _is_write(use: AttributeUse) -> bool:
     return use.action.endswith("_") and not use.action.startswith("_") and use.action not in _KEEPING_METHODS
 
 
-def _accumulates(use: Use, name: str) -> bool:
+def _accumulates(use: AttributeUse, name: str) -> bool:
     if use.action == "set":
         return isinstance(use.value, ast.BinOp) and reads(use.value, name)
     return _ACCUMULATING_ACTION.fullmatch(use.action) is not None
@@ -217,7 +217,7 @@ def _suggest(
     unregistered: UnregisteredTensor,
     site: _Site,
     is_repeated: bool,
-    other_names: OtherNames,
+    other_names: MemoryNames,
     rebuild: Rebuild,
     suggestions: Suggestions,
 ) -> str | None:
@@ -301,7 +301,7 @@ def _is_refused(value: ast.expr) -> bool:
 
 
 def _suggest_registration(
-    unregistered: UnregisteredTensor, site: _Site, other_names: OtherNames, rebuild: Rebuild, suggestions: Suggestions
+    unregistered: UnregisteredTensor, site: _Site, other_names: MemoryNames, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
     """Return the fix for a tensor in the attribute or in a container in the attribute; None for deeper tensors."""
     steps = unregistered.steps
@@ -335,7 +335,7 @@ def _suggest_for_container(
     return _suggest_for_tensors(container, site, rebuild)
 
 
-def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names: OtherNames) -> bool:
+def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names: MemoryNames) -> bool:
     """Return True if registering `tensor` separates its further names.
 
     A new nn.Parameter is a single object for all names assigned later, and keeps these names together.
@@ -346,7 +346,7 @@ def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names
     return not (tensor.requires_grad and is_new_object and other_names.are_same_object)
 
 
-def _suggest_single_name(name: str, other_names: OtherNames) -> str:
+def _suggest_single_name(name: str, other_names: MemoryNames) -> str:
     names_text = ", ".join(other_names.names) + (", …" if other_names.count > len(other_names.names) else "")
     view = "" if other_names.are_same_object else " (compute a view from it)"
     return f"# register the tensor once, as {name}, and read this name instead of {names_text}{view}:\n{_OLD_MEMORY}"
@@ -459,7 +459,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
     return text + "".join(f"\n{_describe_lacking(use, kind, site.name)}" for use in lacking_uses if not use.constructs)
 
 
-def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:
+def _find_lacking(kind: str, site: _Site, container: Any) -> list[AttributeUse]:
     """Return the uses of a list or dictionary missing in nn.kind, a use for each kind."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
     actions = {use.action: use for use in sorted(site.uses, key=lambda use: not use.constructs) if not use.nested}
@@ -478,7 +478,7 @@ def _supports_action(new_class: type, action: str, supported: dict[str, bool]) -
     return supported.get(action, True) and (action in ("augment", "right operand") or hasattr(new_class, action))
 
 
-def _describe_lacking(use: Use, kind: str, name: str) -> str:
+def _describe_lacking(use: AttributeUse, kind: str, name: str) -> str:
     if use.action == "right operand":
         return f"# and write list + list({name}) instead of list + {name}, because list + nn.{kind} raises TypeError"
     if use.action == "augment":
@@ -519,7 +519,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
     return _format_buffer(source.owner, site.name, source.text, rebuild, further_targets)
 
 
-def _is_refused_by_leaf(use: Use) -> bool:
+def _is_refused_by_leaf(use: AttributeUse) -> bool:
     """Return True if the constructor changes the tensor in place, although torch refuses this for a parameter."""
     return use.constructs and (use.action in ("item", "augment") or _is_write(use))
 
@@ -727,7 +727,7 @@ def _suggest_for_class_attribute(
         return placement + _format_registration(unregistered.tensor, site, rebuild)
     if issubclass(type(unregistered.steps[0].value), nn.Module):
         return _add_loading(f"{placement}self.{name} = {source.text}", f"{name}.*")
-    text = _suggest_registration(unregistered, site, OtherNames(), rebuild, suggestions)
+    text = _suggest_registration(unregistered, site, MemoryNames(), rebuild, suggestions)
     return advice if text is None or text.startswith(AT_END_OF_INIT) else placement + text
 
 
@@ -748,7 +748,7 @@ def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild
     return text + _format_buffer_or_parameter(tensor, name, name, rebuild)
 
 
-def _get_captured_name(step: Step) -> str:
+def _get_captured_name(step: WalkStep) -> str:
     """Return the name of the captured variable, or of the argument with the default."""
     name_match = re.search(r"'(\w+)'|\[(\d+)\]", step.label)
     if name_match is None or step.parent is None:

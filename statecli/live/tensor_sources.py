@@ -37,7 +37,7 @@ class How(Enum):
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Origin of a tensor; unknown if `fqn`, `file_variable` and `place` are None.
 
     Attributes:
@@ -53,14 +53,14 @@ class Source:
     place: Place | None = None
     how: How = How.MADE
     derived: bool = False
-    companions: tuple[Source, ...] = ()
+    companions: tuple[TensorSource, ...] = ()
 
     @property
-    def all_sources(self) -> tuple[Source, ...]:
+    def all_sources(self) -> tuple[TensorSource, ...]:
         """The source and its companions in a list: all of them have to move."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
-    def combine_with(self, other_sources: Iterable[Source]) -> Source:
+    def combine_with(self, other_sources: Iterable[TensorSource]) -> TensorSource:
         """Return the source of a tensor computed from further sources too."""
         fresh = (replace(source, derived=True) for other_source in other_sources for source in other_source.all_sources)
         sources_by_origin = {
@@ -92,7 +92,7 @@ class Mismatch:
     `other` is the name of a tensor on the right device, of the argument on the wrong device, or "".
     """
 
-    source: Source
+    source: TensorSource
     device: str
     other: str
     operator: str
@@ -106,7 +106,7 @@ class Mismatch:
         return self.source.fqn == other.source.fqn
 
 
-class Refused(RuntimeError):
+class CudaRefusal(RuntimeError):
     """The error that CUDA would raise; a model may catch the error."""
 
     def __init__(self, message: str, mismatches: Iterable[Mismatch], stack: CallStack) -> None:

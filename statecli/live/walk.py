@@ -153,13 +153,13 @@ _GENERATED_ATTRIBUTES = frozenset(["_abc_impl", "_fields", "_field_defaults"])
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
 
 
-class Step(msgspec.Struct, frozen=True, eq=False, gc=False):
+class WalkStep(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A step from a holder to a held object. Names are built from chains of steps, and only for tensors.
 
     `gc=False`, here and below: nothing in a model refers to a step, so no cycle passes through one.
     """
 
-    parent: Step | None
+    parent: WalkStep | None
     label: str
     value: Any
     depth: int = 0
@@ -172,10 +172,10 @@ class Step(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Return the path from the root in Python's notation: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
         return "".join(step.label for step in self.list_steps()).lstrip(".")
 
-    def list_steps(self) -> list[Step]:
+    def list_steps(self) -> list[WalkStep]:
         """Return the steps from the root to this step, without the root."""
-        steps: list[Step] = []
-        step: Step | None = self
+        steps: list[WalkStep] = []
+        step: WalkStep | None = self
         while step is not None and step.parent is not None:
             steps.append(step)
             step = step.parent
@@ -208,7 +208,7 @@ class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
     tensor: torch.Tensor
     owner: nn.Module
     rank: int
-    steps: tuple[Step, ...]
+    steps: tuple[WalkStep, ...]
 
 
 class Holding(enum.Enum):
@@ -384,7 +384,7 @@ class _Search:
 
     def __init__(self, result: WalkResult) -> None:
         self._result = result
-        self._queue: collections.deque[Step] = collections.deque()
+        self._queue: collections.deque[WalkStep] = collections.deque()
         self._owners: dict[int, tuple[nn.Module, int]] = {}
         # id -> object: a referenced object keeps its id, so no other object can be taken for a seen one.
         self._seen: dict[int, Any] = {}
@@ -397,8 +397,8 @@ class _Search:
                 continue
             self._seen[id(module)] = module
             self._owners[id(module)] = (module, rank)
-            root = Step(None, prefix, module)
-            self._queue.append(Step(root, prefix, module))
+            root = WalkStep(None, prefix, module)
+            self._queue.append(WalkStep(root, prefix, module))
         for module in self._result.modules_beyond_limit:
             self._seen.setdefault(id(module), module)
         for entry in self._result.registered:
@@ -407,9 +407,9 @@ class _Search:
                 self._seen[id(entry.tensor)] = entry.tensor
                 if _is_wrapper(type(entry.tensor)):
                     continue
-                owner = Step(Step(None, "", entry.owner), entry.fqn.rpartition(".")[0], entry.owner)
+                owner = WalkStep(WalkStep(None, "", entry.owner), entry.fqn.rpartition(".")[0], entry.owner)
                 label = ("." if owner.label else "") + entry.attribute
-                self._queue.append(Step(owner, label, entry.tensor, 1, "registered"))
+                self._queue.append(WalkStep(owner, label, entry.tensor, 1, "registered"))
         self._drain()
         self._result.unregistered.sort(key=lambda entry: entry.rank)
 
@@ -427,7 +427,7 @@ class _Search:
                 unopened.append((step.name(), reason))
                 return
 
-    def _meet(self, step: Step) -> None:
+    def _meet(self, step: WalkStep) -> None:
         obj = step.value
         is_tensor = issubclass(type(obj), torch.Tensor)
         if step.how == "key" and id(obj) in self._seen:
@@ -447,7 +447,7 @@ class _Search:
             return  # the inner tensors of a wrapper subclass are the tensor itself, and move with the tensor
         self._queue.append(step)
 
-    def _record(self, step: Step, tensor: torch.Tensor) -> None:
+    def _record(self, step: WalkStep, tensor: torch.Tensor) -> None:
         chain = step.list_steps()
         start = max(i for i, link in enumerate(chain) if id(link.value) in self._owners)
         owner, rank = self._owners[id(chain[start].value)]
@@ -470,7 +470,7 @@ def _is_unknown(kind: type) -> bool:
     return id(kind) not in _TRANSPARENT_TYPES and not issubclass(kind, _OPENED_TYPES)
 
 
-def _hides_tensor(obj: Any, steps_on: list[Step]) -> bool:
+def _hides_tensor(obj: Any, steps_on: list[WalkStep]) -> bool:
     """Return True if the garbage collector sees a tensor in `obj` outside of `steps_on`."""
     step_ids = {id(step.value) for step in steps_on}
     return any(issubclass(type(value), torch.Tensor) and id(value) not in step_ids for value in gc.get_referents(obj))
@@ -492,7 +492,7 @@ def _is_closed(kind: type) -> bool:
     return module in ("torch.autograd.graph", "torch._C._functions", "torch._C._autograd")
 
 
-def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
+def _open_object(step: WalkStep, classes: dict[int, type]) -> list[WalkStep]:
     """Return a step to each object held directly by `step.value`, except objects without room for tensors."""
     obj, kind = step.value, type(step.value)
     # Hooks have numbers of a process-wide counter; only their place in the dict is the same in each process.
@@ -503,7 +503,7 @@ def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
     if id(kind) not in classes:
         listers.append(_list_class_attributes(obj, kind, classes))
     return [
-        Step(step, label[1:] if after_dot and label[:1] == "." else label, value, depth, how)
+        WalkStep(step, label[1:] if after_dot and label[:1] == "." else label, value, depth, how)
         for contents in listers
         for label, value, how in contents
         if not (id(type(value)) in _ATOM_TYPES or _is_closed(type(value)) or _is_empty(value))

@@ -27,7 +27,7 @@ from statecli.storage.zip_archive import Archive, Record
 MAX_CONFIG_BYTES = 128 * 2**20
 
 
-class Use(Enum):
+class LoaderUse(Enum):
     """Use of a record by a loader."""
 
     #: Unpickled by torch.load or pickle.loads, from the first byte on.
@@ -81,10 +81,10 @@ class RecordUses(NamedTuple):
     """Use of each record by torch's loaders, and the reason if a configuration is unreadable.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
-    `numbered_storages` are the names of storages written by torch.save; their use is `Use.OTHER`.
+    `numbered_storages` are the names of storages written by torch.save; their use is `LoaderUse.OTHER`.
     """
 
-    use_of: Callable[[Record], Use]
+    use_of: Callable[[Record], LoaderUse]
     unreadable_config: str | None
     zeros: int
     numbered_storages: Set[str]
@@ -104,26 +104,26 @@ def classify_records(archive: Archive) -> RecordUses:
         names.update((name, _normalize_name(name).removeprefix(folder)) for name in numbered_storages)
         numbered_storages = frozenset()
 
-    def use_of(record: Record) -> Use:
+    def use_of(record: Record) -> LoaderUse:
         if record.name in numbered_storages:
-            return Use.OTHER
+            return LoaderUse.OTHER
         name = names[record.name]
         if _is_compiled(record.name):
-            return Use.COMPILED
+            return LoaderUse.COMPILED
         if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
-            return Use.PROGRAM
+            return LoaderUse.PROGRAM
         script = _classify_script_record(name)
         if packaged and not name.startswith(_NOT_PACKAGED):
-            otherwise = script if script in (Use.BYTECODE, Use.OLD_SCRIPT) else Use.PICKLE
-            return Use.MODULE if name.endswith(".py") else otherwise
+            otherwise = script if script in (LoaderUse.BYTECODE, LoaderUse.OLD_SCRIPT) else LoaderUse.PICKLE
+            return LoaderUse.MODULE if name.endswith(".py") else otherwise
         if declared is None:  # the lite interpreter ignores the configuration
-            return Use.PICKLE if script is Use.OTHER else script
+            return LoaderUse.PICKLE if script is LoaderUse.OTHER else script
         if name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
-            return Use.PICKLE
+            return LoaderUse.PICKLE
         if exported and _ALL_TENSORS.fullmatch(name):
-            return Use.PICKLE
+            return LoaderUse.PICKLE
         if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
-            return Use.STORAGE if name in declared.storages else Use.PICKLE
+            return LoaderUse.STORAGE if name in declared.storages else LoaderUse.PICKLE
         return script
 
     zeros = sum(declared.zeros.values()) if declared is not None else 0
@@ -136,10 +136,10 @@ def _list_numbered_storages(archive: Archive) -> Set[str]:
     return {name for name in archive.records if is_numbered(name) and name.startswith(prefix)}
 
 
-def _classify_script_record(name: str) -> Use:
+def _classify_script_record(name: str) -> LoaderUse:
     if _SCRIPT.fullmatch(name):
-        return Use.SCRIPT
-    return {"bytecode.pkl": Use.BYTECODE, "model.json": Use.OLD_SCRIPT}.get(name, Use.OTHER)
+        return LoaderUse.SCRIPT
+    return {"bytecode.pkl": LoaderUse.BYTECODE, "model.json": LoaderUse.OLD_SCRIPT}.get(name, LoaderUse.OTHER)
 
 
 def _is_compiled(name: str) -> bool:

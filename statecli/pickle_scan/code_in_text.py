@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from statecli import pickle_scan
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 #: Largest text that is searched, in bytes; larger texts are reported, because they may hold anything.
 _MAX_TEXT_BYTES = 64 << 20
@@ -62,7 +62,7 @@ def _decode(text: bytes) -> bytes:
     return text if encoding.startswith("utf-8") else text.decode(encoding, "replace").encode()
 
 
-def find_code_in_text(path: str, source: Source) -> str | None:
+def find_code_in_text(path: str, source: ByteSource) -> str | None:
     """Return how a library runs code from the file; None for other files."""
     name = files.get_name(path)
     if any(fnmatchcase(name, pattern) for pattern in _RAY_STATES):

@@ -26,7 +26,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import name_lists, program_operators, program_schema, program_texts
 from statecli.pickle_scan.export_arguments import find_misuses
 from statecli.pickle_scan.module_attributes import find_module_attribute
-from statecli.pickle_scan.program_schema import Judgement, ProgramText
+from statecli.pickle_scan.program_schema import ProgramText, TextRequirement
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: Functions and classes in expressions, by the names that sympy and torch use.
@@ -319,7 +319,7 @@ _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "un
 def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
     """Yield the calls and imports of loading or calling the program, besides tensor computation. Raises OutOfSteps."""
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
-    for text in dict.fromkeys(_select_texts(texts, Judgement.EXPRESSION)):
+    for text in dict.fromkeys(_select_texts(texts, TextRequirement.EXPRESSION)):
         steps.take(Budget.TEXT, 1 + len(text))  # to parse and measure a character takes 4 to 10 µs
         if not is_plain_expression(text):
             yield ProgramCall(text, "sympy", "sympify")
@@ -328,12 +328,12 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
     for misuse in find_misuses(document, steps):
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
         yield ProgramCall(misuse.target, module, name, misuse.why, doer=_DOERS.get(misuse.target, "the graph"))
-    yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts, steps), steps)
-    if trace := program_texts.find_end_of_raw_string(_select_texts(texts, Judgement.TRACE)):
+    yield from _find_nested_names(_select_texts(texts, TextRequirement.ATTRIBUTE), _list_modules(texts, steps), steps)
+    if trace := program_texts.find_end_of_raw_string(_select_texts(texts, TextRequirement.TRACE)):
         yield _report_source(trace)
     reported_texts: set[str] = set()
     for judgement, text in dict.fromkeys(_expand_specs(texts, steps)):
-        if judgement is Judgement.GUARD:
+        if judgement is TextRequirement.GUARD:
             steps.take(Budget.TEXT, 1 + len(text))  # parsed by Python's parser
         call = CHECKS[judgement](text) if judgement in CHECKS else None
         if call:
@@ -342,7 +342,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
             reported_texts.add(text)
             yield _report_source(text) if judgement in _COMPILER_TEXTS else _report_name(text, judgement)
     unknown = next(
-        (text for text in texts if text.judgement is Judgement.UNKNOWN and text.text not in reported_texts), None
+        (text for text in texts if text.judgement is TextRequirement.UNKNOWN and text.text not in reported_texts), None
     )
     if unknown:
         yield UnknownText(unknown.key, unknown.text)
@@ -350,25 +350,31 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
 
 #: Judgements of the texts that inductor reads or writes into source.
 _COMPILER_TEXTS = frozenset(
-    [Judgement.VALUE, Judgement.TRACE, Judgement.FUNCTIONS, Judgement.ORIGINS, Judgement.ANNOTATIONS]
+    [
+        TextRequirement.VALUE,
+        TextRequirement.TRACE,
+        TextRequirement.FUNCTIONS,
+        TextRequirement.ORIGINS,
+        TextRequirement.ANNOTATIONS,
+    ]
 )
 
 
-def _select_texts(texts: list[ProgramText], judgement: Judgement) -> list[str]:
+def _select_texts(texts: list[ProgramText], judgement: TextRequirement) -> list[str]:
     return [text.text for text in texts if text.judgement is judgement]
 
 
 def _list_modules(texts: list[ProgramText], steps: Steps) -> list[str]:
     """Return the paths of the modules in the module call graph and in the module stacks of the nodes."""
-    texts_of_stacks = _select_texts(texts, Judgement.MODULES)
+    texts_of_stacks = _select_texts(texts, TextRequirement.MODULES)
     steps.take(Budget.TEXT, sum(map(len, texts_of_stacks)) // 8)
     stacks = map(program_texts.list_stack_paths, texts_of_stacks)
-    paths = [*_select_texts(texts, Judgement.MODULE), *(path for stack in stacks for path in stack)]
+    paths = [*_select_texts(texts, TextRequirement.MODULE), *(path for stack in stacks for path in stack)]
     return list(dict.fromkeys(path for path in paths if path))
 
 
-def _report_name(text: str, judgement: Judgement) -> ProgramCall:
-    place = "a number" if judgement in (Judgement.NUMBER, Judgement.FLOAT) else "a name"
+def _report_name(text: str, judgement: TextRequirement) -> ProgramCall:
+    place = "a number" if judgement in (TextRequirement.NUMBER, TextRequirement.FLOAT) else "a name"
     why = f"compiles a graph in which {quoting.quote(text)} stands in place of {place}, so this text can run as code"
     return ProgramCall(text, "builtins", "exec", why, doer="loading the file")
 
@@ -380,10 +386,10 @@ def _report_source(text: str) -> ProgramCall:
     return ProgramCall(text, "torch._inductor", "compile", why, doer="compiling the program")
 
 
-def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judgement, str]]:
+def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
     """Yield the judgement and the text of each program text, with the texts in a JSON of arguments in its place."""
     for judgement, text, key in texts:
-        if judgement is Judgement.SPEC:
+        if judgement is TextRequirement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
         else:
             yield judgement, text
@@ -533,12 +539,12 @@ def _check_module_stack(text: str) -> ProgramCall | None:
     return next(filter(None, calls), None)
 
 
-CHECKS: dict[Judgement, Callable[[str], ProgramCall | None]] = {
-    Judgement.ATTRIBUTE: _check_attribute,
-    Judgement.MODULE: _check_module,
-    Judgement.MODULES: _check_module_stack,
-    Judgement.OPERATOR: _check_operator,
-    Judgement.CLASS: _check_import,
-    Judgement.GUARD: _check_guard,
-    Judgement.SYMBOL: _check_symbol,
+CHECKS: dict[TextRequirement, Callable[[str], ProgramCall | None]] = {
+    TextRequirement.ATTRIBUTE: _check_attribute,
+    TextRequirement.MODULE: _check_module,
+    TextRequirement.MODULES: _check_module_stack,
+    TextRequirement.OPERATOR: _check_operator,
+    TextRequirement.CLASS: _check_import,
+    TextRequirement.GUARD: _check_guard,
+    TextRequirement.SYMBOL: _check_symbol,
 }

@@ -17,7 +17,7 @@ from statecli.pickles.errors import ComputedName, OverBudget, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
 from statecli.pickles.nodes import Global, Obj
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA_NAME
 
 #: Largest pickle that is read, in bytes.
@@ -50,12 +50,12 @@ def raise_fetch_errors() -> Iterator[None]:
         raise FetchError(str(error)) from error
 
 
-class Region(Source):
+class Region(ByteSource):
     """Bytes of an open file, or inflated bytes, read like a file; `base` is their offset in the file, if any."""
 
     __slots__ = ("_data", "_source", "base", "span")
 
-    def __init__(self, source: Source, offset: int, length: int, data: bytes | None = None) -> None:
+    def __init__(self, source: ByteSource, offset: int, length: int, data: bytes | None = None) -> None:
         self.path = source.path
         self.size = length if data is None else len(data)
         self.reads_are_requests = source.reads_are_requests and data is None
@@ -136,7 +136,7 @@ class PickleReader:
         return scanner, scan_error
 
 
-def begins_as_pickle(source: Source) -> bool:
+def begins_as_pickle(source: ByteSource) -> bool:
     """Return True if the file begins with a pickle of any protocol, followed by any bytes.
 
     The pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time,

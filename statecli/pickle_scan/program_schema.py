@@ -1,8 +1,8 @@
 """List each text in a program of torch.export with the judgement for its place in the program.
 
 The schema is torch's own. torch reads only the fields of the schema, each by its place, so the walk follows the schema
-instead of the names of keys. A text outside all fields is `Judgement.UNKNOWN`: a later torch may write it into source.
-A test compares the table with the installed torch, and fails if torch adds a text without a judgement.
+instead of the names of keys. A text outside all fields is `TextRequirement.UNKNOWN`: a later torch may write it into
+source. A test compares the table with the installed torch, and fails if torch adds a text without a requirement.
 Sources: torch/_export/serde/schema.py, torch/_export/serde/serialize.py (`_dict_to_dataclass`) of torch 2.13.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 
-class Judgement(enum.Enum):
+class TextRequirement(enum.Enum):
     """Requirement on a text of a program."""
 
     #: No text at all: a number, a truth value or null.
@@ -74,15 +74,15 @@ class ListOf(NamedTuple):
 class DictOf(NamedTuple):
     """Dict with any keys, which have a judgement too."""
 
-    key: Judgement
+    key: TextRequirement
     value: Kind
 
 
 #: Kind of a place in the schema; a string is the name of a class of the schema.
-Kind = Judgement | ListOf | DictOf | str
+Kind = TextRequirement | ListOf | DictOf | str
 
-_NUMBER, _FLOAT, _NAME = Judgement.NUMBER, Judgement.FLOAT, Judgement.IDENTIFIER
-_PLAIN, _VALUE, _ATTRIBUTE = Judgement.PLAIN, Judgement.VALUE, Judgement.ATTRIBUTE
+_NUMBER, _FLOAT, _NAME = TextRequirement.NUMBER, TextRequirement.FLOAT, TextRequirement.IDENTIFIER
+_PLAIN, _VALUE, _ATTRIBUTE = TextRequirement.PLAIN, TextRequirement.VALUE, TextRequirement.ATTRIBUTE
 _NUMBERS = ListOf(_NUMBER)
 _ARGUMENT: dict[str, Kind] = {
     "as_none": _NUMBER,
@@ -107,7 +107,7 @@ _ARGUMENT: dict[str, Kind] = {
     "as_graph": "GraphArgument",
     "as_optional_tensors": ListOf("OptionalTensorArgument"),
     "as_custom_obj": "CustomObjArgument",
-    "as_operator": Judgement.OPERATOR,
+    "as_operator": TextRequirement.OPERATOR,
     "as_sym_float": "SymFloatArgument",
     "as_sym_floats": ListOf("SymFloatArgument"),
     "as_optional_tensor": "OptionalTensorArgument",
@@ -122,11 +122,11 @@ SCHEMA: dict[str, dict[str, Kind]] = {
     "ExportedProgram": {
         "graph_module": "GraphModule",
         "opset_version": DictOf(_NAME, _NUMBER),
-        "range_constraints": DictOf(Judgement.SYMBOL, "RangeConstraint"),
+        "range_constraints": DictOf(TextRequirement.SYMBOL, "RangeConstraint"),
         "schema_version": "SchemaVersion",
         "verifiers": ListOf(_PLAIN),
         "torch_version": _PLAIN,
-        "guards_code": ListOf(Judgement.GUARD),
+        "guards_code": ListOf(TextRequirement.GUARD),
         "dialect": _PLAIN,  # torch 2.4 and older
     },
     "GraphModule": {
@@ -136,7 +136,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
         "metadata": "GraphMetadata",
         "treespec_namedtuple_fields": DictOf(_PLAIN, "NamedTupleDef"),
     },
-    "GraphMetadata": {"custom": Judgement.ANNOTATIONS},
+    "GraphMetadata": {"custom": TextRequirement.ANNOTATIONS},
     "NamedTupleDef": {"field_names": ListOf(_NAME)},
     "SchemaVersion": {"major": _NUMBER, "minor": _NUMBER},
     "RangeConstraint": {"min_val": _NUMBER, "max_val": _NUMBER},
@@ -152,7 +152,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
         "sym_float_values": DictOf(_NAME, "SymFloat"),
     },
     "Node": {
-        "target": Judgement.OPERATOR,
+        "target": TextRequirement.OPERATOR,
         "inputs": ListOf("NamedArgument"),
         "outputs": ListOf("Argument"),
         "metadata": "NodeMetadata",
@@ -160,21 +160,21 @@ SCHEMA: dict[str, dict[str, Kind]] = {
         "name": _NAME,
     },
     "NodeMetadata": {
-        "stack_trace": Judgement.TRACE,
-        "nn_module_stack": Judgement.MODULES,
-        "source_fn_stack": Judgement.FUNCTIONS,
-        "torch_fn": Judgement.FUNCTIONS,
-        "custom": Judgement.ANNOTATIONS,
-        "from_node": Judgement.ORIGINS,
+        "stack_trace": TextRequirement.TRACE,
+        "nn_module_stack": TextRequirement.MODULES,
+        "source_fn_stack": TextRequirement.FUNCTIONS,
+        "torch_fn": TextRequirement.FUNCTIONS,
+        "custom": TextRequirement.ANNOTATIONS,
+        "from_node": TextRequirement.ORIGINS,
     },
     "NamedArgument": {"name": _NAME, "arg": "Argument", "kind": _NUMBER},
     "Argument": _ARGUMENT,
-    "InputArgument": {**_ARGUMENT, "as_string": Judgement.INPUT, "as_strings": ListOf(Judgement.INPUT)},
+    "InputArgument": {**_ARGUMENT, "as_string": TextRequirement.INPUT, "as_strings": ListOf(TextRequirement.INPUT)},
     "ConstantValue": {
         "as_none": _NUMBER,
         "as_int": _NUMBER,
         "as_float": _FLOAT,
-        "as_string": Judgement.INPUT,
+        "as_string": TextRequirement.INPUT,
         "as_bool": _NUMBER,
     },
     "TensorArgument": {"name": _NAME},
@@ -199,7 +199,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
     "SymInt": {"as_expr": "SymExpr", "as_int": _NUMBER},
     "SymFloat": {"as_expr": "SymExpr", "as_float": _FLOAT},
     "SymBool": {"as_expr": "SymExpr", "as_bool": _NUMBER},
-    "SymExpr": {"expr_str": Judgement.EXPRESSION, "hint": "SymExprHint"},
+    "SymExpr": {"expr_str": TextRequirement.EXPRESSION, "hint": "SymExprHint"},
     "SymExprHint": {"as_int": _NUMBER, "as_bool": _NUMBER, "as_float": _FLOAT},
     "GraphSignature": {"input_specs": ListOf("InputSpec"), "output_specs": ListOf("OutputSpec")},
     "InputSpec": {
@@ -236,13 +236,13 @@ SCHEMA: dict[str, dict[str, Kind]] = {
     "GradientToUserInputSpec": {"arg": "TensorArgument", "user_input_name": _NAME},
     "UserInputMutationSpec": {"arg": "TensorArgument", "user_input_name": _NAME},
     "OutputTokenSpec": {"arg": "TokenArgument"},
-    "ModuleCallEntry": {"fqn": Judgement.MODULE, "signature": "ModuleCallSignature"},
+    "ModuleCallEntry": {"fqn": TextRequirement.MODULE, "signature": "ModuleCallSignature"},
     "ModuleCallSignature": {
         "inputs": ListOf("InputArgument"),
         "outputs": ListOf("Argument"),
-        "in_spec": Judgement.SPEC,
-        "out_spec": Judgement.SPEC,
-        "forward_arg_names": ListOf(Judgement.PARAMETER),
+        "in_spec": TextRequirement.SPEC,
+        "out_spec": TextRequirement.SPEC,
+        "forward_arg_names": ListOf(TextRequirement.PARAMETER),
     },
 }
 
@@ -258,17 +258,19 @@ class ProgramValue(NamedTuple):
     key: str = ""
 
     def list_children(self) -> list[ProgramValue]:
-        """Return the values in a dict or a list; values in a place without a schema are `Judgement.UNKNOWN`."""
+        """Return the values in a dict or a list; values in a place without a schema are `TextRequirement.UNKNOWN`."""
         kind, value, key = self
         if type(value) is dict and type(kind) is str:
             fields = SCHEMA[kind]
-            return [ProgramValue(fields.get(name, Judgement.UNKNOWN), child, name) for name, child in value.items()]
+            return [
+                ProgramValue(fields.get(name, TextRequirement.UNKNOWN), child, name) for name, child in value.items()
+            ]
         if type(value) is dict and isinstance(kind, DictOf):
             return [ProgramValue(kind.value, child, key) for child in value.values()]
         if type(value) is dict:
-            return [ProgramValue(Judgement.UNKNOWN, child, name) for name, child in value.items()]
+            return [ProgramValue(TextRequirement.UNKNOWN, child, name) for name, child in value.items()]
         if type(value) is list:
-            item = kind.item if isinstance(kind, ListOf) else Judgement.UNKNOWN
+            item = kind.item if isinstance(kind, ListOf) else TextRequirement.UNKNOWN
             return [ProgramValue(item, child, key) for child in value]
         return []
 
@@ -292,7 +294,7 @@ def iter_values(document: Any, steps: Steps) -> Iterator[ProgramValue]:
 class ProgramText(NamedTuple):
     """Text of a program, and the key of its field."""
 
-    judgement: Judgement
+    judgement: TextRequirement
     text: str
     key: str
 
@@ -302,10 +304,10 @@ def iter_texts(document: Any, steps: Steps) -> Iterator[ProgramText]:
     for place in iter_values(document, steps):
         kind, value, key = place
         if type(value) is str:
-            yield ProgramText(kind if isinstance(kind, Judgement) else Judgement.UNKNOWN, value, key)
+            yield ProgramText(kind if isinstance(kind, TextRequirement) else TextRequirement.UNKNOWN, value, key)
         elif type(value) is dict and type(kind) is str:
             unknown = [name for name in value if name not in SCHEMA[kind]]
-            yield from (ProgramText(Judgement.PLAIN, name, key) for name in unknown)
+            yield from (ProgramText(TextRequirement.PLAIN, name, key) for name in unknown)
         elif type(value) is dict:
-            judgement = kind.key if isinstance(kind, DictOf) else Judgement.UNKNOWN
+            judgement = kind.key if isinstance(kind, DictOf) else TextRequirement.UNKNOWN
             yield from (ProgramText(judgement, name, key) for name in value)

@@ -18,7 +18,7 @@ from statecli.core import unicode_forms
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.export_arguments import TAKEN_NAMES
 from statecli.pickle_scan.module_attributes import find_module_attribute
-from statecli.pickle_scan.program_schema import Judgement
+from statecli.pickle_scan.program_schema import TextRequirement
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 _NAME = compile_on_use(r"\w*")
@@ -46,7 +46,7 @@ _BRACKET = compile_on_use(r"[\[()\]]")
 _CALL_NUMBER = compile_on_use(r"@\d+")
 
 
-def is_valid(text: str, judgement: Judgement) -> bool:
+def is_valid(text: str, judgement: TextRequirement) -> bool:
     """Return True if the text keeps its meaning everywhere in the source written by torch."""
     check = CHECKS.get(judgement)
     return check is None or check(text)
@@ -165,25 +165,25 @@ def find_end_of_raw_string(traces: list[str]) -> str | None:
 
 
 #: Test of a text for each judgement. Operators, expressions, symbols and guards have further checks of their own.
-CHECKS: dict[Judgement, Callable[[str], bool]] = {
-    Judgement.NUMBER: _refuse,
-    Judgement.FLOAT: _FLOATS.__contains__,
-    Judgement.IDENTIFIER: lambda text: _is_stable(text) and _NAME.fullmatch(text) is not None,
-    Judgement.PARAMETER: _is_parameter,
-    Judgement.ATTRIBUTE: _is_plain,
-    Judgement.MODULE: _is_module_path,
-    Judgement.OPERATOR: _is_plain,
-    Judgement.SYMBOL: _is_plain,
-    Judgement.PLAIN: _is_plain,
-    Judgement.INPUT: _is_plain,
-    Judgement.VALUE: lambda text: not _VALUE_BREAKS.search(text),
-    Judgement.TRACE: lambda text: not _TRACE_BREAKS.search(text),
-    Judgement.MODULES: _is_module_stack,
-    Judgement.FUNCTIONS: lambda text: _is_stable(text) and _FUNCTION_NAMES.fullmatch(text) is not None,
-    Judgement.ORIGINS: _are_origins,
-    Judgement.ANNOTATIONS: _are_annotations,
-    Judgement.UNKNOWN: _is_plain,
-    Judgement.UNREADABLE: _refuse,
+CHECKS: dict[TextRequirement, Callable[[str], bool]] = {
+    TextRequirement.NUMBER: _refuse,
+    TextRequirement.FLOAT: _FLOATS.__contains__,
+    TextRequirement.IDENTIFIER: lambda text: _is_stable(text) and _NAME.fullmatch(text) is not None,
+    TextRequirement.PARAMETER: _is_parameter,
+    TextRequirement.ATTRIBUTE: _is_plain,
+    TextRequirement.MODULE: _is_module_path,
+    TextRequirement.OPERATOR: _is_plain,
+    TextRequirement.SYMBOL: _is_plain,
+    TextRequirement.PLAIN: _is_plain,
+    TextRequirement.INPUT: _is_plain,
+    TextRequirement.VALUE: lambda text: not _VALUE_BREAKS.search(text),
+    TextRequirement.TRACE: lambda text: not _TRACE_BREAKS.search(text),
+    TextRequirement.MODULES: _is_module_stack,
+    TextRequirement.FUNCTIONS: lambda text: _is_stable(text) and _FUNCTION_NAMES.fullmatch(text) is not None,
+    TextRequirement.ORIGINS: _are_origins,
+    TextRequirement.ANNOTATIONS: _are_annotations,
+    TextRequirement.UNKNOWN: _is_plain,
+    TextRequirement.UNREADABLE: _refuse,
 }
 
 
@@ -198,20 +198,20 @@ class _NestingObject(list[tuple[str, Any]]):
     """
 
 
-def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[Judgement, str]]:
+def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
     """Yield each text in the JSON of nested arguments with its judgement. Raises OutOfSteps.
 
     `is_input`: the nesting of the inputs has the names of keyword arguments.
     """
     stack: list[tuple[str, Any]] = [(_CONTEXT_KEY, text)]
     names = _find_keyword_names(text) if is_input else []
-    yield from ((Judgement.IDENTIFIER, str(name)) for name in names)
+    yield from ((TextRequirement.IDENTIFIER, str(name)) for name in names)
     while stack:
         key, node = stack.pop()
         steps.take(Budget.TEXT)
         if type(node) is _NestingObject:
             yield from _iter_class_texts(dict(node))
-            yield from ((Judgement.PLAIN, inner_key) for inner_key, _ in node)
+            yield from ((TextRequirement.PLAIN, inner_key) for inner_key, _ in node)
             stack.extend(node)
         elif type(node) is list:
             stack.extend((key, child) for child in node)
@@ -220,20 +220,20 @@ def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[J
             try:
                 stack.append(("", json.loads(node, object_pairs_hook=_NestingObject)))
             except ValueError:  # torch reads the text with the same parser
-                yield Judgement.PLAIN, node
+                yield TextRequirement.PLAIN, node
             except RecursionError:
-                yield Judgement.UNREADABLE, node
+                yield TextRequirement.UNREADABLE, node
         elif type(node) is str:
-            yield Judgement.PLAIN, node
+            yield TextRequirement.PLAIN, node
 
 
-def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[Judgement, str]]:
+def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[TextRequirement, str]]:
     """Yield the class named by a JSON object, and its member."""
     if type(node.get("default_factory_module")) is str:
-        yield Judgement.CLASS, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
+        yield TextRequirement.CLASS, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
     if "__enum__" in node:
-        yield Judgement.CLASS, str(node.get("fqn"))
-        yield Judgement.IDENTIFIER, str(node.get("name"))
+        yield TextRequirement.CLASS, str(node.get("fqn"))
+        yield TextRequirement.IDENTIFIER, str(node.get("name"))
 
 
 def _find_keyword_names(text: str) -> list[Any]:

@@ -62,7 +62,7 @@ class Tick(msgspec.Struct, frozen=True):
     text: str
 
 
-class Box(msgspec.Struct, frozen=True):
+class PlotBox(msgspec.Struct, frozen=True):
     """The place of the plot in its picture."""
 
     left: float
@@ -112,7 +112,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     width: float
     height: float
-    plot: Box
+    plot: PlotBox
     marks: tuple[Mark, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -211,7 +211,7 @@ def _build_bar_chart(chart: Bars) -> Picture:
     tensors, unusual = chart.tensors or (None,) * count, chart.unusual or (False,) * count
     bars = [_Bar(*entry) for entry in zip(chart.labels, chart.values, words, tensors, unusual, strict=True)]
     size = max(1, math.ceil(len(bars) / MAX_BARS))
-    plot = Box(58.0, 30.0, 1094.0, 300.0)
+    plot = PlotBox(58.0, 30.0, 1094.0, 300.0)
     scale = _choose_scale([value for value in chart.values if math.isfinite(value)])
     ground = plot.compute_y(0.0, scale)
     has_names = len(bars) <= MAX_NAMED_BARS
@@ -238,7 +238,7 @@ def _build_bar_chart(chart: Bars) -> Picture:
     )
 
 
-def _build_name_ticks(labels: Sequence[str], plot: Box) -> tuple[Tick, ...]:
+def _build_name_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[Tick, ...]:
     return tuple(
         Tick(plot.to_x((n + 0.5) / len(labels)), truncate_middle(label, NAME_LENGTH)) for n, label in enumerate(labels)
     )
@@ -252,7 +252,7 @@ def _choose_scale(finite: Sequence[float]) -> Scale | None:
     return build_log_scale(min(positive), max(positive)) if positive else None
 
 
-def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
+def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plot: PlotBox) -> Iterator[Mark]:
     """Yield the marks of each bar; for several values a faint mark of the largest and a strong mark of the smallest."""
     slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_BAR_WIDTH) if slot > 3 else slot
@@ -321,7 +321,7 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
     return "; ".join(parts)
 
 
-def _build_layer_ticks(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tick, ...]]:
+def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple[Tick, ...]]:
     """Return the axis title `encoder.layer.N` and a tick in the middle of each N, for the most frequent prefix.
 
     Both are empty if there are fewer than two layers. Ticks too close to the previous tick are left out.
@@ -341,7 +341,7 @@ def _build_layer_ticks(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tic
     return truncate_middle(prefix, 90) + "N", tuple(ticks)
 
 
-def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: Box) -> tuple[Tick, ...]:
+def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: PlotBox) -> tuple[Tick, ...]:
     """Return the ticks, and the names of the bars outside of the layers in place of the numbers that they would cover.
 
     Names without room are left out, as are all names if there are many.
@@ -368,7 +368,7 @@ def _are_close(tick: Tick, other: Tick) -> bool:
 
 def _build_histogram(chart: Spread) -> Picture:
     """Lay out a histogram; bins of different widths are drawn as wide as they are."""
-    plot = Box(52.0, 26.0, 370.0, 170.0)  # the number at either end stands half outside
+    plot = PlotBox(52.0, 26.0, 370.0, 170.0)  # the number at either end stands half outside
     is_drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
     low, high = (min(chart.edges), max(chart.edges)) if is_drawable else (0.0, 1.0)
     across = build_linear_scale(low, high)
@@ -393,7 +393,7 @@ def _build_histogram(chart: Spread) -> Picture:
     )
 
 
-def _build_bins(chart: Spread, x_scale: Scale, y_scale: Scale, plot: Box) -> Iterator[Mark]:
+def _build_bins(chart: Spread, x_scale: Scale, y_scale: Scale, plot: PlotBox) -> Iterator[Mark]:
     for low, high, count in zip(chart.edges, chart.edges[1:], chart.counts, strict=False):
         start, end = plot.to_x(x_scale.compute_share(low)), plot.to_x(x_scale.compute_share(high))
         height = max(plot.bottom - plot.to_y(y_scale.compute_share(float(count))), MIN_HEIGHT) if count else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from statecli.core.units import format_number, plural
-from statecli.render._chart_geometry import Box, Picture, Point, Scale, Tick, build_linear_scale, build_log_scale
+from statecli.render._chart_geometry import Picture, PlotBox, Point, Scale, Tick, build_linear_scale, build_log_scale
 from statecli.report import Curve
 
 #: Largest number of points with a title; of more points, only alarms have a title.
@@ -21,7 +21,7 @@ ALARM_WIDTH = 3.0
 
 def build_curve_picture(chart: Curve) -> Picture:
     """Lay out the curve."""
-    plot = Box(58.0, 30.0, 380.0, 150.0) if chart.small else Box(58.0, 30.0, 1080.0, 300.0)
+    plot = PlotBox(58.0, 30.0, 380.0, 150.0) if chart.small else PlotBox(58.0, 30.0, 1080.0, 300.0)
     values = [value for value in chart.values if math.isfinite(value)]
     y_scale = _choose_scale(values)
     across = build_linear_scale(min(chart.places, default=0.0), max(chart.places, default=0.0), 4 if chart.small else 8)
@@ -71,7 +71,7 @@ def _build_lines(xs: Sequence[float], ys: Sequence[float | None]) -> Iterator[st
         yield " ".join(part)
 
 
-def _build_points(chart: Curve, xs: Sequence[float], ys: Sequence[float | None], plot: Box) -> Iterator[Point]:
+def _build_points(chart: Curve, xs: Sequence[float], ys: Sequence[float | None], plot: PlotBox) -> Iterator[Point]:
     borders = [plot.left, *((before + after) / 2 for before, after in pairwise(xs)), plot.right]
     tensors = chart.tensors or (None,) * len(xs)
     entries = zip(xs, ys, chart.labels, chart.values, chart.alarms, tensors, strict=True)

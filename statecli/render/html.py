@@ -23,7 +23,7 @@ from statecli.core.json_text import encode_json
 from statecli.core.units import format_fqn, format_number
 from statecli.core.version import __version__
 from statecli.render import RenderOptions, Sink, _chart_geometry, _curve_geometry
-from statecli.report import Bars, Column, Curve, Line, Page, Report, Spread
+from statecli.report import Bars, Curve, Line, Page, Report, ReportColumn, Spread
 from statecli.report.source_lines import read_lines_around
 from statecli.report.tensor_list import TensorList
 
@@ -162,7 +162,7 @@ class _BarScale(msgspec.Struct, frozen=True):
         return max(2.0, min(100.0, 100 * (math.log10(measure) - self.low) / (self.high - self.low)))
 
 
-def _label_cells(columns: Sequence[Column]) -> str:
+def _label_cells(columns: Sequence[ReportColumn]) -> str:
     """Return style that puts the name of its column before a cell on a phone, where a row is a few lines."""
     rules = (
         f".facts td:nth-child({n}):not(:empty)::before {{ content: {_quote_css(column.name + ' ')}; }}"

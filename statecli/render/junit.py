@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.grouping import group_by
 from statecli.render import RenderOptions, Sink
-from statecli.report import Case, Outcome, Report, build_scope_notes
+from statecli.report import Case, CaseOutcome, Report, build_scope_notes
 
 #: XML element of an outcome; a passed case has none.
-_ELEMENTS = {Outcome.FAILED: "failure", Outcome.ERROR: "error", Outcome.SKIPPED: "skipped"}
+_ELEMENTS = {CaseOutcome.FAILED: "failure", CaseOutcome.ERROR: "error", CaseOutcome.SKIPPED: "skipped"}
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
@@ -27,7 +27,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
         for note in build_scope_notes(report)
     )
     for suite, cases in group_by(all_cases, lambda case: case.suite).items():
-        skipped_count = sum(case.outcome is Outcome.SKIPPED for case in cases)
+        skipped_count = sum(case.outcome is CaseOutcome.SKIPPED for case in cases)
         _write(sink, f' <testsuite name="{_escape_name(suite)}"{_format_counts(cases)} skipped="{skipped_count}">\n')
         if properties:
             _write(sink, f"  <properties>\n{properties}  </properties>\n")
@@ -40,7 +40,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
 
 def _format_counts(cases: Sequence[Case]) -> str:
     counts = Counter(case.outcome for case in cases)
-    return f' tests="{len(cases)}" failures="{counts[Outcome.FAILED]}" errors="{counts[Outcome.ERROR]}"'
+    return f' tests="{len(cases)}" failures="{counts[CaseOutcome.FAILED]}" errors="{counts[CaseOutcome.ERROR]}"'
 
 
 def _format_case(case: Case) -> str:

@@ -20,7 +20,7 @@ from statecli.core.escaping import escape, escape_line, escape_name, escape_sent
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_origin
 from statecli.render import RenderOptions, Sink
-from statecli.report import Column, Group, Page, Problem, Report
+from statecli.report import Group, Page, Problem, Report, ReportColumn
 
 #: Largest number of rows for which the tables of a report with a verdict are open.
 MAX_OPEN_ROWS = 20
@@ -137,7 +137,7 @@ def _format_list(heading: str, lines: list[str], budget: _CharacterBudget) -> st
     return (f"\n**{heading}**\n\n" + budget.fit_lines(lines)) if lines else ""
 
 
-def _format_group(group: Group, columns: tuple[Column, ...], budget: _CharacterBudget, is_folded: bool) -> str:
+def _format_group(group: Group, columns: tuple[ReportColumn, ...], budget: _CharacterBudget, is_folded: bool) -> str:
     if group.problems:
         start = f"\n**{_escape_text(group.heading)}**: {_escape_text(group.summary)}\n\n"
         lines = _format_problem_lines(group.problems, quiet=False)

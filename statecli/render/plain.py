@@ -14,7 +14,7 @@ from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
 from statecli.render import RenderOptions, Sink
 from statecli.render._ansi import get_patch_style, paint
-from statecli.report import Cell, Column, Fix, Page, Problem, Report, Table, build_problem, limit_findings
+from statecli.report import Cell, Fix, Page, Problem, Report, ReportColumn, Table, build_problem, limit_findings
 from statecli.report.problems import format_result
 
 #: Largest width of a padded column; longer cells exceed the column.
@@ -109,7 +109,7 @@ def _build_outline_table(page: Page) -> Table:
     """Return the page's rows as a single table, each group under its own row; remarks, if any, in the last column."""
     rows: list[tuple[str, ...]] = []
     remarks = any(line.remark for group in page.groups for line in group.lines)
-    columns = (*page.columns, Column("")) if remarks else page.columns
+    columns = (*page.columns, ReportColumn("")) if remarks else page.columns
     empty = ("",) * (len(columns) - 2)
     for group in page.groups:
         rows.append((group.heading, group.summary, *empty))

@@ -41,7 +41,7 @@ else:
     __getattr__ = import_on_use(__name__)
 
 
-class Column(msgspec.Struct, frozen=True):
+class ReportColumn(msgspec.Struct, frozen=True):
     """`name` heads the column, `right` aligns numbers.
 
     `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
@@ -109,7 +109,7 @@ class CellRows(Rows[tuple[Cell, ...]]):
 class Table(msgspec.Struct, frozen=True):
     """The flat table: every row has a cell for each column. `has_findings`: outputs may add findings to the rows."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ReportColumn, ...]
     rows: Rows[tuple[Cell, ...]] | tuple[tuple[Cell, ...], ...]
     has_findings: bool = True
 
@@ -304,7 +304,7 @@ class Page(msgspec.Struct, frozen=True):
     """The page for people: groups of rows under the same columns, then fixes."""
 
     subtitle: str
-    columns: tuple[Column, ...]
+    columns: tuple[ReportColumn, ...]
     groups: tuple[Group, ...]
     totals: tuple[str, ...]
     fixes: tuple[Fix, ...] = ()
@@ -398,7 +398,7 @@ class RuleText(msgspec.Struct, frozen=True):
     heading: str = ""
 
 
-class Outcome(str, Enum):
+class CaseOutcome(str, Enum):
     """Result of a case; `error` means inconclusive or not tested."""
 
     PASSED = "passed"
@@ -415,7 +415,7 @@ class Case(msgspec.Struct, frozen=True):
 
     suite: str
     name: str
-    outcome: Outcome
+    outcome: CaseOutcome
     message: str = ""
     text: tuple[str, ...] = ()
 

@@ -28,9 +28,9 @@ from statecli.core.units import (
 )
 from statecli.report import (
     Case,
+    CaseOutcome,
     Group,
     Line,
-    Outcome,
     Page,
     Problem,
     Report,
@@ -45,7 +45,7 @@ from statecli.report.documents.audit import build_audit_document
 from statecli.report.problems import format_counts, format_severities, group_accepted, group_findings
 from statecli.rules.dictionary import RULES
 from statecli.targets import location
-from statecli.targets.target_result import Accepted, Status, TargetResult
+from statecli.targets.target_result import Accepted, TargetResult, TargetStatus
 
 #: Largest number of problems of a group without `--all`.
 MAX_GROUP_PROBLEMS = 20
@@ -55,9 +55,9 @@ MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
     """Return why a run without findings and failed targets exits with status 2: a requested check did not run."""
-    if audit.failing or audit.count(Status.FAILED):
+    if audit.failing or audit.count(TargetStatus.FAILED):
         return ()
-    if not audit.count(Status.AUDITED):
+    if not audit.count(TargetStatus.AUDITED):
         return () if allow_empty else ("nothing was audited",)
     not_run = (
         f"{skipped_rule.rule} did not run: {skipped_rule.reason}" for skipped_rule in audit.find_unrun_rules(select)
@@ -90,7 +90,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
         ),
         cases=lambda: (
             *_build_cases(audit),
-            *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in audit.inconclusive),
+            *(Case(_choose_target(audit), "audit", CaseOutcome.ERROR, reason) for reason in audit.inconclusive),
         ),
         accepted=accepted,
         accepted_problems=_count_accepted(audit),
@@ -107,7 +107,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
                 choose_case(target.not_checked),
             )
             for target in audit.targets
-            if target.status is Status.AUDITED and target.not_checked
+            if target.status is TargetStatus.AUDITED and target.not_checked
         ),
         configuration=audit.configuration,
     )
@@ -130,7 +130,7 @@ def _format_title(audit: Audit) -> str:
 
 def _choose_target(audit: Audit) -> str:
     """Return the target to represent the whole run: an audited target, if there is any."""
-    return max(audit.targets, key=lambda target: target.status is Status.AUDITED).target
+    return max(audit.targets, key=lambda target: target.status is TargetStatus.AUDITED).target
 
 
 def _count_accepted(audit: Audit) -> int:
@@ -141,7 +141,7 @@ def _count_accepted(audit: Audit) -> int:
 
 def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
     """Return an error for each failed target, a note for each skipped target."""
-    rules = {Status.FAILED: CANNOT_READ, Status.SKIPPED: SKIPPED}
+    rules = {TargetStatus.FAILED: CANNOT_READ, TargetStatus.SKIPPED: SKIPPED}
     return tuple(
         Trouble(target.target, target.reason or target.status.value, rules[target.status])
         for target in targets
@@ -155,8 +155,8 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
     A problem of several rules is in the case of its own rule alone.
     """
     for target in audit.targets:
-        if target.status is not Status.AUDITED:
-            outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
+        if target.status is not TargetStatus.AUDITED:
+            outcome = CaseOutcome.ERROR if target.status is TargetStatus.FAILED else CaseOutcome.SKIPPED
             yield Case(target.target, "audit", outcome, target.reason or "")
         problems = group_findings(target.findings, target.unregistered, audit.plugin_rules)
         accepted_by_rule = group_by(target.accepted, lambda entry: entry.finding.rule)
@@ -164,7 +164,7 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
         for rule in dict.fromkeys((*target.ran, *by_rule)):
             yield _build_case(target.target, rule, by_rule.get(rule, ()), accepted_by_rule.get(rule, ()), audit.fail_on)
         yield from (
-            Case(target.target, skipped_rule.rule, Outcome.SKIPPED, skipped_rule.reason)
+            Case(target.target, skipped_rule.rule, CaseOutcome.SKIPPED, skipped_rule.reason)
             for skipped_rule in target.skipped
         )
 
@@ -175,7 +175,7 @@ def _build_case(
     """Return the case of a rule; problems milder than `fail_on` are part of its text."""
     failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
     milder_problems = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
-    case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
+    case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, CaseOutcome.PASSED)
     accepted_lines = (f"accepted: {junit_cases.describe_finding(entry.finding)}: {entry.reason}" for entry in accepted)
     return replace(case, text=(*case.text, *milder_problems, *accepted_lines))
 
@@ -186,7 +186,7 @@ def _build_table(findings: Iterable[Finding]) -> Table:
     findings = tuple(findings)
     has_lines = any(finding.origin is not UNSET for finding in findings)
     details = ("section", "fqn") if has_lines else ("section", "fqn", "place")
-    columns = tuple(report.Column(name, detail=name in details) for name in names)
+    columns = tuple(report.ReportColumn(name, detail=name in details) for name in names)
     rows = tuple(
         (
             finding.target,
@@ -228,7 +228,7 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View) -> Page
     groups = () if is_single else _group_by_target(audit.targets, view, audit.plugin_rules)
     return Page(
         subtitle="; ".join(filter(None, (_format_subtitle(audit), clean))),
-        columns=(report.Column("finding"),),
+        columns=(report.ReportColumn("finding"),),
         groups=tuple(groups),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in outcomes), *filter(None, [clean]), verdict),
         problems=problems if is_single else (),
@@ -241,7 +241,7 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View) -> Page
 
 
 def _format_subtitle(audit: Audit) -> str:
-    audited_targets = [target for target in audit.checked_targets if target.status is Status.AUDITED]
+    audited_targets = [target for target in audit.checked_targets if target.status is TargetStatus.AUDITED]
     tensors, size = sum(target.tensors for target in audited_targets), sum(target.bytes for target in audited_targets)
     formats = ", ".join(dict.fromkeys(target.format or "" for target in audited_targets))
     if not audited_targets:
@@ -299,10 +299,10 @@ def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: 
 
 def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
     """Format `1 error, 2 warnings`; `failed` if the findings only repeat why the target failed, as in the verdict."""
-    is_repeated = target.status is Status.FAILED and all(
+    is_repeated = target.status is TargetStatus.FAILED and all(
         any(trouble.is_reported_by(finding) for trouble in _list_troubles([target])) for finding in target.findings
     )
-    return Status.FAILED.value if is_repeated else format_severities(problems)
+    return TargetStatus.FAILED.value if is_repeated else format_severities(problems)
 
 
 # Lines besides the findings, so that nothing is omitted silently.
@@ -310,15 +310,15 @@ def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
 
 def _list_unread_targets(audit: Audit) -> Iterator[Line]:
     """Yield a line for each target that failed on its own; other failed and skipped targets by their reasons."""
-    alike: dict[tuple[Status, str, str], list[str]] = {}
+    alike: dict[tuple[TargetStatus, str, str], list[str]] = {}
     for target in audit.targets:
-        if target.status is not Status.AUDITED:
-            has_own_reason = target.status is Status.FAILED and target.own_reason != target.reason
+        if target.status is not TargetStatus.AUDITED:
+            has_own_reason = target.status is TargetStatus.FAILED and target.own_reason != target.reason
             alike.setdefault(
                 (target.status, target.own_reason or "", target.target if has_own_reason else ""), []
             ).append(target.target)
-    for (status, reason, _), targets in sorted(alike.items(), key=lambda group: group[0][0] is Status.SKIPPED):
-        if status is Status.FAILED:
+    for (status, reason, _), targets in sorted(alike.items(), key=lambda group: group[0][0] is TargetStatus.SKIPPED):
+        if status is TargetStatus.FAILED:
             rule = _find_rule_with_reason(audit, targets, reason)
             yield Line((f"failed: {join_names(targets)}",), f"see {rule}" if rule else reason, "bad")
         else:
@@ -339,7 +339,9 @@ def _format_reason(reason: str, count: int) -> str:
 
 def _list_empty_targets(audit: Audit) -> Iterator[Line]:
     """Yield a line that names the audited targets without a tensor: only their loading was checked."""
-    targets = [target.target for target in audit.targets if target.status is Status.AUDITED and not target.tensors]
+    targets = [
+        target.target for target in audit.targets if target.status is TargetStatus.AUDITED and not target.tensors
+    ]
     if targets:
         has = "has" if len(targets) == 1 else "have"
         yield Line((f"{plural(len(targets), 'target')} {has} no tensors",), join_names(targets), "dim")
@@ -350,9 +352,11 @@ def _format_clean_targets(audit: Audit) -> str:
     clean = [
         target.target
         for target in audit.targets
-        if target.status is Status.AUDITED and target.tensors and not target.findings and not target.accepted
+        if target.status is TargetStatus.AUDITED and target.tensors and not target.findings and not target.accepted
     ]
-    return f"clean: {join_names(clean, MAX_LISTED_TARGETS)}" if 0 < len(clean) < audit.count(Status.AUDITED) else ""
+    return (
+        f"clean: {join_names(clean, MAX_LISTED_TARGETS)}" if 0 < len(clean) < audit.count(TargetStatus.AUDITED) else ""
+    )
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
@@ -393,8 +397,8 @@ def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
 
 def _format_others(audit: Audit) -> list[str]:
     """Format `1 failed`, `2 skipped`, `3 accepted`; files checked as a part of another target are not counted."""
-    skipped_count = sum(target.status is Status.SKIPPED and not target.not_checked for target in audit.targets)
-    counts = {Status.FAILED: audit.count(Status.FAILED), Status.SKIPPED: skipped_count}
+    skipped_count = sum(target.status is TargetStatus.SKIPPED and not target.not_checked for target in audit.targets)
+    counts = {TargetStatus.FAILED: audit.count(TargetStatus.FAILED), TargetStatus.SKIPPED: skipped_count}
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
     if audit.not_checked:
         parts.append(f"not checked: {describe_not_checked(audit.not_checked)}")
@@ -430,7 +434,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
     repeated_ids = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}
     problems = [problem for problem in problems if any(id(f) not in repeated_ids for f in problem.findings)]
     with_findings = [target for target in audit.targets if any(id(f) not in repeated_ids for f in target.findings)]
-    audited_count = sum(target.status is Status.AUDITED for target in audit.checked_targets)
+    audited_count = sum(target.status is TargetStatus.AUDITED for target in audit.checked_targets)
     against = f" against {audit.model}" if len(audit.checked_targets) < len(audit.targets) else ""
     counts_text = format_counts(problems, audit.not_checked) if audit.ran or audit.findings else "no rule ran"
     parts = [f"{audited_count:,} audited{against}: {counts_text}"]

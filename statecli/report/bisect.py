@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from statecli.commands.bisect.result import Answer, Bisection, Probe
+from statecli.commands.bisect.result import BisectAnswer, Bisection, Probe
 from statecli.commands.log.checkpoints import shorten_paths
 from statecli.core import quoting
 from statecli.core.units import plural
 from statecli.report import (
     Case,
+    CaseOutcome,
     Cell,
-    Column,
     Group,
     Line,
-    Outcome,
     Page,
     Report,
+    ReportColumn,
     Rows,
     Table,
     Trouble,
@@ -24,8 +24,8 @@ from statecli.report import (
 )
 from statecli.report.documents.bisect import build_bisect_document
 
-COLUMNS = (Column("checkpoint"), Column("step", right=True), Column("holds"))
-TABLE_COLUMNS = (*COLUMNS, Column("evidence"))
+COLUMNS = (ReportColumn("checkpoint"), ReportColumn("step", right=True), ReportColumn("holds"))
+TABLE_COLUMNS = (*COLUMNS, ReportColumn("evidence"))
 _MOODS = {True: "bad", False: "", None: "warn"}
 _WORDS = {True: "yes", False: "no", None: "?"}
 
@@ -49,7 +49,7 @@ def build_bisect_report(bisection: Bisection, view: View) -> Report:
 
 def describe_inconclusive(bisection: Bisection) -> list[str]:
     """Return why the first checkpoint is not known, a line for each cause; [] for a known checkpoint."""
-    if bisection.answer is not Answer.INCONCLUSIVE:
+    if bisection.answer is not BisectAnswer.INCONCLUSIVE:
         return []
     errors = [probe.error for probe in bisection.probes if probe.error is not None]
     return [f"{bisection.target}: {_format_verdict(bisection)}", *errors]
@@ -82,9 +82,9 @@ def _build_line(probe: Probe, name: str) -> Line:
 
 def _format_verdict(bisection: Bisection) -> str:
     condition, first, before = quoting.quote(bisection.condition), bisection.first, bisection.last_before
-    if bisection.answer is Answer.NEVER:
+    if bisection.answer is BisectAnswer.NEVER:
         return f"{condition} is false at the last checkpoint"
-    if bisection.answer is Answer.FOUND and first is not None:
+    if bisection.answer is BisectAnswer.FOUND and first is not None:
         return f"first {bisection.condition}: {_describe(first)}: {first.evidence}"
     unreadable_text = f"{plural(len(bisection.between), 'checkpoint')} between them could not be read"
     if first is not None and before is not None:
@@ -101,7 +101,11 @@ def _describe(probe: Probe) -> str:
 
 
 def _build_case(bisection: Bisection) -> Case:
-    outcomes = {Answer.FOUND: Outcome.PASSED, Answer.NEVER: Outcome.FAILED, Answer.INCONCLUSIVE: Outcome.ERROR}
+    outcomes = {
+        BisectAnswer.FOUND: CaseOutcome.PASSED,
+        BisectAnswer.NEVER: CaseOutcome.FAILED,
+        BisectAnswer.INCONCLUSIVE: CaseOutcome.ERROR,
+    }
     name, message = f"first {bisection.condition}", _format_verdict(bisection)
     text = tuple(f"{probe.path}: {_WORDS[probe.holds]}: {probe.error or probe.evidence}" for probe in bisection.probes)
     return Case(bisection.target, name, outcomes[bisection.answer], message, text)

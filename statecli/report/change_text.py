@@ -18,7 +18,7 @@ from statecli.core.units import (
     join_names,
     plural,
 )
-from statecli.report import Column, Group, Line, tree
+from statecli.report import Group, Line, ReportColumn, tree
 from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.values.delta import MAX_RANK, Delta
@@ -238,11 +238,16 @@ def _describe_statistics(delta: Delta) -> list[str]:
 
 
 #: Column of `draw_bar`; its heading is the scale.
-BAR_COLUMN = Column(BAR_SCALE, optional=True, has_bars=True)
+BAR_COLUMN = ReportColumn(BAR_SCALE, optional=True, has_bars=True)
 
 # Sums by module.
 
-COLUMNS = (Column("module"), Column("changed"), Column("combined rel. change", right=True), BAR_COLUMN)
+COLUMNS = (
+    ReportColumn("module"),
+    ReportColumn("changed"),
+    ReportColumn("combined rel. change", right=True),
+    BAR_COLUMN,
+)
 
 
 def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
@@ -266,7 +271,7 @@ def _make_fold_key(change: Change) -> object:
     return (change.kind, change.status, describe_change(change), change.values is None, choose_mood(change))
 
 
-def _build_lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -> list[Line]:
+def _build_lines(nodes: Sequence[tree.TreeNode[Change]], depth: int, unfold: bool) -> list[Line]:
     """Return the lines below several equal modules; each line covers all of them."""
     lines: list[Line] = []
     indent = "  " * depth

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from statecli.report import Cell, Column, Group, Line, Page, Report, Table
+from statecli.report import Cell, Group, Line, Page, Report, ReportColumn, Table
 from statecli.report.documents.config import build_config_document
 
 #: A key of the file, its value, and the path of the file, or `default`.
@@ -15,7 +15,7 @@ Setting = tuple[str, object, str]
 
 def build_config_report(settings: Sequence[Setting], path: str | None) -> Report:
     """Return the report of the configuration."""
-    columns = (Column("key"), Column("value"), Column("from"))
+    columns = (ReportColumn("key"), ReportColumn("value"), ReportColumn("from"))
     rows = tuple((key, format_value(value), source) for key, value, source in settings)
     plain_rows = tuple((key, _make_cell(value), source) for key, value, source in settings)
     title = (

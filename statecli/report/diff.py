@@ -25,14 +25,14 @@ from statecli.core.units import KIND_NOUNS, format_fqn, format_shape, format_yes
 from statecli.report import (
     Bars,
     Case,
+    CaseOutcome,
     Cell,
-    Column,
     Group,
     Line,
-    Outcome,
     Page,
     Problem,
     Report,
+    ReportColumn,
     Rows,
     RowView,
     Spread,
@@ -143,7 +143,7 @@ def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
 def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     """Return a case for each changed or incomparable tensor, and for each other rule with findings."""
     has_sections = _has_sections(diff)
-    cases = [Case(report.title, name, Outcome.ERROR, message) for name, message in list_broken(diff)]
+    cases = [Case(report.title, name, CaseOutcome.ERROR, message) for name, message in list_broken(diff)]
     findings_by_name = group_by(report.describe_findings(), lambda finding: (finding.section, finding.fqn))
     for change in select_different(diff):
         name = format_name(change.fqn, change.section, has_sections)
@@ -166,7 +166,7 @@ def _build_case(suite: str, name: str, description: str, findings: Sequence[Find
     case = (
         junit_cases.build_failed_case(suite, name, list(map(build_problem, findings)))
         if findings
-        else Case(suite, name, Outcome.PASSED)
+        else Case(suite, name, CaseOutcome.PASSED)
     )
     return replace(case, text=(description, *case.text))
 
@@ -271,7 +271,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
 _STATUS_BY_LETTER = {letter: status.value for status, letter in STATUS_LETTERS.items() if letter.strip()}
 
 
-def _build_legend(diff: Diff, groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple[str, ...]:
+def _build_legend(diff: Diff, groups: Sequence[Group], columns: tuple[ReportColumn, ...]) -> tuple[str, ...]:
     """Return the meanings of the signs in the rows."""
     lines = [line for group in groups for line in group.lines]
     letters = {line.cells[0].strip()[:2].strip() for line in lines}
@@ -463,22 +463,22 @@ def _format_statuses(statuses: Iterable[Status]) -> str:
 
 
 #: Columns of a diff without differing values.
-_CHANGE_COLUMNS = (Column("name"), Column("change"))
+_CHANGE_COLUMNS = (ReportColumn("name"), ReportColumn("change"))
 _MEASURE_COLUMNS = (
-    Column("name"),
-    Column("values", right=True),
-    Column("max |Δ|", right=True),
-    Column("rel. change", right=True),
+    ReportColumn("name"),
+    ReportColumn("values", right=True),
+    ReportColumn("max |Δ|", right=True),
+    ReportColumn("rel. change", right=True),
     BAR_COLUMN,
 )
 
 
-def _choose_columns(diff: Diff) -> tuple[Column, ...]:
+def _choose_columns(diff: Diff) -> tuple[ReportColumn, ...]:
     """Return columns with measures if any values differ, else columns with the change only."""
     return _MEASURE_COLUMNS if any(change.values is not None for change in diff.changes) else _CHANGE_COLUMNS
 
 
-def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
+def _build_groups(diff: Diff, view: DiffView, columns: tuple[ReportColumn, ...]) -> tuple[Group, ...]:
     listed_changes = _select_listed(diff, view)
     rows = arrange_changes(listed_changes, view)
     if view.top is not None:
@@ -519,7 +519,7 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
 
 
 def _build_top_group(
-    rows: Sequence[Change], count: int, columns: tuple[Column, ...], view: DiffView, *, has_sections: bool
+    rows: Sequence[Change], count: int, columns: tuple[ReportColumn, ...], view: DiffView, *, has_sections: bool
 ) -> tuple[Group, ...]:
     """Return the most important differences as a single group; () without differences."""
     qualified_rows = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
@@ -618,20 +618,20 @@ def _build_line(line: Line, rows: list[Change], is_measured: bool, view: DiffVie
     return Line(cells, remark, line.mood, measure=max(values, default=0.0))
 
 
-def _build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
+def _build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[ReportColumn, ...], view: DiffView) -> Group:
     lines = [_build_scalar_line(scalar, columns) for scalar in scalars]
     summary = _format_statuses(scalar.status for scalar in scalars)
     return Group("metadata", summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
 
 
-def _build_broken_group(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
+def _build_broken_group(diff: Diff, columns: tuple[ReportColumn, ...], view: DiffView) -> Group:
     empty = ("",) * (len(columns) - 1)
     lines = [Line((f"? {name}", *empty), message, "bad") for name, message in list_broken(diff)]
     summary = plural(len(lines), "tensor")
     return Group("not compared", summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
 
 
-def _build_scalar_line(scalar: ScalarChange, columns: tuple[Column, ...]) -> Line:
+def _build_scalar_line(scalar: ScalarChange, columns: tuple[ReportColumn, ...]) -> Line:
     name, mood = f"{STATUS_LETTERS[scalar.status]} {scalar.key}", change_text.MOODS.get(scalar.status, "")
     text = settings.format_values(scalar, MAX_SCALAR_CHARACTERS)
     if columns is _CHANGE_COLUMNS and len(text) <= MAX_CELL_CHARACTERS:
@@ -643,7 +643,7 @@ def _build_scalar_line(scalar: ScalarChange, columns: tuple[Column, ...]) -> Lin
 
 _SIDE_FIELDS = ("dtype", "shape", "requires_grad", "device")
 #: A column, and its cell for a change.
-_Measure = tuple[Column, Callable[[Change], Cell]]
+_Measure = tuple[ReportColumn, Callable[[Change], Cell]]
 
 
 def _build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Table:
@@ -654,10 +654,10 @@ def _build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Ta
     has_remarks = bool(diff.scalars or diff.broken) or any(map(_describe_remark, changes))
     measures = [
         *_list_table_columns(changes, has_sections, view.verbose),
-        (Column("change", detail=not has_remarks), _describe_remark),
+        (ReportColumn("change", detail=not has_remarks), _describe_remark),
     ]
     if not with_details:
-        measures[0] = (Column("status"), _describe_table_status)
+        measures[0] = (ReportColumn("status"), _describe_table_status)
     columns = tuple(column for column, _ in measures if with_details or not column.detail)
     cells = tuple(cell for column, cell in measures if with_details or not column.detail)
     other_rows: list[dict[str, Cell]] = [
@@ -701,23 +701,26 @@ def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: boo
     """Yield the columns except the last; columns rarely needed by people are details."""
     has_values = any(change.values is not None for change in rows)
     visible_columns = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if has_values else ()
-    yield Column("status"), lambda change: change.status.value
-    yield Column("kind"), lambda change: change.kind.value
+    yield ReportColumn("status"), lambda change: change.status.value
+    yield ReportColumn("kind"), lambda change: change.kind.value
     if has_sections:
-        yield Column("section"), lambda change: change.section or None
-    yield Column("fqn"), attrgetter("fqn")
-    yield Column("renamed_from", detail=all(change.renamed_from is None for change in rows)), attrgetter("renamed_from")
+        yield ReportColumn("section"), lambda change: change.section or None
+    yield ReportColumn("fqn"), attrgetter("fqn")
     yield (
-        Column("fields", detail=True),
+        ReportColumn("renamed_from", detail=all(change.renamed_from is None for change in rows)),
+        attrgetter("renamed_from"),
+    )
+    yield (
+        ReportColumn("fields", detail=True),
         lambda change: ",".join([field.value for field in change.fields]) or None,
     )
     for name in _SIDE_FIELDS:
         for side in ("before", "after"):
-            yield Column(f"{name}_{side}", detail=True), partial(_get_side_field, name, side)
+            yield ReportColumn(f"{name}_{side}", detail=True), partial(_get_side_field, name, side)
     for name in DELTA_COLUMNS:
-        yield Column(name, right=True, detail=name not in visible_columns), partial(_get_measure, name)
-    yield Column("first", detail=not (has_values and verbose)), _format_first_index
-    yield Column("not_compared", detail=True), attrgetter("not_compared")
+        yield ReportColumn(name, right=True, detail=name not in visible_columns), partial(_get_measure, name)
+    yield ReportColumn("first", detail=not (has_values and verbose)), _format_first_index
+    yield ReportColumn("not_compared", detail=True), attrgetter("not_compared")
 
 
 def _get_measure(name: str, change: Change) -> Cell:

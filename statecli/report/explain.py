@@ -12,10 +12,10 @@ from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
 from statecli.core.units import join_names, plural
-from statecli.report import Cell, Column, Page, Problem, Report, Table, View, junit_cases, rule_texts
+from statecli.report import Cell, Page, Problem, Report, ReportColumn, Table, View, junit_cases, rule_texts
 from statecli.report.documents.explain import build_explain_document
 
-_COLUMNS = (Column("cause"), Column("names", right=True), Column("message"), Column("example"))
+_COLUMNS = (ReportColumn("cause"), ReportColumn("names", right=True), ReportColumn("message"), ReportColumn("example"))
 
 
 def build_explain_report(explanation: Explanation, view: View) -> Report:
@@ -28,7 +28,7 @@ def build_explain_report(explanation: Explanation, view: View) -> Report:
         document=lambda: build_explain_document(explanation, verdict),
         table=lambda: Table(_COLUMNS, tuple(_list_rows(explanation)), has_findings=False),
         short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problem has the same sentences
-        page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),
+        page=lambda: Page("", (ReportColumn("name"),), (), (verdict,), problems=problems, verdict=verdict),
         findings=tuple(finding for problem in problems for finding in problem.findings),
         show_all=view.unfold,
         problems=lambda: problems,

@@ -17,10 +17,10 @@ from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.units import join_names, plural
-from statecli.report import Cell, Column, Page, Problem, Report, Table, View, junit_cases, rule_texts
+from statecli.report import Cell, Page, Problem, Report, ReportColumn, Table, View, junit_cases, rule_texts
 from statecli.report.documents.fix import build_fix_document
 
-_COLUMNS = tuple(map(Column, ("names", "rule", "file", "line", "status", "proofs", "reason")))
+_COLUMNS = tuple(map(ReportColumn, ("names", "rule", "file", "line", "status", "proofs", "reason")))
 #: Largest number of names of a defect in its message.
 MAX_NAMES = 3
 #: The module at the beginning of several names: `layers` of `layers.` and of `layers[1`.
@@ -38,7 +38,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
         document=lambda: build_fix_document(fixes, patch, findings, verdict, target),
         table=lambda: Table(_COLUMNS, tuple(_list_rows(fixes.edits, fixes.written)), has_findings=False),
         short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problems have the same sentences
-        page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),
+        page=lambda: Page("", (ReportColumn("name"),), (), (verdict,), problems=problems, verdict=verdict),
         findings=findings,
         notes=tuple(Oddity("fix", note) for note in (*fixes.inconclusive, *fixes.notes)),
         fail_on=Severity.WARNING,

@@ -41,16 +41,16 @@ from statecli.core.units import (
 )
 from statecli.report import (
     Case,
+    CaseOutcome,
     Cell,
     CellRows,
-    Column,
     Fix,
     Group,
     Line,
-    Outcome,
     Page,
     Problem,
     Report,
+    ReportColumn,
     RowView,
     Table,
     Trouble,
@@ -182,7 +182,7 @@ def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
     """Return a case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
-    unreadable_cases = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
+    unreadable_cases = tuple(Case(target, name, CaseOutcome.ERROR, message) for name, message in inspection.broken)
     return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect"))
 
 
@@ -194,7 +194,7 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
     unusual = list_unusual_values(inspection.state)
     inspection = _fold_weights(inspection)
     state = inspection.state
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ReportColumn, ...] = ()
     groups: tuple[Group, ...] = ()
     if has_rows:
         columns = report.tree.COLUMNS if view.tree else _list_columns(inspection, view)
@@ -306,26 +306,26 @@ def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
 class _Measure(msgspec.Struct, frozen=True, gc=False):
     """A column, the value of a tensor, and the cell of the value; None: the value is the cell."""
 
-    column: Column
+    column: ReportColumn
     get: Callable[[TensorInfo], Any]
     format: Callable[[Any], Cell] | None = None
 
 
 _TABLE_COLUMNS = (
-    _Measure(Column("kind"), attrgetter("kind", "evidence"), format_kind_with_evidence),
-    _Measure(Column("fqn"), attrgetter("fqn")),
-    _Measure(Column("evidence", detail=True), attrgetter("evidence"), attrgetter("value")),
-    _Measure(Column("persistent", detail=True), attrgetter("persistent"), format_yes_no),
-    _Measure(Column("elements", detail=True), attrgetter("elements")),
-    _Measure(Column("layout", detail=True), attrgetter("layout")),
-    _Measure(Column("origin", detail=True), lambda t: format_origin(t.origin) if t.origin else None),
-    _Measure(Column("dtype"), attrgetter("dtype")),
-    _Measure(Column("shape"), attrgetter("shape"), format_shape),
-    _Measure(Column("bytes", right=True), attrgetter("nbytes")),
-    _Measure(Column("device"), attrgetter("device")),
-    _Measure(Column("requires_grad"), attrgetter("requires_grad"), format_yes_no),
-    _Measure(Column("saved"), attrgetter("saved"), format_yes_no),
-    _Measure(Column("moves"), attrgetter("moves"), format_yes_no),
+    _Measure(ReportColumn("kind"), attrgetter("kind", "evidence"), format_kind_with_evidence),
+    _Measure(ReportColumn("fqn"), attrgetter("fqn")),
+    _Measure(ReportColumn("evidence", detail=True), attrgetter("evidence"), attrgetter("value")),
+    _Measure(ReportColumn("persistent", detail=True), attrgetter("persistent"), format_yes_no),
+    _Measure(ReportColumn("elements", detail=True), attrgetter("elements")),
+    _Measure(ReportColumn("layout", detail=True), attrgetter("layout")),
+    _Measure(ReportColumn("origin", detail=True), lambda t: format_origin(t.origin) if t.origin else None),
+    _Measure(ReportColumn("dtype"), attrgetter("dtype")),
+    _Measure(ReportColumn("shape"), attrgetter("shape"), format_shape),
+    _Measure(ReportColumn("bytes", right=True), attrgetter("nbytes")),
+    _Measure(ReportColumn("device"), attrgetter("device")),
+    _Measure(ReportColumn("requires_grad"), attrgetter("requires_grad"), format_yes_no),
+    _Measure(ReportColumn("saved"), attrgetter("saved"), format_yes_no),
+    _Measure(ReportColumn("moves"), attrgetter("moves"), format_yes_no),
 )
 
 
@@ -351,15 +351,15 @@ def _format_hidden(inspection: Inspection, view: RowView) -> tuple[str, ...]:
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
     tensors = inspection.state.tensors
     if len({tensor.section for tensor in tensors}) > 1:
-        yield _Measure(Column("section"), lambda t: t.section or None)
+        yield _Measure(ReportColumn("section"), lambda t: t.section or None)
     yield from _TABLE_COLUMNS
     if inspection.to is not None:
-        yield _Measure(Column("after"), lambda t: t.after.device if t.after else None)
-        yield _Measure(Column("followed"), lambda t: format_yes_no(t.after.followed) if t.after else None)
+        yield _Measure(ReportColumn("after"), lambda t: t.after.device if t.after else None)
+        yield _Measure(ReportColumn("followed"), lambda t: format_yes_no(t.after.followed) if t.after else None)
     for name in STATS_FIELDS if _has_stats(inspection) else ():
-        yield _Measure(Column(name, right=True), partial(_get_statistic, name))
-    yield _Measure(Column("tied_to"), attrgetter("tied_to"), lambda names: ",".join(names) or None)
-    yield _Measure(Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note"))
+        yield _Measure(ReportColumn(name, right=True), partial(_get_statistic, name))
+    yield _Measure(ReportColumn("tied_to"), attrgetter("tied_to"), lambda names: ",".join(names) or None)
+    yield _Measure(ReportColumn("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note"))
 
 
 def _get_statistic(name: str, tensor: TensorInfo) -> Cell:
@@ -472,27 +472,27 @@ def _has_stats(inspection: Inspection) -> bool:
     return any(tensor.stats is not None for tensor in inspection.state.tensors)
 
 
-def _list_columns(inspection: Inspection, view: RowView) -> tuple[Column, ...]:
+def _list_columns(inspection: Inspection, view: RowView) -> tuple[ReportColumn, ...]:
     """Return the columns for people, without columns empty in every row."""
     tensors, is_moved = inspection.state.tensors, inspection.to is not None
     with_stats = _has_stats(inspection)
-    columns = [Column("name"), Column("dtype", shared_format="all {}"), Column("shape")]
+    columns = [ReportColumn("name"), ReportColumn("dtype", shared_format="all {}"), ReportColumn("shape")]
     if (inspection.weights or any(row.dtype in BLOCK_SIZES for row in tensors)) and not is_moved and not with_stats:
-        columns.append(Column("bits", right=True))
+        columns.append(ReportColumn("bits", right=True))
     if view.top is not None:
-        columns.append(Column("kind", shared_format="all {}"))
+        columns.append(ReportColumn("kind", shared_format="all {}"))
     if not with_stats:
-        columns.append(Column("size", right=True))
+        columns.append(ReportColumn("size", right=True))
     if is_moved or any(tensor.device is not None for tensor in tensors):
-        columns.append(Column("device", shared_format=None if is_moved else "all on {}"))
+        columns.append(ReportColumn("device", shared_format=None if is_moved else "all on {}"))
     if any(tensor.requires_grad is not None for tensor in tensors) and not with_stats:
-        columns.append(Column("grad", shared_format="requires_grad: {}"))
+        columns.append(ReportColumn("grad", shared_format="requires_grad: {}"))
     if with_stats:
-        columns.extend(Column(name, right=True) for name in MOMENT_FIELDS)
+        columns.extend(ReportColumn(name, right=True) for name in MOMENT_FIELDS)
     return tuple(columns)
 
 
-def _build_groups(inspection: Inspection, columns: tuple[Column, ...], view: RowView) -> tuple[Group, ...]:
+def _build_groups(inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView) -> tuple[Group, ...]:
     state = inspection.state
     tensors = arrange_tensors(state.tensors, view)
     if view.top is not None:
@@ -522,7 +522,7 @@ def _list_weights_by_row(inspection: Inspection) -> dict[tuple[str, str], Logica
 
 
 def _build_quantized_group(
-    section: str, rows: list[TensorInfo], inspection: Inspection, columns: tuple[Column, ...], view: RowView
+    section: str, rows: list[TensorInfo], inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Group:
     """Return the quantized weights as a group, with `view.parts` each with its tensors below."""
     weights = _list_weights_by_row(inspection)
@@ -538,7 +538,7 @@ def _build_quantized_group(
     return Group(heading, summary, tuple(lines if view.unfold else _count_sizes(fold.fold_rows(lines), columns)))
 
 
-def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[Column]) -> Iterator[Line]:
+def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[ReportColumn]) -> Iterator[Line]:
     """Yield the folded lines; the size of a line for several tensors has their number: `3 × 4.1 kB`."""
     size_index = next((i for i, column in enumerate(columns) if column.name == "size"), None)
     for line, positions in folded_lines:
@@ -550,7 +550,7 @@ def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequen
 
 
 def _build_weight_lines(
-    row: TensorInfo, weight: LogicalWeight, columns: tuple[Column, ...], view: RowView
+    row: TensorInfo, weight: LogicalWeight, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Iterator[Line]:
     """Yield the line of a quantized weight and, with `view.parts`, the lines of its tensors without remarks."""
     if view.parts:
@@ -567,7 +567,7 @@ def _build_group(
     kind: Kind,
     rows: list[TensorInfo],
     inspection: Inspection,
-    columns: tuple[Column, ...],
+    columns: tuple[ReportColumn, ...],
     view: RowView,
 ) -> Group:
     state = inspection.state
@@ -631,7 +631,7 @@ def _number_alike(
 
 
 def _build_top_group(
-    tensors: Sequence[TensorInfo], inspection: Inspection, columns: tuple[Column, ...], view: RowView
+    tensors: Sequence[TensorInfo], inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Group:
     """Return the most important rows as a single group, each with its section in the name."""
     state = inspection.state
@@ -695,7 +695,13 @@ _NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
 
 
 def _build_line(
-    tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, shows_doubt: bool, is_reported: bool
+    tensor: TensorInfo,
+    columns: tuple[ReportColumn, ...],
+    status: str,
+    view: RowView,
+    *,
+    shows_doubt: bool,
+    is_reported: bool,
 ) -> Line:
     """Return the line of a tensor. With `shows_doubt`, the remark of an assumed parameter says so."""
     is_assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER

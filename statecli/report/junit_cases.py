@@ -9,14 +9,14 @@ from msgspec import UNSET
 from statecli.core.finding import Finding
 from statecli.core.grouping import group_by
 from statecli.core.units import format_fix_in_line, format_origin, plural
-from statecli.report import Case, Line, Outcome, Problem, fold, label_help
+from statecli.report import Case, CaseOutcome, Line, Problem, fold, label_help
 
 
 def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
     """Return a failed case for each rule with problems; without problems, a passed case named `passed_name`."""
     by_rule = group_by(problems, lambda problem: problem.rule)
     cases = tuple(build_failed_case(suite, rule, rule_problems) for rule, rule_problems in by_rule.items())
-    return cases or (Case(suite, passed_name, Outcome.PASSED),)
+    return cases or (Case(suite, passed_name, CaseOutcome.PASSED),)
 
 
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
@@ -26,7 +26,7 @@ def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Cas
     """
     first = problems[0].message
     message = first if len(problems) == 1 else f"{plural(len(problems), 'problem')}, the first: {first}"
-    return Case(suite, name, Outcome.FAILED, message, tuple(_list_lines(problems)))
+    return Case(suite, name, CaseOutcome.FAILED, message, tuple(_list_lines(problems)))
 
 
 def _list_lines(problems: Iterable[Problem]) -> Iterator[str]:

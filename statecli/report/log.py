@@ -15,14 +15,14 @@ from statecli.core.grouping import group_by
 from statecli.core.units import format_count, format_fqn, format_number, join_names, plural
 from statecli.report import (
     Case,
+    CaseOutcome,
     Cell,
-    Column,
     Curve,
     Group,
     Line,
-    Outcome,
     Page,
     Report,
+    ReportColumn,
     Rows,
     Table,
     Trouble,
@@ -43,33 +43,33 @@ MAX_MODULE_LINES = 20
 MAX_REMARK_SETTINGS, MAX_REMARK_NAMES, MAX_SETTING_CHARACTERS = 3, 3, 30
 
 COLUMNS = (
-    Column("name"),
-    Column("step", right=True),
-    Column("norm", right=True),
-    Column("rel. change", right=True),
-    Column(BAR_SCALE, optional=True),
+    ReportColumn("name"),
+    ReportColumn("step", right=True),
+    ReportColumn("norm", right=True),
+    ReportColumn("rel. change", right=True),
+    ReportColumn(BAR_SCALE, optional=True),
 )
 #: Headings of `COLUMNS` in the group of the modules, which have no step.
 MODULE_HEADS = ("name", "", "last norm", "last change", "each change")
 TABLE_COLUMNS = (
-    Column("checkpoint"),
-    Column("step", right=True),
-    Column("norm", right=True),
-    Column("relative_change", right=True),
-    Column("cosine", right=True),
-    Column("changed", right=True),
-    Column("nan", right=True),
-    Column("inf", right=True),
-    Column("became_nan"),
-    Column("stopped"),
-    Column("settings"),
-    Column("error"),
-    Column("step_source", detail=True),
-    Column("format", detail=True),
-    Column("tensors", right=True, detail=True),
-    Column("elements", right=True, detail=True),
-    Column("change", right=True, detail=True),
-    Column("compared_with", detail=True),
+    ReportColumn("checkpoint"),
+    ReportColumn("step", right=True),
+    ReportColumn("norm", right=True),
+    ReportColumn("relative_change", right=True),
+    ReportColumn("cosine", right=True),
+    ReportColumn("changed", right=True),
+    ReportColumn("nan", right=True),
+    ReportColumn("inf", right=True),
+    ReportColumn("became_nan"),
+    ReportColumn("stopped"),
+    ReportColumn("settings"),
+    ReportColumn("error"),
+    ReportColumn("step_source", detail=True),
+    ReportColumn("format", detail=True),
+    ReportColumn("tensors", right=True, detail=True),
+    ReportColumn("elements", right=True, detail=True),
+    ReportColumn("change", right=True, detail=True),
+    ReportColumn("compared_with", detail=True),
 )
 
 
@@ -345,10 +345,10 @@ def _build_cases(log: Log, fail_on: Severity) -> Iterator[Case]:
         failing = [finding for finding in findings if finding.severity.is_at_least(fail_on)]
         text = tuple(build_problem(finding).message for finding in findings)
         if row.error is not None:
-            yield Case(log.target, row.path, Outcome.ERROR, row.error)
+            yield Case(log.target, row.path, CaseOutcome.ERROR, row.error)
         elif row.not_compared:
-            yield Case(log.target, row.path, Outcome.ERROR, row.not_compared[0], row.not_compared)
+            yield Case(log.target, row.path, CaseOutcome.ERROR, row.not_compared[0], row.not_compared)
         elif failing:
-            yield Case(log.target, row.path, Outcome.FAILED, failing[0].message, text)
+            yield Case(log.target, row.path, CaseOutcome.FAILED, failing[0].message, text)
         else:
-            yield Case(log.target, row.path, Outcome.PASSED, text=text)
+            yield Case(log.target, row.path, CaseOutcome.PASSED, text=text)

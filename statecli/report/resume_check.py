@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.commands.resume_check.result import ResumeAnswer, ResumeCheck, StateRow
 from statecli.core.units import plural
 from statecli.report import (
     Case,
+    CaseOutcome,
     Cell,
-    Column,
     Group,
     Line,
-    Outcome,
     Page,
     Report,
+    ReportColumn,
     Rows,
     Table,
     Trouble,
@@ -23,8 +23,8 @@ from statecli.report import (
 )
 from statecli.report.documents.resume_check import build_resume_check_document
 
-COLUMNS = (Column("state"), Column("resumed"))
-TABLE_COLUMNS = (*COLUMNS, Column("evidence"))
+COLUMNS = (ReportColumn("state"), ReportColumn("resumed"))
+TABLE_COLUMNS = (*COLUMNS, ReportColumn("evidence"))
 _MOODS = {True: "good", False: "bad", None: "dim"}
 _WORDS = {True: "yes", False: "no", None: "-"}
 
@@ -47,7 +47,7 @@ def build_resume_check_report(result: ResumeCheck, view: View) -> Report:
 
 def describe_inconclusive(result: ResumeCheck) -> list[str]:
     """Return why the trainings cannot be compared; [] if they can."""
-    return [f"{result.target}: {result.reason}"] if result.answer is Answer.INCONCLUSIVE else []
+    return [f"{result.target}: {result.reason}"] if result.answer is ResumeAnswer.INCONCLUSIVE else []
 
 
 def _build_cells(row: StateRow) -> tuple[Cell, ...]:
@@ -71,14 +71,18 @@ def _build_page(result: ResumeCheck) -> Page:
 
 
 def _format_verdict(result: ResumeCheck) -> str:
-    if result.answer is Answer.EQUAL:
+    if result.answer is ResumeAnswer.EQUAL:
         return f"a training run resumed from step {result.saved_at} of {result.steps} equals the uninterrupted run"
-    if result.answer is Answer.INCONCLUSIVE:
+    if result.answer is ResumeAnswer.INCONCLUSIVE:
         return f"inconclusive: {result.reason}"
     return f"the resumed run differs from the uninterrupted run: {plural(len(result.findings), 'finding')}"
 
 
 def _build_case(result: ResumeCheck) -> Case:
-    outcomes = {Answer.EQUAL: Outcome.PASSED, Answer.DIFFERENT: Outcome.FAILED, Answer.INCONCLUSIVE: Outcome.ERROR}
+    outcomes = {
+        ResumeAnswer.EQUAL: CaseOutcome.PASSED,
+        ResumeAnswer.DIFFERENT: CaseOutcome.FAILED,
+        ResumeAnswer.INCONCLUSIVE: CaseOutcome.ERROR,
+    }
     details = tuple(": ".join(filter(None, map(str, _build_cells(row)))) for row in result.states)
     return Case(result.target, "resume-check", outcomes[result.answer], _format_verdict(result), details)

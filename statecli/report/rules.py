@@ -9,7 +9,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule, find_rules, list_present_names
 from statecli.core.units import plural
-from statecli.report import Column, Group, Line, Page, Report, RuleText, Table
+from statecli.report import Group, Line, Page, Report, ReportColumn, RuleText, Table
 from statecli.report.documents.rules import build_rules_document
 from statecli.report.rule_texts import describe_rule, read_rule_texts
 
@@ -67,12 +67,12 @@ def describe_former_names(names: Iterable[str], known_rules: Collection[Rule], c
 
 def build_rules_report(texts: Sequence[RuleText]) -> Report:
     """Return the rules as a list, for any output."""
-    columns = (Column("rule"), Column("severity"))
+    columns = (ReportColumn("rule"), ReportColumn("severity"))
     return Report(
         title="the rules of statecli",
         document=lambda: build_rules_document(texts),
         table=lambda: Table(
-            (*columns, Column("about"), Column("commands"), Column("summary")),
+            (*columns, ReportColumn("about"), ReportColumn("commands"), ReportColumn("summary")),
             tuple(
                 (rule.name, rule.severity.value, rule.about, ", ".join(rule.commands), rule.summary) for rule in texts
             ),
@@ -80,7 +80,7 @@ def build_rules_report(texts: Sequence[RuleText]) -> Report:
         ),
         page=lambda: Page(
             subtitle=plural(len(texts), "rule"),
-            columns=(*columns, Column("commands")),
+            columns=(*columns, ReportColumn("commands")),
             groups=_build_groups(texts),
             totals=(),
         ),

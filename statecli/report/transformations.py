@@ -23,7 +23,7 @@ from statecli.commands.diff.result import (
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.quantized_layout_names import Layout
+from statecli.core.quantized_layout_names import QuantizedLayout
 from statecli.core.units import format_fqn, format_number, format_shape, plural
 from statecli.report import Group, Line, fold
 from statecli.report.change_text import describe_not_finite, has_new_not_finite
@@ -674,16 +674,16 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
 
 
 _LIBRARIES = {
-    Layout.SCALED: "",
-    Layout.BITSANDBYTES: "bitsandbytes",
-    Layout.GPTQ: "GPTQ",
-    Layout.AWQ: "AWQ",
-    Layout.AWQ_GEMV: "AWQ",
-    Layout.PACKED: "compressed-tensors",
-    Layout.NVFP4: "NVFP4",
-    Layout.MXFP4: "MXFP4",
-    Layout.MXFP4_EXPERTS: "MXFP4",
-    Layout.GGUF: "GGUF",
+    QuantizedLayout.SCALED: "",
+    QuantizedLayout.BITSANDBYTES: "bitsandbytes",
+    QuantizedLayout.GPTQ: "GPTQ",
+    QuantizedLayout.AWQ: "AWQ",
+    QuantizedLayout.AWQ_GEMV: "AWQ",
+    QuantizedLayout.PACKED: "compressed-tensors",
+    QuantizedLayout.NVFP4: "NVFP4",
+    QuantizedLayout.MXFP4: "MXFP4",
+    QuantizedLayout.MXFP4_EXPERTS: "MXFP4",
+    QuantizedLayout.GGUF: "GGUF",
 }
 
 
@@ -706,7 +706,7 @@ def _name_dense_side(transformation: Transformation) -> str:
 
 def _describe_rule(quantization: Quantization) -> str:
     """Return `dequantized with scales (a scale for each 128 values of a row)`"""
-    if quantization.layout is Layout.GGUF:
+    if quantization.layout is QuantizedLayout.GGUF:
         return f"dequantized in blocks of {quantization.block[0]} values"
     factors = " and a factor for each input channel" if quantization.has_channel_factors else ""
     block = _format_block(quantization.block, quantization.shape)

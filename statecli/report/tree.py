@@ -9,14 +9,14 @@ from statecli.core import sizes
 from statecli.core.grouping import group_by
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.units import format_count, format_fqn, format_kind, format_shape, format_size, plural
-from statecli.report import Column, Group, Line, fold
+from statecli.report import Group, Line, ReportColumn, fold
 
 COLUMNS = (
-    Column("module"),
-    Column("holds"),
-    Column("shape"),
-    Column("elements", right=True),
-    Column("size", right=True),
+    ReportColumn("module"),
+    ReportColumn("holds"),
+    ReportColumn("shape"),
+    ReportColumn("elements", right=True),
+    ReportColumn("size", right=True),
 )
 
 #: Largest number of levels of the tree; the rest of a longer name is an item of the last level.
@@ -35,11 +35,11 @@ T = TypeVar("T", bound=Named)
 FoldKey = Callable[[T], object]
 
 
-class Node(Generic[T]):
+class TreeNode(Generic[T]):
     """A module, or a tensor if `own` is set; `items` are all items below the module, and its own."""
 
     def __init__(self) -> None:
-        self.children: dict[str, Node[T]] = {}
+        self.children: dict[str, TreeNode[T]] = {}
         self.own_item: T | None = None
         self.items: list[T] = []
 
@@ -63,14 +63,14 @@ def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group
     return tuple(groups)
 
 
-def build_tree(items: Iterable[T]) -> Node[T]:
+def build_tree(items: Iterable[T]) -> TreeNode[T]:
     """Return the tree built from the dots in the names."""
-    root: Node[T] = Node()
+    root: TreeNode[T] = TreeNode()
     for item in items:
         node = root
         node.items.append(item)
         for part in item.fqn.split(".", MAX_LEVELS):
-            node = node.children.setdefault(part, Node())
+            node = node.children.setdefault(part, TreeNode())
             node.items.append(item)
         node.own_item = item
     return root
@@ -80,7 +80,7 @@ def _make_fold_key(tensor: TensorInfo) -> object:
     return (tensor.kind, tensor.dtype, tensor.shape)
 
 
-def _build_lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
+def _build_lines(node: TreeNode[TensorInfo], depth: int, unfold: bool) -> list[Line]:
     lines: list[Line] = []
     for name, names in group_siblings(node, _make_fold_key, unfold):
         children = [node.children[child_name] for child_name in names]
@@ -94,7 +94,7 @@ def _build_lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]
     return lines
 
 
-def group_siblings(node: Node[T], fold_key: FoldKey[T], unfold: bool) -> list[tuple[str, list[str]]]:
+def group_siblings(node: TreeNode[T], fold_key: FoldKey[T], unfold: bool) -> list[tuple[str, list[str]]]:
     """Return the children's names in order; siblings of equal shape that differ in a number are joined: `{0..11}`."""
     names_by_shape: dict[object, list[str]] = {}
     for name, child in node.children.items():

@@ -20,10 +20,10 @@ from statecli.core.sizes import describe_size
 from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_yes_no, join_names, plural
 from statecli.report import (
     Case,
+    CaseOutcome,
     Fix,
     Group,
     Line,
-    Outcome,
     Page,
     Problem,
     Report,
@@ -103,10 +103,10 @@ def build_verify_report(verification: Verification, view: View, fail_on: Severit
 
 
 _OUTCOMES = {
-    Verdict.PASSED: Outcome.PASSED,
-    Verdict.FAILED: Outcome.FAILED,
-    Verdict.INCONCLUSIVE: Outcome.ERROR,
-    Verdict.SKIPPED: Outcome.SKIPPED,
+    Verdict.PASSED: CaseOutcome.PASSED,
+    Verdict.FAILED: CaseOutcome.FAILED,
+    Verdict.INCONCLUSIVE: CaseOutcome.ERROR,
+    Verdict.SKIPPED: CaseOutcome.SKIPPED,
 }
 
 
@@ -134,13 +134,13 @@ def _build_cases(
 def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
     """Return the case of a proof; a requested but skipped proof is an error, as for the exit status."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
-    if outcome is Outcome.FAILED and findings:
+    if outcome is CaseOutcome.FAILED and findings:
         problems = group_findings(findings, state.tensors)
-        return Case(target, name, Outcome.PASSED, text=tuple(map(junit_cases.describe_problem, problems)))
-    if outcome is Outcome.PASSED:
+        return Case(target, name, CaseOutcome.PASSED, text=tuple(map(junit_cases.describe_problem, problems)))
+    if outcome is CaseOutcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
-    is_missing = outcome is Outcome.SKIPPED and check.check in requested
-    return Case(target, name, Outcome.ERROR if is_missing else outcome, _describe_reason(check))
+    is_missing = outcome is CaseOutcome.SKIPPED and check.check in requested
+    return Case(target, name, CaseOutcome.ERROR if is_missing else outcome, _describe_reason(check))
 
 
 def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> tuple[str, ...]:
@@ -217,18 +217,18 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
         verbose and any(getattr(cell, side) for cell in column.cells.values()) for column, side in measured_columns
     ]
     columns = (
-        report.Column("kind"),
-        report.Column("fqn"),
-        report.Column("dtype", detail=True),
-        report.Column("shape", detail=True),
-        report.Column("requires_grad", detail=True),
-        report.Column("origin", detail=not (verbose and any(row.origin for row in verification.state.tensors))),
-        *(report.Column(column.name) for column in proof_columns),
+        report.ReportColumn("kind"),
+        report.ReportColumn("fqn"),
+        report.ReportColumn("dtype", detail=True),
+        report.ReportColumn("shape", detail=True),
+        report.ReportColumn("requires_grad", detail=True),
+        report.ReportColumn("origin", detail=not (verbose and any(row.origin for row in verification.state.tensors))),
+        *(report.ReportColumn(column.name) for column in proof_columns),
         *(
-            report.Column(f"{column.name}_{side}", detail=not is_shown)
+            report.ReportColumn(f"{column.name}_{side}", detail=not is_shown)
             for (column, side), is_shown in zip(measured_columns, shows_measure, strict=True)
         ),
-        report.Column("reason"),
+        report.ReportColumn("reason"),
     )
     rows = tuple(
         (
@@ -259,9 +259,11 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
     proof_columns = _list_columns(verification)
     fqns = frozenset(row.fqn for row in verification.state.tensors)
     columns = (
-        report.Column("name"),
+        report.ReportColumn("name"),
         *(
-            report.Column(column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS)
+            report.ReportColumn(
+                column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS
+            )
             for column in proof_columns
         ),
     )

@@ -20,7 +20,7 @@ from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
 from statecli.requests.parameters import refuse_contradictions, refuse_division
 from statecli.targets.load import find_class_spec
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 
 def prepare(options: AuditOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
@@ -42,7 +42,9 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
     fixed_entries, notes = baseline.report_fixed_entries(result), unused_settings.build_notes(result, request)
     result = replace(result, inconclusive=inconclusive_checks, run_notes=(*fixed_entries, *notes))
     report = build_audit_report(result, View(unfold=options.all, verbose=options.verbose))
-    failure_reasons = [target.reason or target.target for target in result.targets if target.status is Status.FAILED]
+    failure_reasons = [
+        target.reason or target.target for target in result.targets if target.status is TargetStatus.FAILED
+    ]
     return Outcome(
         result,
         report,

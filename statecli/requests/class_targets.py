@@ -21,7 +21,7 @@ from statecli.requests.options import (
     FixOptions,
     InspectOptions,
     LockOptions,
-    Names,
+    NamedKind,
     VerifyOptions,
 )
 from statecli.requests.parameters import parameters_of
@@ -67,7 +67,9 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
     suffix += "" if options.config_json is None else f" --config-json {options.config_json}"
     if not suffix:
         return options
-    fields = [each.field for each in parameters_of(type(options)) if each.names is Names.TARGET and not each.repeatable]
+    fields = [
+        each.field for each in parameters_of(type(options)) if each.names is NamedKind.TARGET and not each.repeatable
+    ]
     texts: dict[str, str] = {name: value for name in fields if (value := getattr(options, name)) is not None}
     targets = options.targets if isinstance(options, (AuditOptions, LockOptions)) else ()
     target_texts = [*texts.values(), *targets]

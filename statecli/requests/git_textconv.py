@@ -20,7 +20,7 @@ from statecli.pickles.python2_names import rename_python2
 from statecli.pickles.safe_globals import find_refused_names
 from statecli.requests.options import GitTextconvOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.values.norm import sum_squares
@@ -145,7 +145,7 @@ def read_lfs_pointer(path: str) -> LfsPointer | None:
 def _read_small_text(path: str) -> bytes:
     """Return the bytes of a file that may be a pointer; b"" for any other file."""
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             head, size = source.head[:_MAX_POINTER_BYTES], source.size
     except StateError:  # `convert_to_text` describes the error
         return b""

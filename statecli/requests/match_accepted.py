@@ -15,7 +15,7 @@ from statecli.report.problems import group_findings
 from statecli.requests.options import COMMAND_NAMES, InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile
 from statecli.rules.dictionary import DICTIONARY
-from statecli.targets.target_result import Accepted, Status, TargetResult, drop_accepted
+from statecli.targets.target_result import Accepted, TargetResult, TargetStatus, drop_accepted
 
 _REGISTRATION_RULES = frozenset(rule.name for rule in registration_rules.RULES)
 _TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE)}
@@ -41,7 +41,7 @@ def match_accepted(
         return accepted_findings, ()
     causes = list(_name_causes(drop_accepted(findings, accepted_findings), state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
-    audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
+    audit = Audit((TargetResult(state.target, TargetStatus.AUDITED, findings=tuple(cause for _, cause in causes)),))
     paths = (options.baseline, baseline.find_existing_file(options.write_baseline))
     accepted_before = baseline.join_baselines(paths, plugin_rules=None)
     files: tuple[OutputFile, ...] = ()

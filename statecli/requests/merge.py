@@ -25,7 +25,7 @@ from statecli.workers.file_identity import identify_files
 
 if TYPE_CHECKING:
     from statecli.shards.shard_file import Head, ShardFile, StoredResult
-    from statecli.shards.tasks import Key
+    from statecli.shards.tasks import TaskKey
     from statecli.workers.pool import Work
 
 
@@ -272,9 +272,9 @@ class _MergedResults:
         self._plan = parts[0].head.plan
         self._passes = 0
         self._has_failed = False
-        self._owners: dict[Key, int] = {}
+        self._owners: dict[TaskKey, int] = {}
         #: Derived tasks, which no plan lists, until the command looks them up.
-        self._unused_keys: dict[Key, int] = {}
+        self._unused_keys: dict[TaskKey, int] = {}
         for n, part in enumerate(parts):
             for key, stored_result in part.results.items():
                 self._add(n, key, stored_result)
@@ -283,7 +283,7 @@ class _MergedResults:
             problem = f"expected {parts[0].head.tasks} results in all part files together, found {planned_count}"
             raise UnreadableError(f"{parts[0].path}: {problem}; {_REDO_ADVICE}")
 
-    def _add(self, part: int, key: Key, stored_result: StoredResult) -> None:
+    def _add(self, part: int, key: TaskKey, stored_result: StoredResult) -> None:
         earlier_result = self._get_stored(key) if key in self._owners else stored_result
         if earlier_result is not stored_result and not _is_same(earlier_result.result, stored_result.result):
             location = f"{self._parts[part].path}: line {stored_result.line}"
@@ -295,7 +295,7 @@ class _MergedResults:
         if stored_result.derived and key.function not in tasks.UNPLANNED_FUNCTIONS:
             self._unused_keys[key] = part
 
-    def _get_stored(self, key: Key) -> StoredResult:
+    def _get_stored(self, key: TaskKey) -> StoredResult:
         return self._parts[self._owners[key]].results[key]
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
@@ -310,7 +310,7 @@ class _MergedResults:
         computed = dict(zip(missing, do([work.tasks[n] for n in missing]), strict=True))
         return [computed[n] if n in computed else self._look_up(key, work.tasks[n]) for n, key in enumerate(keys)]
 
-    def _raise_missing(self, keys: Sequence[Key], task: Any) -> NoReturn:
+    def _raise_missing(self, keys: Sequence[TaskKey], task: Any) -> NoReturn:
         """Raise UnreadableError for a task without a result: the parts or the target have changed."""
         location = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.compute_pass_digest(keys) in self._plan:
@@ -319,7 +319,7 @@ class _MergedResults:
             )
         raise UnreadableError(f"{location}: has changed since the part files were made; {_REDO_ADVICE}")
 
-    def _look_up(self, key: Key, task: Any) -> Any:
+    def _look_up(self, key: TaskKey, task: Any) -> Any:
         """Return the result of the task. Raises UnreadableError for a result impossible for the task."""
         stored_result = self._get_stored(key)
         result = stored_result.result

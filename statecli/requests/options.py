@@ -42,7 +42,7 @@ class Shell(str, enum.Enum):
     POWERSHELL = "powershell"
 
 
-class Group(str, enum.Enum):
+class OptionGroup(str, enum.Enum):
     """Headings of options in the help, in their order there."""
 
     TASK = "Main options"
@@ -54,7 +54,7 @@ class Group(str, enum.Enum):
     DISTRIBUTION = "Distribution"
 
 
-class Names(enum.Enum):
+class NamedKind(enum.Enum):
     """Things that the value of an option or a target can name."""
 
     TARGET = "a checkpoint or a model class"
@@ -89,14 +89,14 @@ class Option(msgspec.Struct, frozen=True):
     flags: tuple[str, ...]
     help: str
     metavar: str = ""
-    group: Group = Group.TASK
+    group: OptionGroup = OptionGroup.TASK
     argument: str | None = None
     python_type: str = ""
     shell_only: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     hidden: bool = False
-    names: Names | None = None
+    names: NamedKind | None = None
     minimum: int | None = None
     may_be_empty: bool = False
     contradicts_shard: bool = False
@@ -110,7 +110,7 @@ COMMANDS_WITH_FUNCTION = ("inspect", "diff", "lock", "audit", "merge", "verify")
 def build_target(
     metavar: str,
     help_text: str = "",
-    names: Names | None = Names.TARGET,
+    names: NamedKind | None = NamedKind.TARGET,
     argument: str | None = None,
     python_type: str = "",
     *,
@@ -130,7 +130,7 @@ Include = Annotated[
         ("--include", "-i"),
         "Use only tensors whose name matches GLOB, such as 'encoder.*' (repeatable).",
         "GLOB",
-        Group.TENSORS,
+        OptionGroup.TENSORS,
         may_be_empty=True,
         shell_only=("audit",),
     ),
@@ -141,7 +141,7 @@ Exclude = Annotated[
         ("--exclude", "-x"),
         "Leave out tensors whose name matches GLOB (repeatable).",
         "GLOB",
-        Group.TENSORS,
+        OptionGroup.TENSORS,
         may_be_empty=True,
         shell_only=("audit",),
     ),
@@ -152,12 +152,12 @@ Kinds = Annotated[
         ("--kind",),
         "Use only tensors of this kind: parameter, buffer, unregistered, optimizer or other (repeatable).",
         "KIND",
-        Group.TENSORS,
+        OptionGroup.TENSORS,
         shell_only=("audit",),
     ),
 ]
 _DTYPE = Option(
-    ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
+    ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", OptionGroup.TENSORS
 )
 Dtypes = Annotated[tuple[str, ...], _DTYPE]
 Shapes = Annotated[
@@ -166,14 +166,14 @@ Shapes = Annotated[
         ("--shape",),
         "Use only tensors of this shape, such as 768x3072 or *x768 (repeatable).",
         "SHAPE",
-        Group.TENSORS,
+        OptionGroup.TENSORS,
     ),
 ]
 _DEVICE = Option(
     ("--device",),
     "Compare values on DEVICE: cpu, cuda or cuda:N.",
     "DEVICE",
-    Group.VALUES,
+    OptionGroup.VALUES,
     suggestions=("cpu", "cuda"),
 )
 InitDevice = Annotated[
@@ -183,7 +183,7 @@ InitDevice = Annotated[
         "Build the model on DEVICE. Use meta for a model that does not fit in memory. "
         "[default: cpu; meta for a model that is built from a config.json]",
         "DEVICE",
-        Group.PROCESS,
+        OptionGroup.PROCESS,
         suggestions=("cpu", "cuda", "meta"),
         shell_only=("audit", "verify"),
     ),
@@ -195,7 +195,7 @@ FromConfig = Annotated[
         "Build the model from config.json, without its weights. Use this for a folder or repository that has both a "
         "config.json and weights.",
         argument="as_class",
-        group=Group.PROCESS,
+        group=OptionGroup.PROCESS,
         aliases=("--class",),
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
@@ -207,8 +207,8 @@ ConfigJson = Annotated[
         "Build the model with the settings in FILE (JSON). Use this for a class whose constructor takes a config "
         "object: a dataclass or a config class.",
         "FILE",
-        Group.PROCESS,
-        names=Names.INPUT,
+        OptionGroup.PROCESS,
+        names=NamedKind.INPUT,
     ),
 ]
 TrustRemoteCode = Annotated[
@@ -217,7 +217,7 @@ TrustRemoteCode = Annotated[
         ("--trust-remote-code",),
         "Run the Python files that come with a checkpoint (auto_map in its config.json). Use this only if you trust "
         "the author; without this option, such files never run.",
-        group=Group.PROCESS,
+        group=OptionGroup.PROCESS,
     ),
 ]
 All = Annotated[
@@ -225,20 +225,24 @@ All = Annotated[
     Option(
         ("--all",),
         "Show each tensor and each finding on its own line. By default, similar ones share a line.",
-        group=Group.ROWS,
+        group=OptionGroup.ROWS,
     ),
 ]
 Tree = Annotated[
     bool,
-    Option(("--tree",), "Show a tree of modules, each with its number of tensors and its size.", group=Group.ROWS),
+    Option(
+        ("--tree",), "Show a tree of modules, each with its number of tensors and its size.", group=OptionGroup.ROWS
+    ),
 ]
-Unchanged = Annotated[bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=Group.ROWS)]
+Unchanged = Annotated[
+    bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=OptionGroup.ROWS)
+]
 NameOnly = Annotated[
     bool,
     Option(
         ("--name-only",),
         "Print only the names of the changed tensors. With --unchanged, print only the names of the others.",
-        group=Group.ROWS,
+        group=OptionGroup.ROWS,
     ),
 ]
 NameStatus = Annotated[
@@ -246,7 +250,7 @@ NameStatus = Annotated[
     Option(
         ("--name-status",),
         "Print only the name of each changed tensor, after a letter: A added, D deleted, M modified, R renamed.",
-        group=Group.ROWS,
+        group=OptionGroup.ROWS,
     ),
 ]
 Lines = Annotated[
@@ -255,7 +259,7 @@ Lines = Annotated[
         ("--lines", "-n"),
         "For each section and each kind of tensor, show at most N lines, the largest first.",
         "N",
-        Group.ROWS,
+        OptionGroup.ROWS,
         minimum=0,
     ),
 ]
@@ -265,19 +269,19 @@ Top = Annotated[
         ("--top",),
         "Show only the N largest tensors, in one list; in diff, the N largest changes.",
         "N",
-        Group.ROWS,
+        OptionGroup.ROWS,
         minimum=1,
         command_help={"log": "Show only the N modules that changed most during the run."},
     ),
 ]
-_SORT = Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=Group.ROWS)
+_SORT = Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=OptionGroup.ROWS)
 Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
         "Print only the reasons for a failure, and what was not checked. The formats json, jsonl, csv, sarif, junit "
         "and gitlab are always complete.",
-        group=Group.ROWS,
+        group=OptionGroup.ROWS,
         command_help={"lock": "Do not print notes on standard error."},
     ),
 ]
@@ -287,7 +291,7 @@ Verbose = Annotated[
     Option(
         VERBOSE_FLAGS,
         "Show all notes, even if there are many of the same kind.",
-        group=Group.ROWS,
+        group=OptionGroup.ROWS,
         command_help={
             "inspect": _TENSOR_DETAILS,
             "report": _TENSOR_DETAILS,
@@ -342,14 +346,20 @@ _FORMAT = Option(
     "Write the result in this format. By default, the suffix of -o FILE decides (html, json, jsonl, csv, md, sarif); "
     "otherwise a terminal gets a table, and a pipe gets plain rows.",
     "FORMAT",
-    Group.OUTPUT,
+    OptionGroup.OUTPUT,
     command_help={"watch": "Write each line in this format."},
 )
 OutputFormat = Annotated[Output | None, _FORMAT]
 ListFormat = Annotated[ListOutput | None, replace(_FORMAT, help=_FORMAT.help.replace(", md, sarif)", ", md)"))]
 OutputFile = Annotated[
     str | None,
-    Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT, names=Names.OUTPUT),
+    Option(
+        ("--output", "-o"),
+        "Write to FILE instead of standard output.",
+        "FILE",
+        OptionGroup.OUTPUT,
+        names=NamedKind.OUTPUT,
+    ),
 ]
 Reports = Annotated[
     tuple[str, ...],
@@ -357,14 +367,16 @@ Reports = Annotated[
         ("--report",),
         "Also write the result to FILE in FORMAT, such as sarif=out.sarif (repeatable).",
         "FORMAT=FILE",
-        Group.OUTPUT,
+        OptionGroup.OUTPUT,
         suggestions=tuple(f"{output.value}=" for output in Output),
     ),
 ]
 Colors = Annotated[
     Color,
     Option(
-        (COLOR_FLAG,), "Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.", group=Group.OUTPUT
+        (COLOR_FLAG,),
+        "Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.",
+        group=OptionGroup.OUTPUT,
     ),
 ]
 NoProgress = Annotated[
@@ -372,7 +384,7 @@ NoProgress = Annotated[
     Option(
         ("--no-progress",),
         "Do not show a progress bar on standard error.",
-        group=Group.PROCESS,
+        group=OptionGroup.PROCESS,
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
@@ -382,7 +394,7 @@ Timeout = Annotated[
         (TIMEOUT_FLAG,),
         "Stop the command after SECONDS, with exit status 2.",
         "SECONDS",
-        Group.PROCESS,
+        OptionGroup.PROCESS,
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
@@ -391,7 +403,7 @@ Debug = Annotated[
     Option(
         ("--debug",),
         "Show the Python traceback of an error.",
-        group=Group.PROCESS,
+        group=OptionGroup.PROCESS,
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
@@ -401,7 +413,7 @@ Jobs = Annotated[
         ("--jobs", "-j"),
         "Read tensor values with N processes (threads for URLs); 0 means one per core.",
         "N",
-        Group.VALUES,
+        OptionGroup.VALUES,
         minimum=0,
     ),
 ]
@@ -412,7 +424,7 @@ Executor = Annotated[
         "Read tensor values with ENGINE: threads, processes:4, dask:tcp://HOST:PORT, mpi or ray. Use dask, mpi or ray "
         "to read on several machines.",
         "ENGINE",
-        Group.DISTRIBUTION,
+        OptionGroup.DISTRIBUTION,
         suggestions=("threads", "processes", "dask:", "mpi", "ray"),
         python_type="str | Executor | None",
     ),
@@ -424,7 +436,7 @@ Shard = Annotated[
         "Read only part I of N of the tensor values, and write a part file. Run the N parts as separate jobs, then "
         "join the files with statecli merge.",
         "I/N",
-        Group.DISTRIBUTION,
+        OptionGroup.DISTRIBUTION,
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
@@ -434,7 +446,7 @@ Config = Annotated[
         ("--config",),
         "Use this configuration file instead of the nearest statecli.toml or pyproject.toml.",
         "FILE",
-        names=Names.INPUT,
+        names=NamedKind.INPUT,
     ),
 ]
 NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration files.")]
@@ -445,7 +457,7 @@ Plugins = Annotated[
         "Also use your own rules in MODULE, a Python module or file (repeatable).",
         "MODULE",
         argument="plugins",
-        names=Names.INPUT,
+        names=NamedKind.INPUT,
     ),
 ]
 TensorsOnly = Annotated[
@@ -475,7 +487,7 @@ _IGNORE = Option(
     ("--ignore",),
     "Do not report findings of this rule or rule group (repeatable).",
     "RULE",
-    names=Names.RULE,
+    names=NamedKind.RULE,
     command_help={"audit": "Skip this rule or rule group (repeatable)."},
 )
 IgnoredRules = Annotated[tuple[str, ...], _IGNORE]
@@ -485,7 +497,7 @@ BaselineFile = Annotated[
         ("--baseline",),
         "Accept the findings listed in FILE: they do not make the command fail.",
         "FILE",
-        names=Names.INPUT,
+        names=NamedKind.INPUT,
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
@@ -495,7 +507,7 @@ WriteBaseline = Annotated[
         ("--write-baseline",),
         "Write all findings of this run to FILE (requires --reason). Give later runs --baseline FILE to accept them.",
         "FILE",
-        names=Names.OUTPUT,
+        names=NamedKind.OUTPUT,
         contradicts_shard=True,
         shell_only=COMMANDS_WITH_FUNCTION,
     ),
@@ -524,7 +536,7 @@ ForwardInputsFrom = Annotated[
         "FILE.PY:MAKE",
         argument="inputs",
         aliases=("--inputs",),
-        names=Names.FUNCTION,
+        names=NamedKind.FUNCTION,
         command_help={
             "inspect": "Call forward with the arguments that the function MAKE in FILE.PY returns, and also list the "
             "tensors that forward creates. Use this if --input cannot describe the arguments."
@@ -561,7 +573,7 @@ ModelClass = Annotated[
         "buffers. auto: the class named in config.json.",
         "SPEC",
         suggestions=("auto",),
-        names=Names.TARGET,
+        names=NamedKind.TARGET,
         command_help={
             "audit": "Check that each checkpoint fits this model class. auto: the class named in config.json."
         },
@@ -689,7 +701,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         Option(
             ("--parts",),
             "Below each quantized weight, list its tensors: codes, scales, zero points and others.",
-            group=Group.ROWS,
+            group=OptionGroup.ROWS,
         ),
     ] = False
     input: ForwardInputs = ()
@@ -807,7 +819,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             ("--adapter",),
             "Check a merge: fail unless AFTER equals BEFORE plus this LoRA adapter, up to rounding.",
             "ADAPTER",
-            names=Names.TARGET,
+            names=NamedKind.TARGET,
             python_type="str | os.PathLike[str] | None",
         ),
     ] = None
@@ -852,7 +864,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             _DEVICE,
             help="Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU. "
             "[default: cuda if torch has a GPU, else fake-cuda]",
-            group=Group.TASK,
+            group=OptionGroup.TASK,
             suggestions=("cuda", "fake-cuda", "cpu", "meta"),
             python_type="str | torch.device | None",
         ),
@@ -863,7 +875,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             _DTYPE,
             help="Cast the model to DTYPE. [default: float64, float16 and bfloat16 in turn]",
             metavar="DTYPE",
-            group=Group.TASK,
+            group=OptionGroup.TASK,
             suggestions=("float64", "float32", "float16", "bfloat16"),
             python_type="str | torch.dtype | None",
         ),
@@ -909,7 +921,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     model: ModelClass = None
     select: Annotated[
         tuple[str, ...],
-        Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE", names=Names.RULE),
+        Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE", names=NamedKind.RULE),
     ] = ()
     ignore: IgnoredRules = ()
     plugin: Plugins = ()
@@ -922,7 +934,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--values",),
             "Read the values of all tensors. [default: only of local files with at most "
             f"{DEFAULT_VALUE_BYTES // 10**6} MB and {DEFAULT_VALUE_TENSORS:,} tensors]",
-            group=Group.VALUES,
+            group=OptionGroup.VALUES,
         ),
     ] = False
     no_values: Annotated[
@@ -930,7 +942,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         Option(
             ("--no-values",),
             "Do not read the values of tensors.",
-            group=Group.VALUES,
+            group=OptionGroup.VALUES,
             shell_only=COMMANDS_WITH_FUNCTION,
         ),
     ] = False
@@ -940,7 +952,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--lock",),
             "Check that the targets match this lock file, written by statecli lock.",
             "FILE",
-            names=Names.INPUT,
+            names=NamedKind.INPUT,
         ),
     ] = None
     frozen_only: Annotated[
@@ -959,7 +971,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--against",),
             "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.",
             "CHECKPOINT",
-            names=Names.TARGET,
+            names=NamedKind.TARGET,
             python_type="Target | None",
         ),
     ] = None
@@ -1028,11 +1040,15 @@ class LockOptions(Options, frozen=True, kw_only=True):
 
 NoCache = Annotated[
     bool,
-    Option(("--no-cache",), "Read all values again; do not use or update the cache of statistics.", group=Group.VALUES),
+    Option(
+        ("--no-cache",),
+        "Read all values again; do not use or update the cache of statistics.",
+        group=OptionGroup.VALUES,
+    ),
 ]
 RunTargets = Annotated[
     tuple[str, ...],
-    build_target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.", Names.INPUT),
+    build_target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.", NamedKind.INPUT),
 ]
 
 
@@ -1073,7 +1089,7 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
             "SCRIPT::FUNCTION",
             "Training function of a script. statecli calls this function as main(steps=4, save_every=2, "
             "save_to=FOLDER, checkpoint=FILE or None).",
-            Names.FUNCTION,
+            NamedKind.FUNCTION,
         ),
     ]
     steps: Annotated[
@@ -1129,7 +1145,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         build_target(
             "PART",
             "The N files that --shard 1/N to N/N wrote.",
-            Names.INPUT,
+            NamedKind.INPUT,
             python_type="str | os.PathLike[str] | Iterable[str | os.PathLike[str]]",
         ),
     ]
@@ -1140,10 +1156,10 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
             "Allow merge to import and run this model class or plugin (repeatable). Give this if the command with "
             "--shard used a class or plugin.",
             "SPEC",
-            Group.DISTRIBUTION,
+            OptionGroup.DISTRIBUTION,
             argument="code",
             aliases=("--code",),
-            names=Names.TARGET,
+            names=NamedKind.TARGET,
         ),
     ] = ()
     url: Annotated[
@@ -1153,7 +1169,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
             "Give the full URL of a checkpoint (repeatable). Part files do not contain passwords and signatures, so "
             "give URLs with a password or signature here.",
             "URL",
-            Group.DISTRIBUTION,
+            OptionGroup.DISTRIBUTION,
         ),
     ] = ()
     copies: Annotated[
@@ -1162,7 +1178,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
             ("--copies",),
             "Accept parts that were made from separate copies of the files. Compares only the sizes and some bytes of "
             "the copies.",
-            group=Group.DISTRIBUTION,
+            group=OptionGroup.DISTRIBUTION,
         ),
     ] = False
     jobs: Jobs = 0
@@ -1191,7 +1207,7 @@ class RulesOptions(ReferenceOptions, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
     name: Annotated[
-        str | None, build_target("RULE", "A rule to explain, or a group to list, such as pickles.", Names.RULE)
+        str | None, build_target("RULE", "A rule to explain, or a group to list, such as pickles.", NamedKind.RULE)
     ] = None
     plugin: Plugins = ()
 
@@ -1212,7 +1228,7 @@ class SchemaOptions(Options, frozen=True, kw_only=True):
             "COMMAND",
             "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log, bisect "
             "or resume-check.",
-            Names.SCHEMA,
+            NamedKind.SCHEMA,
         ),
     ]
     debug: Debug = False
@@ -1230,7 +1246,7 @@ class SamplesOptions(Options, frozen=True, kw_only=True):
 
     folder: Annotated[
         str,
-        build_target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", Names.OUTPUT),
+        build_target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", NamedKind.OUTPUT),
     ]
     debug: Debug = False
 
@@ -1246,7 +1262,7 @@ class GitSetupOptions(Options, frozen=True, kw_only=True):
 class GitTextconvOptions(Options, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. If the file cannot be read, print the error as a line."""
 
-    path: Annotated[str, build_target("FILE", names=Names.INPUT)]
+    path: Annotated[str, build_target("FILE", names=NamedKind.INPUT)]
     made_by: Annotated[
         str,
         Option(
@@ -1267,7 +1283,7 @@ class GitExternalDiffOptions(Options, frozen=True, kw_only=True):
         build_target(
             "ARGUMENT",
             "Path, then file, hash and mode of the old version and of the new version, as passed by git.",
-            Names.INPUT,
+            NamedKind.INPUT,
             may_be_empty=True,
         ),
     ]
@@ -1276,8 +1292,8 @@ class GitExternalDiffOptions(Options, frozen=True, kw_only=True):
 class GitDifftoolOptions(Options, frozen=True, kw_only=True):
     """Compare two versions of a file for git difftool. If a file cannot be read, print the error as a line."""
 
-    before: Annotated[str, build_target("LOCAL", "The old version of the file.", Names.INPUT)]
-    after: Annotated[str, build_target("REMOTE", "The new version of the file.", Names.INPUT)]
+    before: Annotated[str, build_target("LOCAL", "The old version of the file.", NamedKind.INPUT)]
+    after: Annotated[str, build_target("REMOTE", "The new version of the file.", NamedKind.INPUT)]
     name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", None, may_be_empty=True)] = (
         ""  # git gives an empty text for two folders
     )

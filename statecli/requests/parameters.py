@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from statecli import core, workers
 from statecli.core.errors import UsageError, option
-from statecli.requests.options import COMMAND_NAMES, Group, Names, Option, Options
+from statecli.requests.options import COMMAND_NAMES, NamedKind, Option, OptionGroup, Options
 from statecli.storage.files import STANDARD_INPUT
 
 
@@ -54,7 +54,7 @@ class Parameter(Option, frozen=True, kw_only=True):
     @property
     def reads_file(self) -> bool:
         """True if the value can name a file that the command reads."""
-        return self.names in (Names.TARGET, Names.FUNCTION, Names.INPUT)
+        return self.names in (NamedKind.TARGET, NamedKind.FUNCTION, NamedKind.INPUT)
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
     parameters = [
         _build_parameter(*field, annotations[field[0]], command) for field in zip(names, defaults, strict=True)
     ]
-    groups = list(Group)
+    groups = list(OptionGroup)
     return tuple(sorted(parameters, key=lambda parameter: (not parameter.is_target, groups.index(parameter.group))))
 
 

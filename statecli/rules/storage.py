@@ -18,7 +18,7 @@ from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
-from statecli.rules.storage_views import Storage, View, group_by_storage, have_common_byte, split_disjoint_groups
+from statecli.rules.storage_views import Storage, StorageView, group_by_storage, have_common_byte, split_disjoint_groups
 
 #: Smallest reported number of unused bytes: a page of memory.
 MIN_UNUSED_BYTES = 4096
@@ -147,12 +147,12 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
             yield _report_inconclusive(subject, storage, len(views))
 
 
-def _describe_extents(view: View, other: View) -> str:
+def _describe_extents(view: StorageView, other: StorageView) -> str:
     extents = [f"bytes {each.start:,} to {each.end:,}" for each in (view, other)]
     return f"both are {extents[0]}" if extents[0] == extents[1] else " and ".join(extents)
 
 
-def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | None, View]]:
+def _find_clashes(views: list[StorageView], work: list[int]) -> Iterator[tuple[StorageView | None, StorageView]]:
     """Yield each view that shares a byte with an earlier view, as (earlier view, view); `views` are sorted by start.
 
     (None, view) is the last pair if the search ran out of `work`: then nothing is known about the following views.

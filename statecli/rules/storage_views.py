@@ -11,7 +11,7 @@ from statecli.core.dtypes import ELEMENT_BITS, VALUES_PER_BYTE, nbytes
 from statecli.core.model_state import ByteRange, ModelState, Place, TensorData, TensorInfo
 
 
-class View(msgspec.Struct, frozen=True):
+class StorageView(msgspec.Struct, frozen=True):
     """The bytes of a tensor in its storage: `byte_count` of the bytes from `start` to `end`; expanded bytes count once.
 
     `form` is dtype, shape and strides: tensors with equal views are the same tensor under two names. `steps` are
@@ -49,17 +49,19 @@ class Storage(msgspec.Struct):
         return tensor.nbytes == self.size and (piece is None or (piece is tensor.data and piece.strides is None))
 
     @property
-    def views(self) -> dict[View, list[TensorInfo]]:
+    def views(self) -> dict[StorageView, list[TensorInfo]]:
         """Return each view with its tensors."""
         return self._group_by_view(self.users)
 
     @property
-    def named_views(self) -> dict[View, list[TensorInfo]]:
+    def named_views(self) -> dict[StorageView, list[TensorInfo]]:
         """Return each view with its tensors, without the views that are only attributes of a tensor."""
         return self._group_by_view(user for user in self.users if not _is_attribute(*user))
 
-    def _group_by_view(self, users: Iterable[tuple[TensorInfo, TensorData | None]]) -> dict[View, list[TensorInfo]]:
-        tensors_by_view: dict[View, list[TensorInfo]] = {}
+    def _group_by_view(
+        self, users: Iterable[tuple[TensorInfo, TensorData | None]]
+    ) -> dict[StorageView, list[TensorInfo]]:
+        tensors_by_view: dict[StorageView, list[TensorInfo]] = {}
         for tensor, piece in users:
             view = _view_of_live_tensor(tensor, self.size) if piece is None else _view_of_piece(piece)
             tensors_by_view.setdefault(view, []).append(tensor)
@@ -119,18 +121,18 @@ def _list_pieces(tensor: TensorInfo) -> Iterator[TensorData]:
                 yield from (extra for extra in (piece.quantizer.scales, piece.quantizer.zero_points) if extra)
 
 
-def _view_of_live_tensor(tensor: TensorInfo, size: int) -> View:
+def _view_of_live_tensor(tensor: TensorInfo, size: int) -> StorageView:
     """Return the whole storage as view, because the strides of a live tensor are not recorded."""
-    return View(0, size, tensor.nbytes, (tensor.dtype, tensor.shape, tensor.storage_offset))
+    return StorageView(0, size, tensor.nbytes, (tensor.dtype, tensor.shape, tensor.storage_offset))
 
 
-def _view_of_piece(piece: TensorData) -> View:
+def _view_of_piece(piece: TensorData) -> StorageView:
     elements, last = prod(piece.shape), prod(piece.shape) - 1
     if elements and piece.strides:
         steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
         elements, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
     start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
-    return View(
+    return StorageView(
         start,
         end,
         nbytes(piece.dtype, elements),
@@ -159,7 +161,7 @@ def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...
 _MAX_SPLIT_ROUNDS = 8
 
 
-def split_disjoint_groups(views: Sequence[View]) -> Iterator[list[View]]:
+def split_disjoint_groups(views: Sequence[StorageView]) -> Iterator[list[StorageView]]:
     """Yield groups of views, sorted by start; views of different groups share no byte.
 
     Groups are split by extents, then by the part of the view in each period of the outermost stride: so the columns of
@@ -177,9 +179,9 @@ def split_disjoint_groups(views: Sequence[View]) -> Iterator[list[View]]:
             waiting += ((part, rounds + 1) for part in reversed(parts))
 
 
-def _split_by_span(spans: list[tuple[int, int, View]]) -> list[list[View]]:
+def _split_by_span(spans: list[tuple[int, int, StorageView]]) -> list[list[StorageView]]:
     """Split the views into groups whose spans do not overlap, in order."""
-    parts: list[list[View]] = []
+    parts: list[list[StorageView]] = []
     reach = 0
     for start, end, view in sorted(spans, key=lambda span: span[:2]):
         if not parts or start >= reach:
@@ -189,7 +191,7 @@ def _split_by_span(spans: list[tuple[int, int, View]]) -> list[list[View]]:
     return parts
 
 
-def _split_by_period(views: list[View]) -> list[list[View]]:
+def _split_by_period(views: list[StorageView]) -> list[list[StorageView]]:
     period = gcd(*(view.steps[-1][1] for view in views if view.steps and len(view.steps) > 1))
     if not period:
         return [views]
@@ -197,14 +199,14 @@ def _split_by_period(views: list[View]) -> list[list[View]]:
     return _split_by_span([(*_compute_span_in_period(view, view.start - base, period), view) for view in views])
 
 
-def _compute_span_in_period(view: View, start: int, period: int) -> tuple[int, int]:
+def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple[int, int]:
     """Return first byte and end of the view within a period; (0, period) if the view continues into the next period."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)
 
 
-def have_common_byte(view: View, other: View, work: list[int]) -> bool | None:
+def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
     """Return whether two views have a common byte; None if `work[0]` steps, which are used up, do not suffice.
 
     The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is common if and only if the

@@ -16,8 +16,8 @@ from statecli.workers import pool
 from statecli.workers.file_identity import identify_files
 
 if TYPE_CHECKING:
-    from statecli.shards.shard_file import Line
-    from statecli.shards.tasks import Key
+    from statecli.shards.shard_file import TaskLine
+    from statecli.shards.tasks import TaskKey
     from statecli.workers.pool import Work
     from statecli.workers.task import Task
 
@@ -36,8 +36,8 @@ class Shard:
         self._partition = Partition(*self._shard)
         self._pass_digests: list[str] = []
         self._versions: dict[str, FileVersion | None] = {}
-        self._lines: dict[Key, Line] = {}
-        self._tasks: set[Key] = set()
+        self._lines: dict[TaskKey, TaskLine] = {}
+        self._tasks: set[TaskKey] = set()
         self.failed: list[tuple[str, str]] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
@@ -58,14 +58,14 @@ class Shard:
             results[n] = work.absent if isinstance(result, StateError) else result
         return results
 
-    def _select_tasks(self, work: Work, keys: Sequence[Key], sizes: Sequence[int]) -> list[int]:
+    def _select_tasks(self, work: Work, keys: Sequence[TaskKey], sizes: Sequence[int]) -> list[int]:
         self._pass_digests.append(tasks.compute_pass_digest(keys))
         self._tasks.update(keys)
         new_paths = {path for task in work.tasks for path in task.paths}.difference(self._versions)
         self._versions.update((path, read_version(path)) for path in new_paths)
         return self._partition.select_tasks(sizes, work.group_keys)
 
-    def _record(self, key: Key, task: Task, result: Any, *, derived: bool) -> None:
+    def _record(self, key: TaskKey, task: Task, result: Any, *, derived: bool) -> None:
         if tasks.has_failed(result):
             self.failed.append((task.name, str(getattr(result, "reason", result))))
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)

@@ -25,7 +25,7 @@ from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UnreadableError
 from statecli.core.model_state import Place
 from statecli.shards.partition import MAX_SHARDS, ShardNumber
-from statecli.shards.tasks import RESULT_TYPES, Key
+from statecli.shards.tasks import RESULT_TYPES, TaskKey
 from statecli.storage import files
 from statecli.values.compare_task import Comparison
 from statecli.workers.file_identity import FileIdentity
@@ -66,7 +66,7 @@ class Head(msgspec.Struct, frozen=True):
     files: dict[str, FileIdentity]
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """Line of a task with its result or error. `name` (of the tensor) and `bytes` are only for human readers.
 
     `derived`: the task follows from results of other tasks.
@@ -116,13 +116,13 @@ class ShardFile(NamedTuple):
 
     path: str
     head: Head
-    results: dict[Key, StoredResult]
+    results: dict[TaskKey, StoredResult]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def encode_file(head: Head, lines: Iterable[Line]) -> Iterator[bytes]:
+def encode_file(head: Head, lines: Iterable[TaskLine]) -> Iterator[bytes]:
     """Yield the bytes of a shard file, line by line."""
     digest, count = hashlib.sha256(), -1
     for count, line in enumerate((head, *lines)):  # noqa: B007 - the last one is needed
@@ -132,14 +132,14 @@ def encode_file(head: Head, lines: Iterable[Line]) -> Iterator[bytes]:
     yield _encode_line(End(True, count, digest.hexdigest()))
 
 
-def build_line(key: Key, name: str, size: int, result: Any, *, derived: bool = False) -> Line:
+def build_line(key: TaskKey, name: str, size: int, result: Any, *, derived: bool = False) -> TaskLine:
     """Return the line of a task and its result or error."""
     if not isinstance(result, StateError):
-        return Line(*key, name, size, result, derived=derived)
+        return TaskLine(*key, name, size, result, derived=derived)
     name_of_error = next(kind.__name__ for kind in type(result).__mro__ if kind.__name__ in ERRORS)
     details = (result.place, result.difference) if isinstance(result, ChecksumMismatch) else ()
     error = Error(name_of_error, str(result), *details)
-    return Line(*key, name, size, error=error, derived=derived)
+    return TaskLine(*key, name, size, error=error, derived=derived)
 
 
 def _encode_line(line: msgspec.Struct) -> bytes:
@@ -161,7 +161,7 @@ def _to_json(value: Any) -> Any:
 
 def read_file(path: str) -> ShardFile:
     """Read a shard file line by line. Raises `UnreadableError`, naming file and line, unless the file is complete."""
-    results: dict[Key, StoredResult] = {}
+    results: dict[TaskKey, StoredResult] = {}
     digest, last, number = hashlib.sha256(), b"", 0
     for number, raw in enumerate(_read_lines(path), 1):
         # Added one line late, because only the end of the file shows which line is the last, and it is not a task.
@@ -252,12 +252,12 @@ def _decode_head(path: str, raw: bytes) -> Head:
     return head
 
 
-def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
-    line = _decode(Line, raw, path, number)
+def _decode_task(path: str, number: int, raw: bytes) -> tuple[TaskKey, StoredResult]:
+    line = _decode(TaskLine, raw, path, number)
     if line.function not in RESULT_TYPES:
         problem = f"contains a result of {line.function[:40]!r}, which this version of statecli does not know"
         _refuse(path, number, f"{problem}; use the version that wrote the file")
-    key = Key(sys.intern(line.function), line.key)
+    key = TaskKey(sys.intern(line.function), line.key)
     if line.error is not None:
         return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)
     result = _convert(RESULT_TYPES[line.function], line.result, path, number)

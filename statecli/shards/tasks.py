@@ -31,14 +31,14 @@ RESULT_TYPES: dict[str, Any] = {
 UNPLANNED_FUNCTIONS = frozenset(["check_batch", "digest_batch"])
 
 
-class Key(NamedTuple):
+class TaskKey(NamedTuple):
     """Key of a task: the name of its function, and a digest of its arguments."""
 
     function: str
     digest: str
 
 
-def compute_keys(work: Work) -> list[Key]:
+def compute_keys(work: Work) -> list[TaskKey]:
     """Return the key of each task."""
     name = work.function.__name__
     prefix = hashlib.sha256(_encode((name, work.shared)))
@@ -46,7 +46,7 @@ def compute_keys(work: Work) -> list[Key]:
     for task in work.tasks:
         digest = prefix.copy()
         digest.update(_encode(task.identity))
-        keys.append(Key(name, digest.hexdigest()[:32]))
+        keys.append(TaskKey(name, digest.hexdigest()[:32]))
     return keys
 
 
@@ -57,7 +57,7 @@ def _encode(value: Any) -> bytes:
         return repr(value).encode("ascii", "backslashreplace")
 
 
-def compute_pass_digest(keys: Sequence[Key]) -> str:
+def compute_pass_digest(keys: Sequence[TaskKey]) -> str:
     """Return a digest of all tasks of one pass over the values."""
     return hashlib.sha256("\n".join(f"{key.function} {key.digest}" for key in keys).encode()).hexdigest()[:32]
 

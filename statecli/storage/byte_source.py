@@ -19,7 +19,7 @@ from statecli.storage import files
 HEAD_BYTES = 4096
 
 
-class Source:
+class ByteSource:
     """Open regular file, or a part of one: `length` bytes from byte `start` on, with offsets from `start`.
 
     Raises UnreadableError for a missing, forbidden, empty or special file.
@@ -53,7 +53,7 @@ class Source:
             self.close()
             raise
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> ByteSource:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -128,7 +128,7 @@ class Window:
 
     __slots__ = ("_data", "_source", "_span", "_start")
 
-    def __init__(self, source: Source, span: int) -> None:
+    def __init__(self, source: ByteSource, span: int) -> None:
         """Read `span` bytes of the source at a time."""
         self._source = source
         self._span = span
@@ -136,7 +136,7 @@ class Window:
         self._data = b""
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `Source.read`."""
+        """See `ByteSource.read`."""
         at = offset - self._start
         if at < 0 or at + length > len(self._data):
             window_length = min(max(length, self._span), max(length, self._source.size - offset))

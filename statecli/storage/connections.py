@@ -12,7 +12,7 @@ from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.installed_package import install_extra
 from statecli.storage import lifetime, redact
 from statecli.storage.credentials import InvalidUrl
-from statecli.storage.limits import Settings, settings
+from statecli.storage.limits import RequestLimits, settings
 from statecli.storage.masked_url import parse_url
 from statecli.storage.retry import ConnectionCut, Transient
 
@@ -66,7 +66,7 @@ class _Pools:
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[tuple[str, str | None, int, Settings], PoolManager] = {}
+        self._by_key: dict[tuple[str, str | None, int, RequestLimits], PoolManager] = {}
 
     def open(self, scheme: str, proxy: str | None) -> PoolManager:
         """Return the connection pool for a scheme. Raises ValueError for an impossible proxy."""
@@ -79,7 +79,7 @@ class _Pools:
         return self._by_key[key]
 
 
-def _create_pool(scheme: str, proxy: str | None, settings: Settings) -> PoolManager:
+def _create_pool(scheme: str, proxy: str | None, settings: RequestLimits) -> PoolManager:
     import urllib3
 
     options: dict[str, Any] = {

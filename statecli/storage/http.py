@@ -45,18 +45,18 @@ _BUSY_STATUSES = frozenset([408, 425, 429, 500, 502, 503, 504])
 _EXPIRED_STATUSES = frozenset([400, 401, 403, 404, 410])
 
 
-class Refused(UnreadableError):
+class RangeRefused(UnreadableError):
     """The answer does not contain the requested bytes."""
 
     def __init__(self, text: str, status: int = 0, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.status, self.headers = status, headers or {}
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[str]]:
+    def __reduce__(self) -> tuple[type[RangeRefused], tuple[str]]:
         return type(self), (str(self),)  # the headers may contain secrets
 
 
-class NoFile(Refused, Unsure):
+class NoFile(RangeRefused, Unsure):
     """Error: there is no file; a folder may exist."""
 
 
@@ -64,7 +64,7 @@ class Gone(NoFile, Missing):
     """The object does not exist."""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """Head of an answer, its URL after redirects, and the credentials for the first server."""
 
     response: BaseHTTPResponse
@@ -106,7 +106,7 @@ class Http:
             raise NoFile("the server sent an HTML page instead of a list of files", 200, answer.response.headers)
         return Listing(names)
 
-    def body(self, url: str) -> tuple[bytes, Answer]:
+    def body(self, url: str) -> tuple[bytes, Response]:
         """Return the body of a small answer. Raises Refused, UnreadableError and Transient."""
         with self.request(url, {}) as answer:
             response = answer.response
@@ -160,7 +160,7 @@ class Http:
             self._wholes[url] = (data, version)
 
     @contextmanager
-    def request(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
+    def request(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
         """Request a URL and follow redirects. After the block, release the connection; close it with unread bytes."""
         redirected = self._redirected.get(url)
         answer = self._follow(url, redirected, headers)
@@ -178,7 +178,7 @@ class Http:
         finally:
             _release(answer.response)
 
-    def _follow(self, url: str, redirected: str | None, headers: dict[str, str]) -> Answer:
+    def _follow(self, url: str, redirected: str | None, headers: dict[str, str]) -> Response:
         sent = (
             credentials.credentials_for(url)
             if self._headers is None
@@ -194,7 +194,7 @@ class Http:
             except (Transient, UnreadableError) as why:
                 raise _name_server(why, at, url) from None
             if response.status not in REDIRECTS:
-                return Answer(response, at, sent)
+                return Response(response, at, sent)
             _release(response)
             at = _resolve_redirect(at, response.headers.get("Location"))
             if at in visited_urls:
@@ -221,7 +221,7 @@ class _Range:
         with self._http.request(self._url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
             return self._receive(answer, start, end - start)
 
-    def _receive(self, answer: Answer, start: int, length: int) -> tuple[bytes, FileVersion]:
+    def _receive(self, answer: Response, start: int, length: int) -> tuple[bytes, FileVersion]:
         response = answer.response
         if response.status == 416:
             return b"", confirm_version(
@@ -239,7 +239,7 @@ class _Range:
             _refuse_page(answer, data, self._url)
         return data, self._version
 
-    def _receive_whole(self, answer: Answer) -> tuple[bytes, FileVersion]:
+    def _receive_whole(self, answer: Response) -> tuple[bytes, FileVersion]:
         length = _parse_length(answer.response)
         with self._http.reserve(length or 0) as report_bytes:
             data = _receive(answer.response, length, [], report_bytes)
@@ -284,11 +284,11 @@ def _parse_length(response: BaseHTTPResponse) -> int | None:
     return int(length)
 
 
-def _parse_empty_size(answer: Answer, offset: int) -> int:
+def _parse_empty_size(answer: Response, offset: int) -> int:
     """Return the size of a file that is shorter than the requested range: 0 for an empty file."""
     match = _EMPTY_RANGE.fullmatch(answer.response.headers.get("Content-Range", ""))
     if match is None or int(match["size"]) > offset:
-        raise Refused(
+        raise RangeRefused(
             "the server refuses the byte range that statecli requested (HTTP 416): download the file first",
             416,
             answer.response.headers,
@@ -349,7 +349,7 @@ def _has_same_path(url: str, requested: str) -> bool:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def _refuse(answer: Answer, url: str) -> None:
+def _refuse(answer: Response, url: str) -> None:
     response = answer.response
     status = response.status
     origin = f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
@@ -361,7 +361,7 @@ def _refuse(answer: Answer, url: str) -> None:
         raise Gone(f"does not exist (HTTP {status}{origin})", status, response.headers)
     if status not in (200, 206):
         # 401 and 407 do not mean "no file", because the requests for thirty usual names would be refused as well.
-        kind = Refused if status in (401, 407) else NoFile
+        kind = RangeRefused if status in (401, 407) else NoFile
         raise kind(_explain_refusal(status, origin, answer, url), status, response.headers)
     codings = ",".join(response.headers.get(name, "") for name in ("Content-Encoding", "Transfer-Encoding")).lower()
     coding = " ".join(name for name in re.split(r"[\s,]+", codings) if name not in ("", "identity", "chunked"))
@@ -373,7 +373,7 @@ def _refuse(answer: Answer, url: str) -> None:
         )
 
 
-def _explain_refusal(status: int, origin: str, answer: Answer, url: str) -> str:
+def _explain_refusal(status: int, origin: str, answer: Response, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
     code = f"(HTTP {status}{origin})"
     if status in (401, 403) and source is not None and not credentials.may_share_credentials(url, answer.url):
@@ -425,7 +425,7 @@ def _is_page(response: BaseHTTPResponse) -> bool:
     return "html" in response.headers.get("Content-Type", "").lower()
 
 
-def _refuse_page(answer: Answer, data: bytes, url: str) -> None:
+def _refuse_page(answer: Response, data: bytes, url: str) -> None:
     """Raise Refused for an HTML page; format readers refuse other wrong files."""
     if not _is_page(answer.response) or not html_listing.is_html(data):
         return

@@ -17,7 +17,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing
-from statecli.storage.http import Http, Refused
+from statecli.storage.http import Http, RangeRefused
 from statecli.storage.object_store import Listing, Missing
 from statecli.storage.retry import retry
 from statecli.storage.store import FileVersion
@@ -27,7 +27,7 @@ _REVISION = compile_on_use(r"(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?:/(?
 _LOGIN_ADVICE = "log in with `hf auth login`, or set HF_TOKEN"
 
 
-class Place(NamedTuple):
+class HubPath(NamedTuple):
     """Path in a revision of a repository. `kind` has the values of the hub's API."""
 
     kind: str
@@ -73,7 +73,7 @@ class Hub:
         try:
             link = f"{self._endpoint}/{place.full_name}/resolve/{commit}/{quote(place.path)}"
             return self._http.get(link, offset, length, expected)
-        except Refused as why:
+        except RangeRefused as why:
             raise self._explain_refusal(why, place) from None
 
     def listing(self, url: str) -> Listing:
@@ -99,7 +99,7 @@ class Hub:
             )
         return create_listing(dict(sorted(folders)))
 
-    def _resolve(self, url: str) -> tuple[Place, str]:
+    def _resolve(self, url: str) -> tuple[HubPath, str]:
         """Return the place and the commit of the revision. Raises UnreadableError without either."""
         first, *others = _parse_places(url)
         with self._lock:
@@ -111,7 +111,7 @@ class Hub:
                         return place, self._find_commit(place)
                 raise
 
-    def _find_commit(self, place: Place) -> str:
+    def _find_commit(self, place: HubPath) -> str:
         key = place[:3]
         if key not in self._commits:
             try:
@@ -123,7 +123,7 @@ class Hub:
             raise commit
         return commit
 
-    def _request_commit(self, place: Place) -> str:
+    def _request_commit(self, place: HubPath) -> str:
         revision = quote(place.revision, "")
         page, _ = self._fetch(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place)
         commit = page.get("sha") if isinstance(page, dict) else None
@@ -133,10 +133,10 @@ class Hub:
             )
         return commit
 
-    def _fetch(self, link: str, place: Place) -> tuple[Any, str | None]:
+    def _fetch(self, link: str, place: HubPath) -> tuple[Any, str | None]:
         try:
             return retry(lambda: self._http.document(link), link)
-        except Refused as why:
+        except RangeRefused as why:
             raise self._explain_refusal(why, place) from None
         except UnreadableError as why:
             if type(why) is not UnreadableError:
@@ -144,7 +144,7 @@ class Hub:
             # Name the hub, because the URL that the user typed does not name it.
             raise UnreadableError(f"the hub, {parse_server(self._endpoint)}: {why}") from None
 
-    def _explain_refusal(self, why: Refused, place: Place) -> UnreadableError:
+    def _explain_refusal(self, why: RangeRefused, place: HubPath) -> UnreadableError:
         """Return the error, with advice, if the hub refuses access."""
         code, has_token = why.headers.get("X-Error-Code"), self._has_token
         if code == "GatedRepo":
@@ -168,7 +168,7 @@ class Hub:
         return why
 
 
-def _parse_places(url: str) -> list[Place]:
+def _parse_places(url: str) -> list[HubPath]:
     """Return the possible places of a URL, the most likely first. Raises UnreadableError without a repository."""
     path = url.partition("://")[2]
     first_step, _, remaining_path = path.partition("/")
@@ -180,12 +180,12 @@ def _parse_places(url: str) -> list[Place]:
     return [_parse_place(kind, "/".join(steps[:n]), steps[n:]) for n in lengths]
 
 
-def _parse_place(kind: str, repo: str, steps: list[str]) -> Place:
+def _parse_place(kind: str, repo: str, steps: list[str]) -> HubPath:
     repo, at, revision = repo.partition("@")
     path = "/".join(steps)
     if not at:
-        return Place(kind, repo, "main", path)
+        return HubPath(kind, repo, "main", path)
     match = _REVISION.fullmatch("/".join((revision, *steps)))
     if match is None:
         raise UnreadableError("has no revision after the @: write hf://org/name@revision/path")
-    return Place(kind, repo, unquote(match["revision"]), match["path"] or "")
+    return HubPath(kind, repo, unquote(match["revision"]), match["path"] or "")

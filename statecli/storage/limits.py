@@ -11,7 +11,7 @@ from statecli.core.errors import UsageError
 from statecli.storage import lifetime
 
 
-class Settings(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """Limits of requests to servers.
 
     Attributes:
@@ -25,19 +25,19 @@ class Settings(msgspec.Struct, frozen=True):
     connections: int = 64
 
 
-def settings() -> Settings:
+def settings() -> RequestLimits:
     """Return the settings of this command. Raises UsageError for a variable that is not a number."""
     return lifetime.for_command(_read_environment)
 
 
-def _read_environment() -> Settings:
+def _read_environment() -> RequestLimits:
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Settings):
+    for field in msgspec.structs.fields(RequestLimits):
         name = f"STATECLI_{field.name.upper()}"
         text = os.environ.get(name)
         if text:
             values[field.name] = _parse_number(name, text, field.type)
-    return Settings(**values)
+    return RequestLimits(**values)
 
 
 def _parse_number(name: str, text: str, kind: type[float] | type[int]) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
-from statecli.storage.byte_source import Source, Window
+from statecli.storage.byte_source import ByteSource, Window
 
 #: Maximum depth of nested containers.
 MAX_DEPTH = 100
@@ -62,7 +62,7 @@ class Parser:
     `truncation`.
     """
 
-    def __init__(self, source: Source, at: int = 0, end: int | None = None, *, mends: bool = False) -> None:
+    def __init__(self, source: ByteSource, at: int = 0, end: int | None = None, *, mends: bool = False) -> None:
         self.at = at
         self.mends = mends
         self.truncation: Truncation | None = None

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from statecli.core.errors import TRUNCATED, ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.model_state import Oddity, Place
 from statecli.core.oddity_kind import OddityKind
-from statecli.storage.byte_source import Source, Window
+from statecli.storage.byte_source import ByteSource, Window
 from statecli.storage.files import Guard
 
 #: Maximum inflated size of a record in bytes; a pickle of 64 MB describes half a million tensors.
@@ -95,7 +95,7 @@ def mentions(path: str, *names: bytes) -> bool:
     This is a guess at the kind of archive, which the reader must check. False for other files.
     """
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             tail = source.read(max(0, source.size - _MENTION_BYTES), min(_MENTION_BYTES, source.size))
             at = tail.rfind(b"PK\5\6")
             fields = _END.unpack_from(tail, at) if 0 <= at <= len(tail) - _END.size else None
@@ -152,7 +152,7 @@ class Archive:
 
     __slots__ = ("_looked_at", "_source", "folder", "oddities", "path", "records", "spaces")
 
-    def __init__(self, source: Source, looked_at: int | None = None) -> None:
+    def __init__(self, source: ByteSource, looked_at: int | None = None) -> None:
         self._source, self._looked_at = source, looked_at
         self.path = source.path
         self.oddities: list[Oddity] = []
@@ -169,7 +169,7 @@ class Archive:
                 "other programs may read the wrong record",
             )
 
-    def open_window(self, source: Source) -> Window:
+    def open_window(self, source: ByteSource) -> Window:
         """Return a buffer for reads from many records; small records are read together."""
         is_dense = len(self.records) * _DENSE_RECORD_BYTES > source.size and not source.reads_are_requests
         return Window(source, _WINDOW if is_dense else 0)
@@ -614,7 +614,7 @@ def _create_unsupported_error(record: Record) -> UnreadableError:
     )
 
 
-def ends_as_zip(source: Source) -> bool:
+def ends_as_zip(source: ByteSource) -> bool:
     """Return whether torch's zip reader or Python's would find an end record and a directory.
 
     Both use the last end record, with any bytes before the archive and after its end. torch's reader ignores the

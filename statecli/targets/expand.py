@@ -25,11 +25,11 @@ from statecli.core.run_scope import NotChecked
 from statecli.formats import unsupported
 from statecli.formats.shared import tar_archive
 from statecli.storage import checkpoint_folder, files, zip_archive
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, PICKLE_SUFFIXES, WEIGHT_BIN_NAME
 from statecli.storage.store import ListingBudget
 from statecli.targets import packed_files, tool_folders
-from statecli.targets.target_result import Status, TargetResult
+from statecli.targets.target_result import TargetResult, TargetStatus
 
 #: Suffixes of compressed files, because joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` directly.
 _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst", ".lz4")
@@ -100,7 +100,7 @@ def expand_targets(
     name; its other names are skipped. An unmatched glob is a failed target, or a skipped target with `allow_empty`.
     """
     candidates: dict[str, _Candidate] = {}
-    empty_status = Status.SKIPPED if allow_empty else Status.FAILED
+    empty_status = TargetStatus.SKIPPED if allow_empty else TargetStatus.FAILED
     for text in _prefetch(texts):
         for candidate in _expand_text(text, empty_status, model_folders or ModelFolders()):
             candidates.setdefault(_get_key(_get_path(candidate)), candidate)
@@ -116,7 +116,7 @@ def expand_targets(
         elif _get_key(name := names[_get_use(path)]) == key:
             yield path
         else:
-            yield TargetResult(path, Status.SKIPPED, f"is the same file as {name}", same_as=name)
+            yield TargetResult(path, TargetStatus.SKIPPED, f"is the same file as {name}", same_as=name)
 
 
 def is_reached(path: str, texts: Sequence[str]) -> bool:
@@ -184,11 +184,11 @@ def _get_use(path: str) -> tuple[str, str]:
     return files.resolve_links(path), files.get_name(path).rpartition(".")[2].lower() if "." in path else ""
 
 
-def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -> Iterator[_Candidate]:
+def _expand_text(text: str, empty_status: TargetStatus, model_folders: ModelFolders) -> Iterator[_Candidate]:
     """Yield the targets for a typed text. `empty_status` is the status of an unmatched glob."""
     if text.partition("#")[0] == files.STANDARD_INPUT and os.path.lexists(files.STANDARD_INPUT):
         reason = f"{text}: means standard input, but a file of this name exists too; to read the file, write ./{text}"
-        yield TargetResult(text, Status.FAILED, reason)
+        yield TargetResult(text, TargetStatus.FAILED, reason)
     elif files.is_folder(text):
         yield from _expand_folder(text)
     elif (model := model_folders.find_replacement(text)) is not None:
@@ -201,7 +201,7 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
         try:
             paths = sorted(files.match_glob(text), key=make_natural_key)
         except UnreadableError as error:
-            yield TargetResult(text, Status.FAILED, str(error))
+            yield TargetResult(text, TargetStatus.FAILED, str(error))
             return
         passed_paths = [path for path in paths if _is_passed_by_glob(path, files.get_name(text))]
         yield from (skip_folder(path, "a hidden folder", "hidden") for path in passed_paths)
@@ -228,10 +228,10 @@ def _is_passed_by_glob(path: str, last_step: str) -> bool:
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
     if (reason := files.explain_process_link(path)) is not None:
-        yield TargetResult(path, Status.FAILED, f"{path}: {reason}")
+        yield TargetResult(path, TargetStatus.FAILED, f"{path}: {reason}")
         return
     walk = _Walk(files.resolve_links(path).rstrip("/"), set(), set(), ListingBudget(path))
-    yield from list(_walk_folder(path, walk)) or [TargetResult(path, Status.SKIPPED, "a folder without files")]
+    yield from list(_walk_folder(path, walk)) or [TargetResult(path, TargetStatus.SKIPPED, "a folder without files")]
 
 
 class _Walk(NamedTuple):
@@ -259,10 +259,10 @@ class _Walk(NamedTuple):
             folder_text = "that loaders read" if path in self.named else "with checkpoints"
             problem = f"is a link to a folder {folder_text} outside of the target, which statecli did not read"
             reason = f"{path}: {problem}; to read the folder, name the link as a target"
-            return TargetResult(path, Status.FAILED, reason)
+            return TargetResult(path, TargetStatus.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_passed or real in self.entered:
-            return TargetResult(path, Status.SKIPPED, "a link to a folder that statecli reads under another path")
+            return TargetResult(path, TargetStatus.SKIPPED, "a link to a folder that statecli reads under another path")
         self.entered.add(real)
         return None
 
@@ -276,7 +276,7 @@ class _Walk(NamedTuple):
         try:
             return None if _holds_checkpoint_name(real, self.root, self.list_names) else skip_subfolder(path)
         except (UnreadableError, OSError) as error:
-            return TargetResult(path, Status.FAILED, f"{path}: {_explain_listing_error(error)}")
+            return TargetResult(path, TargetStatus.FAILED, f"{path}: {_explain_listing_error(error)}")
 
     def list_names(self, folder: str) -> list[str]:
         """Return the names in the folder. Raises UnreadableError beyond the budget."""
@@ -338,17 +338,17 @@ def _walk_folder(
     if depth > files.MAX_FOLDER_DEPTH:
         walk.budget.exhaust(path)
         problem = f"{path}: is more than {files.MAX_FOLDER_DEPTH} folders deep; name this folder as a target"
-        yield TargetResult(path, Status.FAILED, problem)
+        yield TargetResult(path, TargetStatus.FAILED, problem)
         return
     try:
         names = sorted(walk.list_names(path), key=make_natural_key)
     except (UnreadableError, OSError) as error:
-        yield TargetResult(path, Status.FAILED, f"{path}: {_explain_listing_error(error)}")
+        yield TargetResult(path, TargetStatus.FAILED, f"{path}: {_explain_listing_error(error)}")
         return
     prefix = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     member_names = list_members(path)
     member_paths = frozenset(files.join(prefix, name) for name in member_names)
-    yield from (TargetResult(path, Status.FAILED, reason) for reason in _find_unread_parts(path, names))
+    yield from (TargetResult(path, TargetStatus.FAILED, reason) for reason in _find_unread_parts(path, names))
     for folder in checkpoint_folder.list_module_folders(path, names):
         module_folders = checkpoint_folder.split_module_folder(folder) or ()
         walk.named.update(files.join(prefix, *name.split("/")) for name in module_folders)
@@ -361,7 +361,7 @@ def _walk_folder(
     prefetched = _prefetch(files.join(prefix, name) for name in names)
     for inner in prefetched:
         if files.is_link(inner) and (reason := files.explain_process_link(inner)) is not None:
-            yield TargetResult(inner, Status.FAILED, f"{inner}: {reason}")
+            yield TargetResult(inner, TargetStatus.FAILED, f"{inner}: {reason}")
         elif files.is_folder(inner):
             skipped = walk.skip_folder(inner)
             inner_walk = _walk_folder(inner, walk, claimed_files | member_paths, depth + 1)
@@ -371,7 +371,7 @@ def _walk_folder(
     if (missing_reason := files.explain_missing_names(path)) is not None:
         # Report it, because files that were not read have not passed.
         reason = f"{path}: the folder may contain other files: {missing_reason}; name the files as targets"
-        yield TargetResult(files.join(prefix, "*"), Status.FAILED, reason)
+        yield TargetResult(files.join(prefix, "*"), TargetStatus.FAILED, reason)
 
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
@@ -424,7 +424,7 @@ def _expand_file(path: str) -> Iterator[str | TargetResult]:
         yield path
         return
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             is_checkpoint = _is_checkpoint(path, source)
             content = "" if is_checkpoint else unsupported.describe_content(path, source.head, source.size)
     except UnreadableError as error:
@@ -443,12 +443,12 @@ def _is_named(path: str) -> bool:
 def skip_file(path: str, content: str) -> TargetResult:
     """Return the target of a file without rules to check; `content` is for example `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
-    return TargetResult(path, Status.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
+    return TargetResult(path, TargetStatus.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
     """Return the target of a folder that the walk skips. `short_reason` groups such folders."""
-    return TargetResult(path, Status.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
+    return TargetResult(path, TargetStatus.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 
 def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
@@ -461,10 +461,10 @@ def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
         if is_broken and files.explain_process_link(path) is None:
             return skip_file(path, "a broken link")
         if not files.is_remote(path) and not files.is_file(path) and not is_broken:
-            return TargetResult(path, Status.FAILED, f"{path}: {error}; remove this path from the folder")
+            return TargetResult(path, TargetStatus.FAILED, f"{path}: {error}; remove this path from the folder")
         if not files.get_size(path):
-            return TargetResult(path, Status.SKIPPED, str(error))
-    return TargetResult(path, Status.FAILED, f"{path}: {error}")
+            return TargetResult(path, TargetStatus.SKIPPED, str(error))
+    return TargetResult(path, TargetStatus.FAILED, f"{path}: {error}")
 
 
 def is_named_as_checkpoint(path: str) -> bool:
@@ -479,7 +479,7 @@ def _is_ambiguous_bin(path: str) -> bool:
     return name.lower().endswith(".bin") and not WEIGHT_BIN_NAME.search(name)
 
 
-def _is_checkpoint(path: str, source: Source) -> bool:
+def _is_checkpoint(path: str, source: ByteSource) -> bool:
     return (
         unsupported.is_code(path, source)
         or formats.find_format(path, source.head) is not None  # this includes zip archives

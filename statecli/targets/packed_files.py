@@ -21,7 +21,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.formats import registry
 from statecli.formats.shared import tar_archive
 from statecli.storage import files
-from statecli.storage.byte_source import HEAD_BYTES, Source
+from statecli.storage.byte_source import HEAD_BYTES, ByteSource
 
 #: Maximum number of bytes unpacked from an archive in the search for checkpoints: some seconds of work.
 MAX_UNPACKED_BYTES = 128 * 2**20
@@ -67,7 +67,7 @@ class _TooLarge(Exception):
     """Error: the archive is larger than the limit for unpacking."""
 
 
-def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool]) -> bool:
+def holds_checkpoint(path: str, source: ByteSource, is_named: Callable[[str], bool]) -> bool:
     """Return whether a compressed file or a tar archive contains a checkpoint. Raises UnreadableError.
 
     `is_named` returns whether a file name is a checkpoint's. If the archive was not searched to its end, the result
@@ -111,7 +111,7 @@ def _is_tar(head: bytes) -> bool:
     return not head.startswith(b"PK\3\4") and tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None
 
 
-def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> bool:
+def _begins_as_checkpoint(source: ByteSource, read_head: Callable[[int], bytes]) -> bool:
     """Return whether unpacked data begins as a readable format, or as a pickle. Raises _TooLarge.
 
     `read_head` returns the given number of first bytes. It is called for more while these bytes end inside of a pickle,
@@ -135,7 +135,7 @@ def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> 
     return True
 
 
-def _holds_checkpoint(source: Source, read: Callable[[int, int], bytes], is_named: Callable[[str], bool]) -> bool:
+def _holds_checkpoint(source: ByteSource, read: Callable[[int, int], bytes], is_named: Callable[[str], bool]) -> bool:
     """Return whether a member of a tar archive is a checkpoint, by its name or its first bytes."""
     for header, extended, offset, size in tar_archive.iter_members(read):
         names = (header.name, *_LINE_END.split(extended.decode("utf-8", "replace")))
@@ -170,7 +170,7 @@ class _Unpacked:
     The first bytes are unpacked one by one, so that all bytes before damage are found, as by a loader.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._start = self._position = self._streams = 0
         self._window = self._packed = self._input = b""

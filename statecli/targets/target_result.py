@@ -12,7 +12,7 @@ from statecli.core.model_state import Oddity, TensorInfo
 from statecli.core.run_scope import NotChecked
 
 
-class Status(str, Enum):
+class TargetStatus(str, Enum):
     """Status of a target: rules ran, the target is unreadable, or it is not a checkpoint."""
 
     AUDITED = "audited"
@@ -51,7 +51,7 @@ class TargetResult(msgspec.Struct, frozen=True):
     """
 
     target: str
-    status: Status
+    status: TargetStatus
     reason: str | None = None
     format: str | None = None
     tensors: int = 0

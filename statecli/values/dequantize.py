@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import TensorData
-from statecli.core.quantized_layouts import Layout, Part
+from statecli.core.quantized_layouts import QuantizedLayout, QuantizedPart
 from statecli.values.elements import Array
 from statecli.values.ranges import resolve_data
 from statecli.values.read import read_all_values, read_rows
@@ -47,7 +47,7 @@ class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
         zero_offset: Number added to the stored zero points of GPTQ: 1, or 0 in `gptq_v2`.
     """
 
-    layout: Layout
+    layout: QuantizedLayout
     shape: tuple[int, int]
     block: tuple[int, int] | None = None
     divisor: float = 1.0
@@ -62,20 +62,20 @@ class _NestedState(msgspec.Struct):
     nested_offset: float = 0.0
 
 
-def open_rows(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def open_rows(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     """Return a function that reads rows of the weight. Raises MalformedError if the shapes do not fit the layout."""
     with np.errstate(all="ignore"):  # a file may have any scales, even zero
         return _OPEN[rule.layout](rule, parts, name)
 
 
-def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def _open_scaled(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     assert rule.block is not None  # noqa: S101 - the layout has a block
     height, width = rule.block
     grid = tuple(-(-size // block) for size, block in zip(rule.shape, rule.block, strict=True))
-    scales = _read_part(parts[Part.SCALES], name, grid) / rule.divisor
-    zeros = _read_part(parts[Part.ZEROS], name, grid) if Part.ZEROS in parts else np.zeros(grid)
+    scales = _read_part(parts[QuantizedPart.SCALES], name, grid) / rule.divisor
+    zeros = _read_part(parts[QuantizedPart.ZEROS], name, grid) if QuantizedPart.ZEROS in parts else np.zeros(grid)
     columns = np.arange(rule.shape[1]) // width
-    codes = _locate(parts[Part.CODES], name, rule.shape)
+    codes = _locate(parts[QuantizedPart.CODES], name, rule.shape)
 
     def dequantize_rows(start: int, stop: int) -> Array:
         groups = np.arange(start, stop)[:, None] // height
@@ -84,11 +84,11 @@ def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
     return dequantize_rows
 
 
-def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
-    values = _read_part(parts[Part.VALUES], name, (16,))
-    state = _read_state(parts.get(Part.STATE), name)
-    scales = _read_part(parts[Part.SCALES], name).reshape(-1)
-    if Part.NESTED_SCALES in parts:
+def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
+    values = _read_part(parts[QuantizedPart.VALUES], name, (16,))
+    state = _read_state(parts.get(QuantizedPart.STATE), name)
+    scales = _read_part(parts[QuantizedPart.SCALES], name).reshape(-1)
+    if QuantizedPart.NESTED_SCALES in parts:
         scales = _dequantize_scales(scales, parts, state, name)
     width, total = rule.shape[1], math.prod(rule.shape)
     if state.blocksize < 1 or scales.size * state.blocksize < total:
@@ -96,7 +96,7 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
             f"{name}: has {scales.size} scales for {state.blocksize} values each, too few for its {total} values"
         )
     blocksize = min(state.blocksize, total)  # a file may state any number
-    codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
+    codes = _locate(parts[QuantizedPart.CODES], name, ((total + 1) // 2, 1))
 
     def dequantize_rows(start: int, stop: int) -> Array:
         first, last = start * width, stop * width
@@ -107,10 +107,12 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
     return dequantize_rows
 
 
-def _dequantize_scales(codes: Array, parts: Mapping[Part, TensorData], state: _NestedState, name: str) -> Array:
+def _dequantize_scales(
+    codes: Array, parts: Mapping[QuantizedPart, TensorData], state: _NestedState, name: str
+) -> Array:
     """Return the scales that bitsandbytes itself quantized."""
-    table = _read_part(parts[Part.NESTED_VALUES], name, (256,))
-    nested_scales = _read_part(parts[Part.NESTED_SCALES], name).reshape(-1)
+    table = _read_part(parts[QuantizedPart.NESTED_VALUES], name, (256,))
+    nested_scales = _read_part(parts[QuantizedPart.NESTED_SCALES], name).reshape(-1)
     blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # a file may state any number
     if nested_scales.size * blocksize < codes.size:
         raise MalformedError(
@@ -134,17 +136,17 @@ def _read_state(data: TensorData | None, name: str) -> _NestedState:
         raise MalformedError(f"{name}: quant_state: {error}") from error
 
 
-def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def _open_gptq(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     height, width = rule.shape
-    words = _read_words(parts[Part.CODES], name)
-    scales = _read_part(parts[Part.SCALES], name)
+    words = _read_words(parts[QuantizedPart.CODES], name)
+    scales = _read_part(parts[QuantizedPart.SCALES], name)
     if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or width < 1 or words.shape[0] * 32 % width:
         raise MalformedError(
             f"{name}: quantized codes of shape {list(words.shape)} do not fit a weight of {list(rule.shape)}"
         )
     bits = words.shape[0] * 32 // width
-    zeros = _unpack_zeros(_read_words(parts[Part.ZEROS], name), bits, scales, name)
-    groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[0], width)
+    zeros = _unpack_zeros(_read_words(parts[QuantizedPart.ZEROS], name), bits, scales, name)
+    groups = _read_groups(parts.get(QuantizedPart.GROUPS), name, scales.shape[0], width)
     zeros = zeros.astype(np.float64) + rule.zero_offset
 
     def dequantize_rows(start: int, stop: int) -> Array:
@@ -154,13 +156,13 @@ def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str
     return dequantize_rows
 
 
-def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def _open_awq(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     height, width = rule.shape
-    words = _read_words(parts[Part.CODES], name, (width, height // 8))
-    scales = _read_part(parts[Part.SCALES], name)
+    words = _read_words(parts[QuantizedPart.CODES], name, (width, height // 8))
+    scales = _read_part(parts[QuantizedPart.SCALES], name)
     if scales.ndim != 2 or scales.shape[1] != height:
         raise MalformedError(f"{name}: scales of shape {list(scales.shape)} do not fit a weight of {list(rule.shape)}")
-    zeros = _unpack_awq(_read_words(parts[Part.ZEROS], name, (scales.shape[0], height // 8)))
+    zeros = _unpack_awq(_read_words(parts[QuantizedPart.ZEROS], name, (scales.shape[0], height // 8)))
     groups = _read_groups(None, name, scales.shape[0], width)
 
     def dequantize_rows(start: int, stop: int) -> Array:
@@ -171,20 +173,20 @@ def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str)
     return dequantize_rows
 
 
-def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def _open_packed(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     height, width = rule.shape
-    count = parts[Part.CODES].shape[1]
+    count = parts[QuantizedPart.CODES].shape[1]
     bits = count * 32 // max(width, 1)
     if not 1 <= bits <= 8 or -(-width * bits // 32) != count:
         raise MalformedError(
             f"{name}: quantized codes of shape {[height, count]} do not fit a weight of {list(rule.shape)}"
         )
     scales = _read_scales(parts, name, height)
-    groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[1], width)
+    groups = _read_groups(parts.get(QuantizedPart.GROUPS), name, scales.shape[1], width)
     zeros = np.full(scales.shape, 1 << (bits - 1))
-    if Part.ZEROS in parts:
-        zeros = _unpack_zeros(_read_words(parts[Part.ZEROS], name).T, bits, scales.T, name).T
-    codes = _locate(parts[Part.CODES], name, (height, count))
+    if QuantizedPart.ZEROS in parts:
+        zeros = _unpack_zeros(_read_words(parts[QuantizedPart.ZEROS], name).T, bits, scales.T, name).T
+    codes = _locate(parts[QuantizedPart.CODES], name, (height, count))
 
     def dequantize_rows(start: int, stop: int) -> Array:
         words = read_rows(codes, name, start, stop).astype(np.int32).view(np.uint32)
@@ -195,25 +197,25 @@ def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
     return dequantize_rows
 
 
-def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def _open_nvfp4(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     scales = _read_scales(parts, name, rule.shape[0])
-    if Part.GLOBAL_SCALE in parts:
-        scales = scales / _read_part(parts[Part.GLOBAL_SCALE], name, (1,))
+    if QuantizedPart.GLOBAL_SCALE in parts:
+        scales = scales / _read_part(parts[QuantizedPart.GLOBAL_SCALE], name, (1,))
     else:
-        scales = scales * _read_part(parts[Part.GLOBAL_FACTOR], name, (1,))
+        scales = scales * _read_part(parts[QuantizedPart.GLOBAL_FACTOR], name, (1,))
     return _open_fp4(rule, parts, name, scales)
 
 
-def _open_mxfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+def _open_mxfp4(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str) -> Rows:
     scales = _read_scales(parts, name, rule.shape[0])
-    is_exponent = parts[Part.SCALES].dtype == "uint8"
+    is_exponent = parts[QuantizedPart.SCALES].dtype == "uint8"
     return _open_fp4(rule, parts, name, np.exp2(scales - _E8M0_BIAS) if is_exponent else scales)
 
 
-def _open_fp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str, scales: Array) -> Rows:
+def _open_fp4(rule: DequantizeRule, parts: Mapping[QuantizedPart, TensorData], name: str, scales: Array) -> Rows:
     height, width = rule.shape
     groups = _read_groups(None, name, scales.shape[1], width)
-    codes = _locate(parts[Part.CODES], name, (height, width // 2))
+    codes = _locate(parts[QuantizedPart.CODES], name, (height, width // 2))
 
     def dequantize_rows(start: int, stop: int) -> Array:
         packed_codes = read_rows(codes, name, start, stop).astype(np.uint8)
@@ -223,14 +225,14 @@ def _open_fp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str,
     return dequantize_rows
 
 
-_OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], Rows]] = {
-    Layout.SCALED: _open_scaled,
-    Layout.BITSANDBYTES: _open_bitsandbytes,
-    Layout.GPTQ: _open_gptq,
-    Layout.AWQ: _open_awq,
-    Layout.PACKED: _open_packed,
-    Layout.NVFP4: _open_nvfp4,
-    Layout.MXFP4: _open_mxfp4,
+_OPEN: dict[QuantizedLayout, Callable[[DequantizeRule, Mapping[QuantizedPart, TensorData], str], Rows]] = {
+    QuantizedLayout.SCALED: _open_scaled,
+    QuantizedLayout.BITSANDBYTES: _open_bitsandbytes,
+    QuantizedLayout.GPTQ: _open_gptq,
+    QuantizedLayout.AWQ: _open_awq,
+    QuantizedLayout.PACKED: _open_packed,
+    QuantizedLayout.NVFP4: _open_nvfp4,
+    QuantizedLayout.MXFP4: _open_mxfp4,
 }
 
 
@@ -245,9 +247,9 @@ def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None
     return values.reshape(data.shape if shape is None else shape)
 
 
-def _read_scales(parts: Mapping[Part, TensorData], name: str, height: int) -> Array:
+def _read_scales(parts: Mapping[QuantizedPart, TensorData], name: str, height: int) -> Array:
     """Return the scales of the rows as a matrix. Raises MalformedError if they do not divide evenly among the rows."""
-    scales = _read_part(parts[Part.SCALES], name)
+    scales = _read_part(parts[QuantizedPart.SCALES], name)
     if scales.size % max(height, 1) or not scales.size:
         raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")
     return scales.reshape(height, -1)

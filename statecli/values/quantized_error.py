@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.model_state import TensorData
-from statecli.core.quantized_layouts import Part
+from statecli.core.quantized_layouts import QuantizedPart
 from statecli.values.data_task import DataTask
 from statecli.values.dequantize import DequantizeRule, open_rows
 from statecli.values.element_checks import round_to
@@ -26,7 +26,7 @@ _MIN_FACTOR_SPREAD, _MAX_FACTOR_MEDIAN = 0.1, 4.0
 class StoredPart(NamedTuple):
     """Tensor of a quantized weight, with its role."""
 
-    part: Part
+    part: QuantizedPart
     data: TensorData
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def test_bare_pickle_in_a_folder_is_audited(write_folder, name, protocol):
     """The pickle is checked for code, and the checkpoint next to the pickle is audited."""
     folder = write_folder(pickle.dumps({"a": [1.0], "b": "text"}, protocol), name)
     result = find_target(folder, name)
-    assert (result.status, result.format, result.tensors, result.findings) == (Status.AUDITED, "pickle", 0, ())
-    assert find_target(folder, "model.pt").status is Status.AUDITED
+    assert (result.status, result.format, result.tensors, result.findings) == (TargetStatus.AUDITED, "pickle", 0, ())
+    assert find_target(folder, "model.pt").status is TargetStatus.AUDITED
 
 
 def test_call_in_a_bare_pickle_is_a_finding(write_folder):
     """Only the rules about pickles ran."""
     result = find_target(write_folder(SYSTEM), "data.pkl")
-    assert result.status is Status.AUDITED
+    assert result.status is TargetStatus.AUDITED
     assert [finding.rule for finding in result.findings] == ["unsafe-global"]
     assert "unsafe-global" in result.ran
     assert "nan" in {skipped_rule.rule for skipped_rule in result.skipped}
@@ -54,9 +54,9 @@ def test_bare_pickle_is_not_audited_without_pickle_rules(write_folder):
     """The pickle counts as not checked; a pickle named as a target fails."""
     folder = write_folder(PLAIN)
     change = find_target(folder, "data.pkl", select=("nan",))
-    assert (change.status, [entry.why for entry in change.not_checked]) == (Status.SKIPPED, ["bare pickle"])
+    assert (change.status, [entry.why for entry in change.not_checked]) == (TargetStatus.SKIPPED, ["bare pickle"])
     (target,) = audit(Request((str(folder / "data.pkl"),), select=("nan",))).targets
-    assert target.status is Status.FAILED
+    assert target.status is TargetStatus.FAILED
 
 
 @pytest.mark.parametrize(("raw", "code"), [(PLAIN, 0), (pickle.dumps({"a": 1}, 0), 0), (SYSTEM, 1), (PLAIN[:-1], 1)])
@@ -69,14 +69,14 @@ def test_named_bare_pickle_sets_the_exit_status(raw, code, write_folder, statecl
 @pytest.mark.parametrize("raw", [PLAIN, SYSTEM])
 def test_bare_pickle_named_like_a_checkpoint_fails(write_folder, raw):
     """A `.pt` file is expected to be a checkpoint, whatever its content."""
-    assert find_target(write_folder(raw, "weights.pt"), "weights.pt").status is Status.FAILED
+    assert find_target(write_folder(raw, "weights.pt"), "weights.pt").status is TargetStatus.FAILED
 
 
 def test_folder_with_only_a_bare_pickle_is_audited(tmp_path):
     """A note says that the target contains no tensors."""
     (tmp_path / "data.pkl").write_bytes(PLAIN)
     (target,) = audit(Request((str(tmp_path),))).targets
-    assert target.status is Status.AUDITED
+    assert target.status is TargetStatus.AUDITED
     assert [note.name for note in target.notes] == ["no-tensors"]
 
 

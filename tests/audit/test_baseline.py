@@ -11,10 +11,10 @@ from hypothesis import given, strategies as st
 from msgspec import UNSET
 
 from statecli.commands.audit import baseline
-from statecli.commands.audit.baseline import Baseline, Entry
+from statecli.commands.audit.baseline import Baseline, BaselineEntry
 from statecli.commands.audit.result import Audit
 from statecli.core.finding import Finding, Severity
-from statecli.targets.target_result import Status, TargetResult
+from statecli.targets.target_result import TargetResult, TargetStatus
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_deleted_target_is_reported_and_dropped(repository, tmp_path):
 
 def test_class_imported_by_name_is_never_missing():
     """`pkg.mod:Net` is not a file of any folder."""
-    entry = Entry("pkg.mod:Net", "r", None, None, "why", "m")
+    entry = BaselineEntry("pkg.mod:Net", "r", None, None, "why", "m")
     assert not baseline.find_missing_entries(Baseline(baseline.SCHEMA, (entry,)), ["."])
 
 
@@ -239,7 +239,7 @@ def test_missing_baseline_is_a_one_line_error(repository):
 
 
 def build_audit(*findings, ran=("r",)):
-    return Audit((TargetResult("a.pt", Status.AUDITED, findings=findings, ran=ran),))
+    return Audit((TargetResult("a.pt", TargetStatus.AUDITED, findings=findings, ran=ran),))
 
 
 def build_finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=UNSET):
@@ -271,7 +271,7 @@ def test_internal_error_is_never_accepted():
     """A rule with an internal error has no result that a user could accept."""
     bug = build_audit(build_finding("internal-error"))
     assert not baseline.build_baseline(bug, None, "why", unfiltered=True).findings
-    entry = Entry("a.pt", "internal-error", None, None, "why", "m")
+    entry = BaselineEntry("a.pt", "internal-error", None, None, "why", "m")
     assert baseline.accept_findings(bug, Baseline(baseline.SCHEMA, (entry,)), unfiltered=True).findings
 
 

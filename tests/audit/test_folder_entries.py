@@ -16,7 +16,7 @@ from statecli.commands.inspect.run import Request as Inspect, inspect
 from statecli.storage import checkpoint_folder, files
 from statecli.targets import tool_folders
 from statecli.targets.expand import ModelFolders, expand_targets
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..formats.attacks import Call
 
@@ -80,7 +80,7 @@ def test_dash_is_ambiguous_next_to_a_file_of_that_name(folder):
     torch.save({"x": HARM}, folder / "t")
     (folder / "t").rename(folder / "-")
     (result,) = expand_targets(["-"])
-    assert (result.status, "./-" in result.reason) == (Status.FAILED, True)
+    assert (result.status, "./-" in result.reason) == (TargetStatus.FAILED, True)
 
 
 def test_an_index_that_names_dash_reads_the_shard(folder):
@@ -97,7 +97,7 @@ def test_an_index_that_names_dash_reads_the_shard(folder):
 def list_failed(*targets):
     """Return the reasons of failed targets, by the name of their file."""
     results = audit(Request(tuple(map(str, targets)))).targets
-    return {files.get_name(result.target): result.reason for result in results if result.status is Status.FAILED}
+    return {files.get_name(result.target): result.reason for result in results if result.status is TargetStatus.FAILED}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
@@ -286,5 +286,5 @@ def test_ordinary_folders_have_no_findings(folder):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     results = audit(Request((".",))).targets
-    assert {result.status for result in results} == {Status.AUDITED, Status.SKIPPED}
+    assert {result.status for result in results} == {TargetStatus.AUDITED, TargetStatus.SKIPPED}
     assert not any(result.findings for result in results)

@@ -12,7 +12,7 @@ from statecli.commands.audit.result import Audit
 from statecli.rules.audit_subject import needs_class_or_reference, needs_module, needs_values
 from statecli.rules.dictionary import RULES
 from statecli.rules.policy_config import Policy
-from statecli.targets.target_result import Skipped, Status, TargetResult
+from statecli.targets.target_result import Skipped, TargetResult, TargetStatus
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
 
@@ -116,6 +116,6 @@ def test_the_rules_of_many_targets_are_joined_once(monkeypatch):
     get_ran = Audit.ran.fget
     monkeypatch.setattr(Audit, "ran", property(lambda audit: joins.append(1) or get_ran(audit)))
     skipped_rules = tuple(Skipped(f"rule-{n}", "no values") for n in range(50))
-    target = TargetResult("a.pt", Status.AUDITED, ran=("nan",), skipped=skipped_rules)
+    target = TargetResult("a.pt", TargetStatus.AUDITED, ran=("nan",), skipped=skipped_rules)
     assert Audit((target,) * 100).find_unrun_rules(["rule-7"]) == (skipped_rules[7],)
     assert len(joins) == 2

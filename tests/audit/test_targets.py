@@ -32,7 +32,7 @@ from statecli.core.natural_order import make_natural_key
 from statecli.core.run_scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.targets import packed_files
 from statecli.targets.expand import (
     ModelFolders,
@@ -43,7 +43,7 @@ from statecli.targets.expand import (
     skip_file,
     skip_subfolder,
 )
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..formats.attacks import Call
 
@@ -76,7 +76,7 @@ def test_model_folder_and_separate_checkpoint_are_two_targets(tmp_path):
     paths, other_targets = expand_paths(tmp_path)
     assert paths == [str(tmp_path), str(tmp_path / "probe.pt")]
     assert [(target.status, target.target.rpartition("/")[2]) for target in other_targets] == [
-        (Status.SKIPPED, "config.json")
+        (TargetStatus.SKIPPED, "config.json")
     ]
     assert "JSON" in other_targets[0].reason
 
@@ -96,7 +96,7 @@ def test_checkpoint_is_detected_by_its_name_or_content(tmp_path):
 @pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt.tar", ".pt.tar", ".pth.tar.gz"])
 def test_a_damaged_checkpoint_with_the_suffix_of_a_tar_archive_fails(tmp_path, suffix):
     """Training scripts name the output of torch.save `model_best.pth.tar`."""
-    assert audit_next_to_a_model(tmp_path, f"model_best{suffix}", b"\x93 no torch file" * 99) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, f"model_best{suffix}", b"\x93 no torch file" * 99) is TargetStatus.FAILED
 
 
 def test_a_folder_stands_for_its_checkpoint_with_the_suffix_of_a_tar_archive(tmp_path):
@@ -240,7 +240,7 @@ ARCHIVES_WITHOUT_CHECKPOINT = {
 @pytest.mark.parametrize("name", ARCHIVES_WITH_CHECKPOINT)
 def test_archives_that_hold_a_checkpoint_fail(tmp_path, name):
     """The checkpoint is detected by the name or the first bytes of any member, and in any compressed stream."""
-    assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITH_CHECKPOINT[name]) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITH_CHECKPOINT[name]) is TargetStatus.FAILED
 
 
 def test_damaged_archive_error_names_a_remedy(tmp_path):
@@ -274,7 +274,7 @@ COMPILED_FILES = {
 @pytest.mark.parametrize("name", COMPILED_FILES)
 def test_files_of_torch_compile_fail(tmp_path, name):
     """torch unpickles and runs the content; the pickles are hidden between lengths and base64 texts."""
-    assert audit_next_to_a_model(tmp_path, name, COMPILED_FILES[name]) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, name, COMPILED_FILES[name]) is TargetStatus.FAILED
     with pytest.raises(UnreadableError, match=r"is a torch\.compile cache, which statecli does not read"):
         inspect(str(tmp_path / name))
 
@@ -282,10 +282,12 @@ def test_files_of_torch_compile_fail(tmp_path, name):
 @pytest.mark.parametrize("name", ARCHIVES_WITHOUT_CHECKPOINT)
 def test_archives_of_other_files_are_skipped(tmp_path, name):
     """They are counted as not checked."""
-    assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITHOUT_CHECKPOINT[name]) is Status.SKIPPED
+    assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITHOUT_CHECKPOINT[name]) is TargetStatus.SKIPPED
 
 
-@pytest.mark.parametrize(("name", "status"), [("model.tar.gz", Status.FAILED), ("data.tar.gz", Status.SKIPPED)])
+@pytest.mark.parametrize(
+    ("name", "status"), [("model.tar.gz", TargetStatus.FAILED), ("data.tar.gz", TargetStatus.SKIPPED)]
+)
 def test_name_decides_for_an_archive_too_large_to_unpack(tmp_path, monkeypatch, name, status):
     """Only the beginning of a large archive is unpacked."""
     monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 10**6)
@@ -325,14 +327,14 @@ LZ4_BLOCKS = b"".join(
 )
 def test_a_packed_pickle_that_begins_with_a_long_text_is_found(tmp_path, name, content):
     """joblib unpickles the file, and its first global comes after the bytes that are examined first."""
-    assert audit_next_to_a_model(tmp_path, name, content) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, name, content) is TargetStatus.FAILED
 
 
 @pytest.mark.parametrize("first", ["Time,value", "X,y", "Block", "Value", "(((", "Index 1", "S", "label"])
 def test_packed_text_is_not_a_pickle(tmp_path, first):
     """The first letter of a text may also be an opcode of pickle."""
     text = (first + "\n" + "1.5,2.5\n" * 100_000).encode()
-    assert audit_next_to_a_model(tmp_path, "table.csv.gz", gzip.compress(text)) is Status.SKIPPED
+    assert audit_next_to_a_model(tmp_path, "table.csv.gz", gzip.compress(text)) is TargetStatus.SKIPPED
 
 
 def test_names_are_sorted_by_their_numbers():
@@ -350,7 +352,7 @@ def test_an_unpacked_torch_package_fails(tmp_path):
     (root,) = (tmp_path / "unpacked").iterdir()
     assert torch.package.PackageImporter(str(root)).import_module("own").VALUE == 1
     _, other_targets = expand_paths(tmp_path / "unpacked")
-    (failed_target,) = (target for target in other_targets if target.status is Status.FAILED)
+    (failed_target,) = (target for target in other_targets if target.status is TargetStatus.FAILED)
     assert (failed_target.target, "is an unpacked torch.package" in str(failed_target.reason)) == (str(root), True)
 
 
@@ -361,7 +363,7 @@ def test_class_target_is_not_a_path():
 
 
 def map_skip_reasons(other_targets):
-    return {target.target: target.reason for target in other_targets if target.status is Status.SKIPPED}
+    return {target.target: target.reason for target in other_targets if target.status is TargetStatus.SKIPPED}
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -394,7 +396,7 @@ def test_source_and_text_files_are_not_detected_as_pickles():
                     beginning = file.read(64)
                 if beginning not in beginnings:
                     beginnings.add(beginning)
-                    with Source(str(path)) as source:
+                    with ByteSource(str(path)) as source:
                         assert not begins_as_pickle(source), path
     assert len(beginnings) > 1000
 
@@ -425,7 +427,7 @@ def test_detected_text_pickle_has_a_call_or_a_stop(tmp_path_factory, text):
     """`pickletools` reads the text up to a call or a STOP. Appending to an import also calls its `append`."""
     path = tmp_path_factory.getbasetemp() / "text"
     path.write_bytes(text.encode())
-    with Source(str(path)) as source:
+    with ByteSource(str(path)) as source:
         if begins_as_pickle(source):
             names = []
             with contextlib.suppress(ValueError):
@@ -541,7 +543,7 @@ def test_folder_below_the_maximum_depth_fails(tmp_path, depth):
     torch.save({"w": torch.zeros(1)}, folder / "a.pt")
     paths, other_targets = expand_paths(tmp_path)
     assert (len(paths), [target.status for target in other_targets]) == (
-        (1, []) if depth == 64 else (0, [Status.FAILED])
+        (1, []) if depth == 64 else (0, [TargetStatus.FAILED])
     )
 
 
@@ -577,7 +579,7 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
     monkeypatch.setattr(files, "list_names", list_names)
     paths, (failure,) = expand_paths(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
-    assert describe_target(failure) == (closed, Status.FAILED, f"{closed}: {reason}")
+    assert describe_target(failure) == (closed, TargetStatus.FAILED, f"{closed}: {reason}")
 
 
 def test_partly_listed_folder_fails_for_the_rest(tmp_path, monkeypatch):
@@ -587,7 +589,7 @@ def test_partly_listed_folder_fails_for_the_rest(tmp_path, monkeypatch):
     paths, (failure,) = expand_paths(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
     reason = f"{tmp_path}: the folder may contain other files: its server stopped; name the files as targets"
-    assert describe_target(failure) == (str(tmp_path / "*"), Status.FAILED, reason)
+    assert describe_target(failure) == (str(tmp_path / "*"), TargetStatus.FAILED, reason)
 
 
 def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
@@ -598,7 +600,10 @@ def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "match_glob", matching)
     paths, (failure,) = expand_paths(tmp_path / "*.pt")
-    assert (paths, describe_target(failure)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
+    assert (paths, describe_target(failure)) == (
+        [],
+        (str(tmp_path / "*.pt"), TargetStatus.FAILED, "the server answered 503"),
+    )
 
 
 def test_broken_link_and_empty_file_are_skipped(tmp_path):
@@ -631,7 +636,7 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
     path = str(tmp_path / "notes")
     assert (paths, describe_target(failure)) == (
         [],
-        (path, Status.FAILED, f"{path}: cannot be opened: permission denied"),
+        (path, TargetStatus.FAILED, f"{path}: cannot be opened: permission denied"),
     )
 
 
@@ -645,7 +650,10 @@ def test_an_empty_file_that_cannot_be_opened_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "open_file", refuse_open)
     paths, (skipped,) = expand_paths(tmp_path)
     path = str(tmp_path / "notes")
-    assert (paths, describe_target(skipped)) == ([], (path, Status.SKIPPED, "cannot be opened: permission denied"))
+    assert (paths, describe_target(skipped)) == (
+        [],
+        (path, TargetStatus.SKIPPED, "cannot be opened: permission denied"),
+    )
 
 
 @pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
@@ -662,7 +670,11 @@ def test_file_deleted_during_the_walk_fails(tmp_path, monkeypatch, error):
     monkeypatch.setattr(files, "open_file", fails)
     monkeypatch.setattr(files, "get_size", has_no_size)
     _, (failure,) = expand_paths(tmp_path)
-    assert describe_target(failure) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
+    assert describe_target(failure) == (
+        str(tmp_path / "notes"),
+        TargetStatus.FAILED,
+        f"{tmp_path / 'notes'}: is not there",
+    )
 
 
 # --- skipped files and folders, and their counts ---------------------------------------------------------------------
@@ -682,7 +694,7 @@ def test_file_deleted_during_the_walk_fails(tmp_path, monkeypatch, error):
 def test_skipped_file_is_counted_by_its_format(description, noun):
     """The counted noun has no article and no advice."""
     skipped_file = skip_file("x", description)
-    assert describe_target(skipped_file) == ("x", Status.SKIPPED, f"is {description}")
+    assert describe_target(skipped_file) == ("x", TargetStatus.SKIPPED, f"is {description}")
     assert skipped_file.not_checked == (NotChecked("file", 1, noun),)
 
 
@@ -748,7 +760,7 @@ def hidden_folders(tmp_path, in_tmp_path):
         (tmp_path / path).write_bytes(PICKLE)
 
 
-SKIPPED_HIDDEN_FOLDER = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),))
+SKIPPED_HIDDEN_FOLDER = (TargetStatus.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),))
 
 
 @pytest.mark.parametrize(
@@ -803,7 +815,7 @@ def test_as_found_skips_a_named_text_file(tmp_path):
     path = str(tmp_path / "notes.txt")
     assert list(expand_targets([path])) == [path]
     (target,) = expand_targets([path], model_folders=ModelFolders(as_found=True))
-    assert describe_target(target) == (path, Status.SKIPPED, "is a text file")
+    assert describe_target(target) == (path, TargetStatus.SKIPPED, "is a text file")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
@@ -833,7 +845,7 @@ def test_data_folder_without_extern_modules_is_not_a_package(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "extern_modules").touch()
     _, other_targets = expand_paths(tmp_path)
-    assert all(target.status is Status.SKIPPED for target in other_targets)
+    assert all(target.status is TargetStatus.SKIPPED for target in other_targets)
 
 
 @pytest.mark.parametrize(
@@ -874,7 +886,7 @@ def test_tracker_link_out_of_the_target_fails(tmp_path, monkeypatch, place):
     (tmp_path / "root" / "latest").write_text("step")
     monkeypatch.chdir(tmp_path / "root")
     _, other_targets = expand_paths(place.format(tmp_path / "root"))
-    (failed_target,) = (target for target in other_targets if target.status is Status.FAILED)
+    (failed_target,) = (target for target in other_targets if target.status is TargetStatus.FAILED)
     assert failed_target.target.rpartition("/")[2] == "step"
     assert "is a link to a folder that loaders read outside of the target" in failed_target.reason
 
@@ -905,9 +917,9 @@ def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        *((name, Status.FAILED) for name in ("model.pt", ".metadata", "inner/a.pkl", "a/b/c/__0.metadata")),
-        *((name, Status.FAILED) for name in ("step-1/ema/pytorch_model.bin", "weights.pt")),
-        *((name, Status.SKIPPED) for name in ("readme.txt", "inner/deeper/a.txt")),
+        *((name, TargetStatus.FAILED) for name in ("model.pt", ".metadata", "inner/a.pkl", "a/b/c/__0.metadata")),
+        *((name, TargetStatus.FAILED) for name in ("step-1/ema/pytorch_model.bin", "weights.pt")),
+        *((name, TargetStatus.SKIPPED) for name in ("readme.txt", "inner/deeper/a.txt")),
     ],
 )
 def test_link_to_checkpoints_outside_the_target_fails(tmp_path, name, status):
@@ -923,4 +935,4 @@ def test_link_to_checkpoints_outside_the_target_fails(tmp_path, name, status):
     mentions = [
         text in change.reason for text in ("with checkpoints outside of the target", "name the link as a target")
     ]
-    assert mentions == [status is Status.FAILED] * 2
+    assert mentions == [status is TargetStatus.FAILED] * 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.inspect.run import Request, inspect
 
@@ -33,7 +33,7 @@ def build_tensors(layers=4, size=8):
 def open_model(path):
     """The model of the screen for a file."""
     inspection = inspect(Request(str(path)))
-    return Model(inspection.state, list_rows_by_part(inspection.weights))
+    return ScreenModel(inspection.state, list_rows_by_part(inspection.weights))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 from tests.filter_cases import CASES, PROBLEMS, SECTION_CASES, build_sections, build_state
 
 
 @pytest.fixture(scope="module")
 def model():
     state = build_state()
-    model = Model(state, {})
+    model = ScreenModel(state, {})
     for position, tensor in enumerate(state.tensors):
         model.add_stats(position, tensor.stats)
     model.unusual.find_outliers()
@@ -36,7 +36,7 @@ def test_wrong_word_is_reported_with_the_valid_values(model, text, count, proble
 @pytest.mark.parametrize(("text", "expected"), SECTION_CASES)
 def test_names_have_their_section(text, expected):
     """If there are several sections, as `-i` takes them."""
-    model = Model(build_sections(), {})
+    model = ScreenModel(build_sections(), {})
     model.set_filter(text)
     assert [(model.tensors[n].section, model.tensors[n].fqn) for n in model.filtered_positions] == expected
 
@@ -44,7 +44,7 @@ def test_names_have_their_section(text, expected):
 @pytest.mark.parametrize("text", ["nan>0", "problem", "outlier"])
 def test_filter_without_statistics_names_the_key(text):
     """The message names the key that reads the statistics."""
-    model = Model(build_state(with_stats=False), {})
+    model = ScreenModel(build_state(with_stats=False), {})
     model.set_filter(text)
     assert (
         model.filter_problem
@@ -54,7 +54,7 @@ def test_filter_without_statistics_names_the_key(text):
 
 def test_word_marked_finds_the_marked_tensors():
     """`marked` finds the tensors that the user marked."""
-    model = Model(build_state(), {})
+    model = ScreenModel(build_state(), {})
     model.marked.update({2, 5})
     model.set_filter("marked")
     assert model.filtered_positions == [2, 5]

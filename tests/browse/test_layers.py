@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.browse.layers import LAYER_CELLS, Measure, build_tables, choose_columns, format_cell, list_widths
+from statecli.browse.layers import LAYER_CELLS, LayerMeasure, build_tables, choose_columns, format_cell, list_widths
 from statecli.browse.peek import Versions, read_statistics
 
 from .conftest import open_model
@@ -34,7 +34,7 @@ def test_cells_equal_the_numbers_of_torch(read):
         for row, layer in enumerate(table.layers):
             tensor = tensors[f"h.{layer}.{column.name}"]
             rms, largest = tensor.pow(2).mean().sqrt().item(), tensor.abs().max().item()
-            cells = [format_cell(model, column, row, measure) for measure in (Measure.RMS, Measure.MAX)]
+            cells = [format_cell(model, column, row, measure) for measure in (LayerMeasure.RMS, LayerMeasure.MAX)]
             assert [float(cell.removeprefix("! ")) for cell in cells] == pytest.approx([rms, largest], rel=0.01)
 
 
@@ -53,7 +53,7 @@ def test_a_layer_without_a_tensor_has_an_empty_cell(read):
     names = [f"h.{n}.q" for n in range(10)] + [f"h.{n}.expert" for n in range(0, 10, 2)]
     model, (table,) = read({name: torch.ones(2) for name in names})
     (column,) = (column for column in table.columns if column.title == "expert")
-    assert [format_cell(model, column, row, Measure.RMS) for row in range(4)] == ["1", "", "1", ""]
+    assert [format_cell(model, column, row, LayerMeasure.RMS) for row in range(4)] == ["1", "", "1", ""]
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

@@ -27,11 +27,11 @@ from textual import events
 
 from statecli.browse import editor, run
 from statecli.browse.app import Browser
-from statecli.browse.columns import Column
+from statecli.browse.columns import ListColumn
 from statecli.browse.help import format_help
 from statecli.browse.panel import _describe_stats
 from statecli.browse.peek import Versions
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 
 from .conftest import open_model
 
@@ -542,7 +542,7 @@ def test_copied_globs_are_shown_until_a_key(in_folder):
     assert copied
     assert "first.safetensors" in closed  # q closes only the text
     assert "first.safetensors" in again
-    assert sort is Column.SIZE
+    assert sort is ListColumn.SIZE
     assert re.search(
         r"globs of 4 listed tensors to the clipboard of the terminal:\n +to copy fewer, mark them with space\n", listed
     )
@@ -610,7 +610,7 @@ def test_hostile_names_are_inert(tmp_path):
 def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
     """A key reads and draws only the rows on the screen."""
     tensors = tuple(TensorInfo(f"layers.{n // 10}.w{n % 10}", "float32", (2,), 2, 8) for n in range(100_000))
-    model = Model(ModelState("big", "safetensors", tensors), {})
+    model = ScreenModel(ModelState("big", "safetensors", tensors), {})
     model.toggle_flat()
     requested_rows = []
     get_row = model.get_row
@@ -804,10 +804,10 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     Path("net.py").write_text(TIED_NET)
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
     options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
-    model = Model(run._read_target("tied.safetensors", options).state, {})
-    assert [model.format_cell(n, Column.KIND) for n in range(2)] == ["buffer", "parameter"]
+    model = ScreenModel(run._read_target("tied.safetensors", options).state, {})
+    assert [model.format_cell(n, ListColumn.KIND) for n in range(2)] == ["buffer", "parameter"]
     tied = msgspec.structs.replace(model.tensors[1], aliases=("lm_head.weight",))
-    model = Model(msgspec.structs.replace(model.state, tensors=(model.tensors[0], tied)), {})
+    model = ScreenModel(msgspec.structs.replace(model.state, tensors=(model.tensors[0], tied)), {})
     for text in ("lm_head", "*_head.w*", "lm_{head,x}"):
         model.set_filter(text)
         assert model.filtered_positions == [1]

@@ -11,11 +11,11 @@ import safetensors.numpy
 import torch
 from hypothesis import given, strategies as st
 
-from statecli.browse.columns import Column, choose_columns
+from statecli.browse.columns import ListColumn, choose_columns
 from statecli.browse.globs import _select, write_globs
-from statecli.browse.panel import Line, _wrap
+from statecli.browse.panel import PanelLine, _wrap
 from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
-from statecli.browse.screen_state import Model
+from statecli.browse.screen_state import ScreenModel
 from statecli.core.errors import FilteredOut
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import Selection, select
@@ -50,7 +50,7 @@ def test_the_first_screen_joins_equal_layers(model):
 
 def test_joined_layers_open_in_numeric_order():
     """`layers.2` comes before `layers.10`, whatever the order of the file."""
-    model = Model(build_state([f"layers.{n}.{name}" for n in (10, 2, 1) for name in "ab"]), {})
+    model = ScreenModel(build_state([f"layers.{n}.{name}" for n in (10, 2, 1) for name in "ab"]), {})
     model.cursor = labels(model).index("{1,2,10}")
     model.open_node()
     assert labels(model)[-3:] == ["1", "2", "10"]
@@ -58,14 +58,14 @@ def test_joined_layers_open_in_numeric_order():
 
 def test_tensor_and_module_of_one_name_have_two_rows():
     """`a` is a tensor, and `a.b` is in a module `a`."""
-    model = Model(build_state(["a", "a.b", "a.c"]), {})
+    model = ScreenModel(build_state(["a", "a.b", "a.c"]), {})
     assert labels(model) == ["a", "a", "b", "c"]
 
 
 def test_a_name_of_a_thousand_dots_is_a_row():
     """Nothing recurses on names."""
     name = ".".join("a" * 5000)
-    model = Model(build_state([name, f"{name}.b"]), {})
+    model = ScreenModel(build_state([name, f"{name}.b"]), {})
     model.cursor = 0
     model.open_all()
     assert model.count
@@ -120,16 +120,19 @@ def test_the_selected_tensor_stays_selected(model):
 # --- order --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("column", [Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE, Column.ELEMENTS, Column.SIZE])
+@pytest.mark.parametrize(
+    "column",
+    [ListColumn.NAME, ListColumn.KIND, ListColumn.DTYPE, ListColumn.SHAPE, ListColumn.ELEMENTS, ListColumn.SIZE],
+)
 def test_an_order_and_its_reverse_have_all_tensors(model, column):
     """Each column sorts, and the reverse begins with a last value."""
     keys = {
-        Column.SIZE: lambda tensor: tensor.nbytes,
-        Column.ELEMENTS: lambda tensor: tensor.elements,
-        Column.SHAPE: lambda tensor: tensor.shape,
-        Column.NAME: lambda tensor: tensor.fqn,
-        Column.KIND: lambda tensor: tensor.kind.value,
-        Column.DTYPE: lambda tensor: tensor.dtype,
+        ListColumn.SIZE: lambda tensor: tensor.nbytes,
+        ListColumn.ELEMENTS: lambda tensor: tensor.elements,
+        ListColumn.SHAPE: lambda tensor: tensor.shape,
+        ListColumn.NAME: lambda tensor: tensor.fqn,
+        ListColumn.KIND: lambda tensor: tensor.kind.value,
+        ListColumn.DTYPE: lambda tensor: tensor.dtype,
     }
     model.toggle_flat()
     for descending in (False, True):
@@ -144,15 +147,15 @@ def test_the_order_by_size_keeps_the_tree():
     """Joined layers have the size of a single layer, so 12 small layers do not look like the largest module."""
     sizes = {f"h.{n}.{name}": 8 for n in range(12) for name in "ab"} | {"h.12.a": 20, "h.12.b": 30, "ln": 4}
     tensors = tuple(TensorInfo(name, "uint8", (size,), size, size) for name, size in sizes.items())
-    model = Model(ModelState("x", "safetensors", tensors), {})
-    model.sort_by(Column.SIZE)
+    model = ScreenModel(ModelState("x", "safetensors", tensors), {})
+    model.sort_by(ListColumn.SIZE)
     assert labels(model) == ["h", "12", "b", "a", "{0..11}", "ln"]
-    model.sort_by(Column.SIZE, descending=False)
+    model.sort_by(ListColumn.SIZE, descending=False)
     assert labels(model) == ["ln", "h", "{0..11}", "12", "a", "b"]
     model.cursor = 2
     model.sort_by(None)
     assert (model.current.label, "0" in labels(model)) == ("{0..11}", False)
-    model.sort_by(Column.SIZE, descending=False)
+    model.sort_by(ListColumn.SIZE, descending=False)
     model.toggle_flat()
     assert labels(model)[0] == "ln"
     assert labels(model)[-1] == "h.12.b"
@@ -162,7 +165,7 @@ def test_numbers_ascend_in_lists_and_in_the_tree():
     """2 comes before 10, whatever the order of the file; the modules are in the order of the file."""
     numbers = (0, 1, 10, 11, 2, 3)
     state = build_state([f"z.{n}.{name}" for n in numbers for name in (f"w{n}", "b")] + ["a.w", "o[10]", "o[9]"])
-    model = Model(state, {})
+    model = ScreenModel(state, {})
     model.cursor = 0
     model.open_all()
     model.open_all()
@@ -180,16 +183,16 @@ def test_tensor_without_statistics_sorts_last(model):
     """A tensor without statistics does not have the mean 0."""
     model.add_stats(3, read_statistics(model.tensors[3], Versions({})))
     for descending in (False, True):
-        model.sort_by(Column.MEAN, descending=descending)
+        model.sort_by(ListColumn.MEAN, descending=descending)
         assert model.get_row(0).tensor == 3
 
 
 def test_sorted_column_is_shown_at_any_width():
     """The sorted column is shown at any width."""
     for width in range(24, 200):
-        columns = choose_columns(width, 40, tuple(Column), Column.MEAN)
-        assert Column.MEAN in columns
-    assert choose_columns(200, 20, tuple(Column)[:6], None) == list(Column)[1:6]
+        columns = choose_columns(width, 40, tuple(ListColumn), ListColumn.MEAN)
+        assert ListColumn.MEAN in columns
+    assert choose_columns(200, 20, tuple(ListColumn)[:6], None) == list(ListColumn)[1:6]
 
 
 # --- globs --------------------------------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ def test_selection_without_a_match_raises_filtered_out():
     with pytest.raises(FilteredOut):
         select(state, Selection(include=("z",)), "x")
     assert _select(state, ["z"], {}) == set()
-    model = Model(state, {})
+    model = ScreenModel(state, {})
     assert find_names(model, "z") == []
     assert model.filter_problem == "z: no tensor matches"
 
@@ -314,7 +317,7 @@ def test_selection_without_a_match_raises_filtered_out():
 
 
 def build_layers():
-    return Model(build_state([f"layers.{n}.{leaf}" for n in range(12) for leaf in ("q.weight", "q.bias")]), {})
+    return ScreenModel(build_state([f"layers.{n}.{leaf}" for n in range(12) for leaf in ("q.weight", "q.bias")]), {})
 
 
 def find_names(model, text):
@@ -351,7 +354,7 @@ def test_a_line_number_is_never_broken():
     """A long path is broken after a slash, or before the colon."""
     text = "assigned at transformers/models/gpt2/modeling_utils_with_a_long_name.py:2615 (e: open in vi)"
     for width in range(16, 100):
-        lines = [line.text for line in _wrap(Line(text), width)]
+        lines = [line.text for line in _wrap(PanelLine(text), width)]
         assert all(len(line) <= width for line in lines)
         assert any(":2615" in line for line in lines)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")

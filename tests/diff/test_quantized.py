@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from statecli.commands.diff.result import Status, TransformationKind
 from statecli.commands.diff.transformations import quantized
 from statecli.core.errors import MalformedError
-from statecli.core.quantized_layouts import Layout, Part
+from statecli.core.quantized_layouts import QuantizedLayout, QuantizedPart
 from statecli.core.quantized_weights import find_quantized_weights
 from statecli.values import dequantize
 
@@ -79,21 +79,21 @@ def get_transformation(result):
 @pytest.mark.parametrize(
     ("name", "layout", "codes", "block"),
     [
-        ("gptq", Layout.GPTQ, "int4", (1, 32)),
-        ("gptq_v2", Layout.GPTQ, "int4", (1, 32)),
-        ("gptq_8_act_order", Layout.GPTQ, "int8", (1, 32)),
-        ("gptq_3", Layout.GPTQ, "int3", (1, 64)),
-        ("awq", Layout.AWQ, "int4", (1, 32)),
-        ("nf4", Layout.BITSANDBYTES, "nf4", (64,)),
-        ("nf4_double", Layout.BITSANDBYTES, "nf4", (64,)),
-        ("fp4", Layout.BITSANDBYTES, "fp4", (64,)),
-        ("packed_4", Layout.PACKED, "int4", (1, 32)),
-        ("packed_4_asymmetric", Layout.PACKED, "int4", (1, 32)),
-        ("packed_3", Layout.PACKED, "int3", (1, 64)),
-        ("packed_8_channel", Layout.PACKED, "int8", (1, 64)),
-        ("nvfp4", Layout.NVFP4, "fp4", (1, 16)),
-        ("torchao_int8", Layout.SCALED, "int8", (1, 64)),
-        ("torchao_fp8", Layout.SCALED, "float8_e4m3fn", (1, 64)),
+        ("gptq", QuantizedLayout.GPTQ, "int4", (1, 32)),
+        ("gptq_v2", QuantizedLayout.GPTQ, "int4", (1, 32)),
+        ("gptq_8_act_order", QuantizedLayout.GPTQ, "int8", (1, 32)),
+        ("gptq_3", QuantizedLayout.GPTQ, "int3", (1, 64)),
+        ("awq", QuantizedLayout.AWQ, "int4", (1, 32)),
+        ("nf4", QuantizedLayout.BITSANDBYTES, "nf4", (64,)),
+        ("nf4_double", QuantizedLayout.BITSANDBYTES, "nf4", (64,)),
+        ("fp4", QuantizedLayout.BITSANDBYTES, "fp4", (64,)),
+        ("packed_4", QuantizedLayout.PACKED, "int4", (1, 32)),
+        ("packed_4_asymmetric", QuantizedLayout.PACKED, "int4", (1, 32)),
+        ("packed_3", QuantizedLayout.PACKED, "int3", (1, 64)),
+        ("packed_8_channel", QuantizedLayout.PACKED, "int8", (1, 64)),
+        ("nvfp4", QuantizedLayout.NVFP4, "fp4", (1, 16)),
+        ("torchao_int8", QuantizedLayout.SCALED, "int8", (1, 64)),
+        ("torchao_fp8", QuantizedLayout.SCALED, "float8_e4m3fn", (1, 64)),
     ],
 )
 def test_error_is_computed_from_the_dequantized_weight(diff, quantized_forms, weight, name, layout, codes, block):
@@ -369,9 +369,9 @@ def test_weights_without_scales_or_zero_points_are_not_found(diff, quantized_for
         change.after for change in compare(diff, weight, select_parts(quantized_forms, "gptq")).changes if change.after
     ]
     (tensor,) = find_quantized_weights(rows)
-    assert (tensor.fqn, tensor.layout) == ("proj.weight", Layout.GPTQ)
-    assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.ZEROS]))
-    assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.SCALES]))
+    assert (tensor.fqn, tensor.layout) == ("proj.weight", QuantizedLayout.GPTQ)
+    assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[QuantizedPart.ZEROS]))
+    assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[QuantizedPart.SCALES]))
     moved = [replace(row, fqn=row.fqn.removeprefix("proj.")) for row in rows]
     assert [quantized_weight.fqn for quantized_weight in find_quantized_weights(moved)] == ["weight"]
 

@@ -11,7 +11,7 @@ from torch.compiler import _cache
 from torch.utils import _appending_byte_serializer
 
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 
 def save_artifacts(monkeypatch):
@@ -44,7 +44,7 @@ def test_compile_cache_fails_the_audit(tmp_path, monkeypatch, name, has_checksum
     data = save_artifacts(monkeypatch)
     (tmp_path / name).write_bytes(data if has_checksum else data[4:])
     (result,) = audit(Request((str(tmp_path),))).targets
-    assert result.status is Status.FAILED
+    assert result.status is TargetStatus.FAILED
     assert "a torch.compile cache, which statecli does not read" in result.reason
     assert {finding.rule for finding in result.findings} == {"unsafe-data"}
 
@@ -90,4 +90,4 @@ def test_checkpoint_that_is_also_a_cache_is_unsafe(tmp_path, write, name):
 def test_file_of_numbers_is_not_taken_for_a_cache(tmp_path, data):
     (tmp_path / "numbers.dat").write_bytes(data + bytes(range(256)))
     (result,) = audit(Request((str(tmp_path),))).targets
-    assert (result.status, result.findings) == (Status.SKIPPED, ())
+    assert (result.status, result.findings) == (TargetStatus.SKIPPED, ())

@@ -38,7 +38,7 @@ from statecli.file_scan import scan
 from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks
 from statecli.formats.shared.dcp_metadata import NEEDED_NAMES, parse_for_scan, parse_metadata
-from statecli.formats.shared.tiling import Box, find_fault
+from statecli.formats.shared.tiling import IndexBox, find_fault
 from statecli.storage import files
 from statecli.values.read import read_all_values
 
@@ -837,9 +837,9 @@ def test_unreadable_rank_metadata_is_an_unscanned_pickle(mixed_folder, statecli)
 # Boxes that fill another box.
 
 
-def build_boxes(*box_ranges: tuple[tuple[int, int], ...]) -> list[Box]:
+def build_boxes(*box_ranges: tuple[tuple[int, int], ...]) -> list[IndexBox]:
     """Return boxes from their (start, stop) in each dimension."""
-    return [Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)) for ranges in box_ranges]
+    return [IndexBox(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)) for ranges in box_ranges]
 
 
 def test_pinwheel_of_boxes_covers_a_square():
@@ -860,7 +860,7 @@ def test_dimensions_that_torch_does_not_index_are_refused():
     """A check of 20,000 chunks for each of 20,000 dimensions would take minutes for 200 KB."""
     shape = (1,) * 20_000
     begin = time.process_time()
-    fault = find_fault(shape, [Box((0,) * len(shape), shape)] * 20_000)
+    fault = find_fault(shape, [IndexBox((0,) * len(shape), shape)] * 20_000)
     assert fault == "the shape has 20,000 dimensions, but torch indexes at most 64"
     assert time.process_time() - begin < 2
 
@@ -876,7 +876,7 @@ def test_box_check_agrees_with_counting():
         for _ in range(dice.integers(1, 5)):
             start = [int(dice.integers(0, n)) for n in shape]
             stop = [int(dice.integers(a + 1, n + 1)) for a, n in zip(start, shape, strict=True)]
-            boxes.append(Box(tuple(start), tuple(stop)))
+            boxes.append(IndexBox(tuple(start), tuple(stop)))
             count[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] += 1
         is_covered = bool((count == 1).all())
         verdicts.add(is_covered)
@@ -886,9 +886,9 @@ def test_box_check_agrees_with_counting():
 
 def test_ten_thousand_scattered_boxes_are_refused():
     """The boxes are not compared pair by pair, and a spiral of bands is not followed to its end."""
-    stairs = [Box((n, n), (n + 2, n + 1)) for n in range(10_000)]
+    stairs = [IndexBox((n, n), (n + 2, n + 1)) for n in range(10_000)]
     assert find_fault((20_000, 20_000), stairs)
-    spiral = [Box((n, n), (20_000, n + 1)) if n % 2 else Box((n, n), (n + 1, 20_000)) for n in range(10_000)]
+    spiral = [IndexBox((n, n), (20_000, n + 1)) if n % 2 else IndexBox((n, n), (n + 1, 20_000)) for n in range(10_000)]
     assert find_fault((20_000, 20_000), spiral)
 
 

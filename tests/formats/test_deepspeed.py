@@ -20,7 +20,7 @@ from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import deepspeed
 from statecli.rules import pickles
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 from statecli.values.read import read_all_values
 
 from ..forked_python import run_python
@@ -453,7 +453,7 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
     (folder / "latest").write_text("global_step1")
     (folder / tracker).write_text(tag.format(folder=folder))
     result = audit(Request((str(folder),)))
-    reasons = [target.reason for target in result.targets if target.status is Status.FAILED]
+    reasons = [target.reason for target in result.targets if target.status is TargetStatus.FAILED]
     assert reasons[0] == (
         f"{folder}: {tracker} points to {tag.format(folder=folder)!r}, which is not a plain folder in the checkpoint "
         "folder; DeepSpeed would load files that statecli did not check"
@@ -480,7 +480,7 @@ def test_hidden_folder_fails_the_audit_under_any_spelling(tmp_path, tag, name):
     torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / "global_step1" / "mp_rank_00_model_states.pt")
     (tmp_path / "latest").write_text(tag)
     result = audit(Request((str(tmp_path),)))
-    reasons = [target.reason for target in result.targets if target.status is Status.FAILED]
+    reasons = [target.reason for target in result.targets if target.status is TargetStatus.FAILED]
     assert "which is not a plain folder in the checkpoint folder" in reasons[0]
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(tmp_path / ".gs1")])
 
@@ -490,7 +490,7 @@ def test_latest_file_of_another_tool_is_not_a_checkpoint(tmp_path):
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "latest").write_text("runs/1")
     torch.save({"w": torch.ones(1)}, tmp_path / "runs" / "1" / "model.pt")
-    assert Status.FAILED not in {target.status for target in audit(Request((str(tmp_path),))).targets}
+    assert TargetStatus.FAILED not in {target.status for target in audit(Request((str(tmp_path),))).targets}
 
 
 def test_empty_latest_or_pipe_is_refused(line, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan import scan
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 from statecli.values.read import read_all_values
 
 from . import attacks
@@ -182,5 +182,5 @@ def test_zarr_arrays_are_unreadable_rows(tmp_path):
     assert set(damaged) == {"model.decoder.weight", "optimizer.state.exp_avg.decoder.weight"}
     assert "is a zarr array, which statecli does not read" in damaged["model.decoder.weight"]
     target = next(target for target in audit(Request((str(tmp_path),))).targets if target.target == str(tmp_path))
-    assert target.status is Status.FAILED
+    assert target.status is TargetStatus.FAILED
     assert formats.members(str(tmp_path)) == ("common.pt", "metadata.json")

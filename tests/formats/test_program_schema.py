@@ -14,7 +14,7 @@ import pytest
 
 from statecli.pickle_scan import export_expressions, program_schema, program_texts
 from statecli.pickle_scan.export_expressions import ProgramCall, UnknownText, find_program_calls
-from statecli.pickle_scan.program_schema import SCHEMA, DictOf, Judgement, Kind, ListOf
+from statecli.pickle_scan.program_schema import SCHEMA, DictOf, Kind, ListOf, TextRequirement
 from statecli.pickle_scan.step_budget import Steps
 
 schema = pytest.importorskip("torch._export.serde.schema")
@@ -27,7 +27,7 @@ METADATA = {"NodeMetadata": "serialize_metadata", "GraphMetadata": "serialize_gr
 #: name of its record, and statecli reports compiled models as code.
 COMPILED_RECORDS = {"AOTInductorModelPickleData", "ExternKernelNodes", "ExternKernelNode"}
 OTHER_RECORDS = {"PayloadConfig", "PayloadMeta", *COMPILED_RECORDS}
-TEXTS = frozenset(Judgement) - {Judgement.NUMBER, Judgement.FLOAT}
+TEXTS = frozenset(TextRequirement) - {TextRequirement.NUMBER, TextRequirement.FLOAT}
 
 
 def list_classes() -> dict[str, type]:
@@ -48,9 +48,9 @@ def differences(annotation: Any, kind: Kind, place: str) -> list[str]:
     if annotation is str:
         is_same = kind in TEXTS
     elif annotation is float:
-        is_same = kind is Judgement.FLOAT
+        is_same = kind is TextRequirement.FLOAT
     elif annotation in (int, bool) or (isinstance(annotation, type) and issubclass(annotation, enum.IntEnum)):
-        is_same = kind is Judgement.NUMBER
+        is_same = kind is TextRequirement.NUMBER
     elif dataclasses.is_dataclass(annotation):
         is_same = isinstance(kind, str) and ALIASES.get(kind, kind) == annotation.__name__
     else:
@@ -102,7 +102,7 @@ def test_metadata_keys_equal_the_keys_of_torch(name):
 def test_each_judgement_has_a_check():
     """Nested arguments are checked by their texts, and expressions by `is_plain_expression`."""
     checked = program_texts.CHECKS.keys() | export_expressions.CHECKS.keys()
-    assert set(Judgement) - checked == {Judgement.SPEC, Judgement.EXPRESSION}
+    assert set(TextRequirement) - checked == {TextRequirement.SPEC, TextRequirement.EXPRESSION}
 
 
 def _program(**module: Any) -> dict[str, Any]:
@@ -256,6 +256,6 @@ def test_each_text_is_listed_with_its_key():
     """Keys of a dict have the judgement of the dict's keys."""
     texts = program_schema.iter_texts({"opset_version": {"aten": 10}, "torch_version": "2.13"}, Steps())
     assert {tuple(text) for text in texts} == {
-        (Judgement.IDENTIFIER, "aten", "opset_version"),
-        (Judgement.PLAIN, "2.13", "torch_version"),
+        (TextRequirement.IDENTIFIER, "aten", "opset_version"),
+        (TextRequirement.PLAIN, "2.13", "torch_version"),
     }

@@ -26,7 +26,7 @@ from statecli.commands.explain.source import read_entries
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ModelState, NoteKind
 from statecli.formats import safetensors
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8), **other_fields):
@@ -732,7 +732,7 @@ def test_file_replaced_during_the_read_gives_the_old_content(tmp_path, monkeypat
     path = tmp_path / "replaced.safetensors"
     path.write_bytes(pack_tensor(entry(), name="old"))
 
-    class Replaced(Source):
+    class Replaced(ByteSource):
         """A source whose name goes to another file after opening."""
 
         def __init__(self, path: str) -> None:

@@ -35,7 +35,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan.one_pickle import FIRST_WINDOW_BYTES, begins_as_pickle
 from statecli.pickle_scan.step_budget import Budget
 from statecli.pickles import machine
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 from .attacks import (
     Call,
@@ -351,7 +351,7 @@ def test_a_line_of_any_length_is_read(tmp_path, name):
     assert finding.unread is None
     (mention,) = finding.names
     assert (mention.module.partition(".")[0], mention.name[:1], mention.called) == ("os", "s", True)
-    with Source(str(path)) as source:
+    with ByteSource(str(path)) as source:
         assert begins_as_pickle(source)
 
 
@@ -361,7 +361,7 @@ def test_long_line_of_text_is_not_a_pickle(tmp_path, text, end):
     """A table, numbers or a document in a single line are not a pickle."""
     path = tmp_path / "notes.dat"
     path.write_bytes(text + text * LONG_LINE_REPEATS + end)
-    with Source(str(path)) as source:
+    with ByteSource(str(path)) as source:
         assert not begins_as_pickle(source)
 
 

@@ -17,8 +17,8 @@ from statecli.commands.audit.run import Request, audit
 from statecli.file_scan import scan as _scan
 from statecli.pickle_scan import nested_data
 from statecli.pickle_scan.step_budget import FLOW_PER_BYTE, FLOW_PER_OPCODE, Budget, OutOfSteps, Steps
-from statecli.storage.byte_source import Source
-from statecli.targets.target_result import Status
+from statecli.storage.byte_source import ByteSource
+from statecli.targets.target_result import TargetStatus
 
 from .attacks import Member, build, call_function, four, get, global_name, number, put, records, short, stack_global
 
@@ -82,7 +82,7 @@ def count_steps(tmp_path, data):
     """Return the number of steps for a scan of the file, and the findings."""
     path = tmp_path / "model.pt"
     path.write_bytes(data)
-    with Source(str(path)) as source:
+    with ByteSource(str(path)) as source:
         scan = _scan.FileScan(source)
         findings = scan.scan()
     return scan.steps.counts, findings
@@ -189,7 +189,7 @@ def test_calls_end_at_their_budget(name, is_counted, tmp_path, monkeypatch):
     """A call costs as much as 50 opcodes; calls in `.metadata` are not limited, because large models have millions."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (tmp_path / name).write_bytes(four(stack_global("builtins", "list") + SHARED + (GET + b")R0") * 1500))
-    with Source(str(tmp_path / name)) as source:
+    with ByteSource(str(tmp_path / name)) as source:
         (actual,) = _scan.FileScan(source).scan()
     assert actual.unread == ("statecli stopped the scan at its limit of 1,000 calls" if is_counted else None)
 
@@ -215,7 +215,7 @@ def test_file_that_shares_objects_too_often_is_refused(name, tmp_path):
     """The reader refuses the file instead of reading the same values again for each object."""
     (tmp_path / "a.pt").write_bytes(build(records(READ_PER_OBJECT[name])))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unscanned-pickle",))).targets
-    assert target.status is Status.FAILED
+    assert target.status is TargetStatus.FAILED
     assert "the pickle refers to the same objects so often that they stand for" in str(target.reason)
 
 

@@ -18,7 +18,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
 from statecli.pickles.nodes import Pickle
-from statecli.storage.byte_source import HEAD_BYTES, Source, Window
+from statecli.storage.byte_source import HEAD_BYTES, ByteSource, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.values.read import read_all_values
 
@@ -83,7 +83,7 @@ def refusal_line(contents, data, reader=torch_zip) -> str:
 def test_a_source_reads_by_position(tmp_path):
     """Size, head and any byte range of a source match the file."""
     (tmp_path / "x").write_bytes(bytes(range(256)) * 32)
-    with Source(str(tmp_path / "x")) as source:
+    with ByteSource(str(tmp_path / "x")) as source:
         assert (source.size, len(source.head)) == (8192, HEAD_BYTES)
         assert source.read(250, 10) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3])
 
@@ -93,7 +93,7 @@ def test_window_returns_the_bytes_of_its_source(tmp_path, span):
     """A window with any span returns the bytes of its source: forwards, backwards and at the end."""
     data = bytes(n * 7 % 256 for n in range(1000))
     (tmp_path / "x").write_bytes(data)
-    with Source(str(tmp_path / "x")) as source:
+    with ByteSource(str(tmp_path / "x")) as source:
         window = Window(source, span)
         for position, length in [(0, 5), (3, 30), (999, 1), (500, 100), (501, 3), (0, 1000)]:
             assert window.read(position, length) == data[position : position + length]
@@ -111,14 +111,14 @@ def test_window_returns_the_bytes_of_its_source(tmp_path, span):
 def test_reading_past_the_end_is_malformed(tmp_path, offset, length):
     """Ranges outside the file are not clipped."""
     (tmp_path / "x").write_bytes(bytes(10))
-    with Source(str(tmp_path / "x")) as source, pytest.raises(MalformedError, match="file is truncated"):
+    with ByteSource(str(tmp_path / "x")) as source, pytest.raises(MalformedError, match="file is truncated"):
         source.read(offset, length)
 
 
 def test_file_that_shrinks_during_the_read_is_malformed(tmp_path):
     """The size is recorded when the file is opened; bytes that are missing later are an error, not filled in."""
     (tmp_path / "x").write_bytes(bytes(100))
-    with Source(str(tmp_path / "x")) as source:
+    with ByteSource(str(tmp_path / "x")) as source:
         os.truncate(tmp_path / "x", 50)
         with pytest.raises(MalformedError, match="the file has 50"):
             source.read(0, 100)
@@ -136,13 +136,13 @@ def test_path_that_is_not_a_readable_file_is_refused(tmp_path, create_path, line
     """Each path is refused when the source opens it."""
     create_path(tmp_path / "x")
     with pytest.raises(UnreadableError, match=re.escape(line)):
-        Source(str(tmp_path / "x"))
+        ByteSource(str(tmp_path / "x"))
 
 
 def test_name_with_nul_is_refused():
     """The operating system refuses the name before a file system is asked."""
     with pytest.raises(UnreadableError, match="NUL"):
-        Source("a\0b")
+        ByteSource("a\0b")
 
 
 # The zip.

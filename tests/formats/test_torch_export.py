@@ -32,7 +32,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export, torch_zip
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard
-from statecli.pickle_scan.program_schema import Judgement, iter_texts
+from statecli.pickle_scan.program_schema import TextRequirement, iter_texts
 from statecli.pickle_scan.step_budget import Steps
 from statecli.rules.pickles import RULES
 from statecli.storage import json_object
@@ -828,7 +828,7 @@ def test_expressions_of_real_programs_are_plain(sized_program, tmp_path):
     """Symbols, sums, products, floor divisions and remainders are plain expressions."""
     path = save_current_layout(sized_program, tmp_path / "x.pt2")
     texts = iter_texts(json.loads(read_archive(path)[MODEL]), Steps())
-    expressions = {text.text for text in texts if text.judgement is Judgement.EXPRESSION}
+    expressions = {text.text for text in texts if text.judgement is TextRequirement.EXPRESSION}
     assert any("FloorDiv" in expression for expression in expressions)
     assert [
         expression for expression in expressions if not is_plain_expression(expression) or describe_cost(expression)

@@ -20,7 +20,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.file_scan.scan import scan_pickles
 from statecli.rules.pickles import RULES
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from .attacks import build_pickle, call_function, global_name, legacy, number, state_dict, tensor, text
 
@@ -298,7 +298,7 @@ def test_a_tar_that_torch_unpickles_is_not_skipped_in_a_folder(before, write_fil
     mark = tmp_path / "ran"
     path = write_file(hide_member(system(mark), before), "learned_embeds.bin")
     (target,) = audit(Request((str(tmp_path),))).targets
-    assert target.status is not Status.SKIPPED
+    assert target.status is not TargetStatus.SKIPPED
     with contextlib.suppress(Exception):  # torch may refuse the rest
         load(path)
     assert mark.exists()
@@ -311,7 +311,7 @@ def test_a_tar_of_other_files_is_skipped_in_a_folder(form, write_file, tmp_path)
         pack_tar({"readme": b"a" * 700, "storages/a.png": b"b", f"{'long/' * 40}storages.txt": b"c"}, form), "a.tar"
     )
     (target,) = audit(Request((str(tmp_path),))).targets
-    assert target.status is Status.SKIPPED
+    assert target.status is TargetStatus.SKIPPED
 
 
 def test_every_beginning_is_refused_or_read(write_file):

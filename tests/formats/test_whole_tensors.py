@@ -10,7 +10,7 @@ import torch
 
 from statecli.core.errors import UnreadableError
 from statecli.formats import torch_zip
-from statecli.formats.torch.tensors import Decoder
+from statecli.formats.torch.tensors import TensorDecoder
 
 from .test_fuzz import mutate, saved_pickle
 
@@ -65,7 +65,7 @@ def test_rows_equal_those_of_the_slow_path(tmp_path, monkeypatch, seeds):
     pickle, sizes = seeds
     path = tmp_path / "m.pt"
     plain = []
-    match_layout, used = Decoder._match_layout, []
+    match_layout, used = TensorDecoder._match_layout, []
     for n in range(300):
         changed_sizes = list(sizes)
         if n % 3 == 0:
@@ -73,10 +73,10 @@ def test_rows_equal_those_of_the_slow_path(tmp_path, monkeypatch, seeds):
             changed_sizes[key] = max(0, changed_sizes[key] + rng.choice((-1, 1, 8)))
         save(path, mutate(rng, [pickle]) if n % 2 else pickle, changed_sizes, b"big" if n % 7 == 1 else b"little")
         with monkeypatch.context() as changed:
-            changed.setattr(Decoder, "_match_layout", lambda *args: used.append(match_layout(*args)) or used[-1])
+            changed.setattr(TensorDecoder, "_match_layout", lambda *args: used.append(match_layout(*args)) or used[-1])
             fast_rows = read(path)
         with monkeypatch.context() as changed:
-            changed.setattr(Decoder, "_match_layout", lambda *_: None)
+            changed.setattr(TensorDecoder, "_match_layout", lambda *_: None)
             slow_rows = read(path)
         assert fast_rows == slow_rows, n
         plain.append(isinstance(fast_rows, str))

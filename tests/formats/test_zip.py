@@ -16,7 +16,7 @@ from torch.serialization import skip_data
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.model_state import Place
 from statecli.storage import zip_archive
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import FARTHEST_END, MAX_INFLATED_BYTES, MAX_PADDING, Archive
 
 from .attacks import Lies, Member, build, change_record, records
@@ -32,7 +32,7 @@ def open_archive(tmp_path):
     def read(data: bytes) -> Archive:
         path = tmp_path / f"{len(sources)}.zip"
         path.write_bytes(data)
-        sources.append(Source(str(path)))
+        sources.append(ByteSource(str(path)))
         return Archive(sources[-1])
 
     yield read
@@ -100,7 +100,7 @@ def test_archives_written_by_zipfile_are_read(tmp_path_factory, entries):
             writer.writestr(zipfile.ZipInfo(name), data, method)
     path = tmp_path_factory.getbasetemp() / "written.zip"
     path.write_bytes(buffer.getvalue())
-    with Source(str(path)) as source:
+    with ByteSource(str(path)) as source:
         assert contents(Archive(source)) == {name: data for name, (data, _) in entries.items()}
 
 
@@ -643,7 +643,7 @@ def test_directory_gives_the_place_of_a_4_gib_record(tmp_path, size):
         path = tmp_path / ("n" * length)
         with skip_data():
             torch.save([torch.empty(size, dtype=torch.uint8), torch.ones(3)], path)
-        with Source(str(path)) as source:
+        with ByteSource(str(path)) as source:
             actual_records = Archive(source).records
         path.unlink()
         assert actual_records[f"{path.name}/data/0"].size == size
@@ -660,7 +660,7 @@ def test_directory_gives_the_place_of_a_record_at_4_gib(tmp_path, length):
         size += distance
         with skip_data():
             torch.save([torch.empty(size, dtype=torch.uint8), torch.ones(3)], path)
-        with Source(str(path)) as source:
+        with ByteSource(str(path)) as source:
             actual_records = Archive(source).records
         distance = 2**32 - 1 - actual_records[f"{path.name}/data/1"].offset
     assert distance == 0
@@ -678,9 +678,9 @@ def test_directory_gives_the_place_of_a_record_at_4_gib(tmp_path, length):
 def test_headers_are_read_together_where_records_are_small(open_archive, monkeypatch, count, size, reads, share):
     """Several small records take a single read; next to large records, only few bytes are read."""
     lengths = []
-    read_source = Source.read
+    read_source = ByteSource.read
     monkeypatch.setattr(
-        Source, "read", lambda self, position, length: lengths.append(length) or read_source(self, position, length)
+        ByteSource, "read", lambda self, position, length: lengths.append(length) or read_source(self, position, length)
     )
     data = build([Member(f"a/{n}", bytes(size)) for n in range(count)])
     assert len(open_archive(data).records) == count
@@ -697,7 +697,7 @@ def has_archive_at_end(tmp_path):
 
     def check(data: bytes) -> bool:
         (tmp_path / "m").write_bytes(data)
-        with Source(str(tmp_path / "m")) as source:
+        with ByteSource(str(tmp_path / "m")) as source:
             return zip_archive.ends_as_zip(source)
 
     return check

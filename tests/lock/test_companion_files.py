@@ -15,7 +15,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import companion_files, lock_file, run
 from statecli.core.errors import BarePickle
 from statecli.core.finding import Severity
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 2}}
 FILES = {
@@ -88,14 +88,17 @@ def test_a_module_outside_of_the_folder_fails(sentence_model, path):
     """The audit does not read a module outside of the folder."""
     (sentence_model / "modules.json").write_text(json.dumps([{"path": ""}, {"path": path}]))
     statuses = {result.target: result.status for result in audit(Request((str(sentence_model),))).targets}
-    assert statuses[str(sentence_model)] is Status.FAILED
+    assert statuses[str(sentence_model)] is TargetStatus.FAILED
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '[{"path": 1}]', "[" * 9999, "nothing", '[{"path": "away"}]'])
 def test_invalid_modules_json_is_not_an_error(folder, text):
     """The loader reports such a modules.json."""
     (folder / "modules.json").write_text(text)
-    assert {result.status for result in audit(Request((str(folder),))).targets} == {Status.AUDITED, Status.SKIPPED}
+    assert {result.status for result in audit(Request((str(folder),))).targets} == {
+        TargetStatus.AUDITED,
+        TargetStatus.SKIPPED,
+    }
 
 
 def lock(*targets, **options):
@@ -424,10 +427,10 @@ def test_only_the_pipeline_that_cannot_be_compared_fails(pipeline, tmp_path, mon
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
     result = audit_with_lock(pipeline, locked, tmp_path / "lock.json")
-    failed_targets = [target for target in result.targets if target.status is Status.FAILED]
+    failed_targets = [target for target in result.targets if target.status is TargetStatus.FAILED]
     assert len(failed_targets) == 1
     assert "more than 1 files next to its weights" in failed_targets[0].reason
-    assert sum(target.status is Status.AUDITED for target in result.targets) == 2
+    assert sum(target.status is TargetStatus.AUDITED for target in result.targets) == 2
 
 
 def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):

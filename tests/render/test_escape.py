@@ -16,7 +16,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table, label_help
+from statecli.report import Fix, Group, Line, Page, Problem, Report, ReportColumn, Table, label_help
 
 from ..audits import accept_findings, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
@@ -72,7 +72,7 @@ def report(text, outline=False):
     error = Finding(text, Severity.ERROR, text, text, text, text, text)
     place = Origin(text, 7)
     problem = Problem(text, Severity.ERROR, text, text, (error,), (text, text), text, place, text)
-    columns = (Column(text), Column(text), Column(text))
+    columns = (ReportColumn(text), ReportColumn(text), ReportColumn(text))
     row, group = (text, text, text), Group(text, text, (Line((text, text, text), text), Line((text, "", ""))))
     return Report(
         title=text,

@@ -23,7 +23,7 @@ from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Bars, Column, Fix, Group, Line, Page, Problem, Report, Spread, Table, build_problem
+from statecli.report import Bars, Fix, Group, Line, Page, Problem, Report, ReportColumn, Spread, Table, build_problem
 from statecli.report.problems import group_findings
 
 #: HTML's elements without content.
@@ -81,7 +81,7 @@ class Tree(HTMLParser):
         return [value for where, name, value in self.attributes if where == tag and name == "class"]
 
 
-COLUMNS = (Column("name"), Column("dtype"), Column("size", right=True))
+COLUMNS = (ReportColumn("name"), ReportColumn("dtype"), ReportColumn("size", right=True))
 
 
 def page(**changes):
@@ -113,7 +113,7 @@ def fill_report(text, bar_count=501):
     finding = Finding(text, Severity.ERROR, text, text, text, help=text)
     content = Page(
         subtitle=text,
-        columns=(Column(text), Column(text, right=True)),
+        columns=(ReportColumn(text), ReportColumn(text, right=True)),
         groups=(Group(text, text, (Line((text, text), text, "bad"),)),),
         totals=(text,),
         fixes=(Fix(text, text),),
@@ -251,7 +251,7 @@ def test_columns_of_numbers_are_marked():
 
 def test_a_column_without_a_name_holds_a_drawing():
     """Bars made of blocks are coloured and closed up."""
-    content = page(columns=(Column("name"), Column("")), groups=(Group("g", "", (Line(("w", "██")),)),))
+    content = page(columns=(ReportColumn("name"), ReportColumn("")), groups=(Group("g", "", (Line(("w", "██")),)),))
     assert tree(report(content)).classes("td") == ["name", "sign"]
 
 

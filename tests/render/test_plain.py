@@ -9,7 +9,7 @@ import pytest
 from statecli.core.escaping import escape_line, escape_lines, escape_name
 from statecli.core.units import format_number
 from statecli.render import plain
-from statecli.report import Column, Rows, Table
+from statecli.report import ReportColumn, Rows, Table
 
 TEXTS = ("a", "été", "x\ny", "\t", "::error", "##[x]", "", "層", "w" * 120, "v" * 1500, "\x1b[1m", " ")
 CELLS = (*TEXTS, None, 0, 7, True, 123456789, 0.0, -0.0, 1.0, 1e6, 1000000, float("nan"))
@@ -33,7 +33,7 @@ def test_columns_are_aligned_as_row_by_row(seed, monkeypatch):
     """The result is the same for any types, equal cells and characters in a batch of rows."""
     monkeypatch.setattr(plain, "_ROWS_AT_ONCE", 5)
     rng = random.Random(seed)  # noqa: S311  # reproducible, no secret
-    columns = tuple(Column(name, right=rng.random() < 0.3) for name in ("kind", "fqn", "bytes", "tied_to"))
+    columns = tuple(ReportColumn(name, right=rng.random() < 0.3) for name in ("kind", "fqn", "bytes", "tied_to"))
     pools = [rng.sample(CELLS, rng.randint(1, 3)) for _ in columns]
     rows = tuple(tuple(map(rng.choice, pools)) for _ in range(rng.randint(1, 30)))
     for table in (Table(columns, rows), Table(columns, Rows(tuple, rows))):

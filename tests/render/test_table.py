@@ -9,7 +9,7 @@ from statecli.core.model_state import Kind
 from statecli.core.run_scope import NotChecked
 from statecli.render import Output, RenderOptions, format_report, table
 from statecli.render._ansi import paint as paint_ansi
-from statecli.report import Column, Group, Line, Page, Report, Table, build_problem
+from statecli.report import Group, Line, Page, Report, ReportColumn, Table, build_problem
 
 from ..audits import failed_target, finding, render_audit as audited, target
 from ..changes import add_tensor, change_metadata, diff, keep_tensor, nudge_tensor, rename_tensor, render_diff, tensor
@@ -37,7 +37,7 @@ def test_the_verdict_is_below_the_title():
 @pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN])
 def test_the_last_line_is_the_result_with_the_exit_status(problems, status, last, output):
     """The last line is visible after long output. The problems may be below separate headings."""
-    page = Page("", (Column("name"),), (), ("step failed",), verdict="step failed")
+    page = Page("", (ReportColumn("name"),), (), ("step failed",), verdict="step failed")
     group = None if problems is None else lambda: problems
     report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page, problems=group)
     text = format_report(report, output, RenderOptions(terminal=True, exit_status=status))
@@ -46,7 +46,7 @@ def test_the_last_line_is_the_result_with_the_exit_status(problems, status, last
 
 def test_plain_lines_have_a_repeated_verdict_once():
     """The last line has the verdict and the exit status."""
-    page = Page("", (Column("name"),), (), ("1 changed",), verdict="1 changed")
+    page = Page("", (ReportColumn("name"),), (), ("1 changed",), verdict="1 changed")
     report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
     text = format_report(report, Output.PLAIN, RenderOptions(terminal=False, exit_status=1))
     assert text == "1 changed: exit status 1\n"
@@ -54,7 +54,7 @@ def test_plain_lines_have_a_repeated_verdict_once():
 
 def test_result_with_unread_values_is_not_called_clean():
     """Values that were not read may be NaN."""
-    page = Page("", (Column("name"),), (), (), verdict="1 audited: no findings")
+    page = Page("", (ReportColumn("name"),), (), (), verdict="1 audited: no findings")
     report = Report(
         "a.pt",
         lambda: PROBLEM,
@@ -159,7 +159,7 @@ def render_lines(groups, columns, width=50, subtitle="module"):
     return format_report(report, Output.TABLE, RenderOptions(terminal=True, width=width)).splitlines()
 
 
-NARROW = (Column("name"), Column("dtype", shared_format="all {}"), Column("size"))
+NARROW = (ReportColumn("name"), ReportColumn("dtype", shared_format="all {}"), ReportColumn("size"))
 
 
 def test_a_value_that_a_section_shares_is_in_its_heading():
@@ -176,14 +176,17 @@ def test_a_value_that_a_section_shares_is_in_its_heading():
 
 def test_a_bar_makes_room_for_the_names():
     """The bar is left out only if all names then fit."""
-    columns = (Column("name"), Column("change"), Column("bar", optional=True))
+    columns = (ReportColumn("name"), ReportColumn("change"), ReportColumn("bar", optional=True))
     assert render_lines({"parameters": [("n" * 36, "0.5", "####")]}, columns)[-1] == f"  {'n' * 36}  0.5"
     assert render_lines({"parameters": [("n" * 60, "0.5", "####")]}, columns)[-1].endswith("0.5     ####")
 
 
 def test_common_sign_of_two_columns_is_not_broken_over_lines():
     """No line of the head begins with the sign of the line before."""
-    columns = (Column("name"), *(Column(word, shared_format=f"{word}: all {{}}") for word in ("moves", "casts")))
+    columns = (
+        ReportColumn("name"),
+        *(ReportColumn(word, shared_format=f"{word}: all {{}}") for word in ("moves", "casts")),
+    )
     for width in range(20, 60):
         lines = render_lines({"parameters": [("n" * 70, "✓", "✓")]}, columns, width=width)
         assert not any(line.startswith("✓") for line in lines)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from statecli.commands.resume_check import run as resume_run  # noqa: E402
-from statecli.commands.resume_check.result import Answer, State  # noqa: E402
+from statecli.commands.resume_check.result import ResumeAnswer, State  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
 
 from ..forked_python import run_command  # noqa: E402
@@ -55,7 +55,7 @@ def check(name: str, steps: int = 4):
 def test_a_complete_script_passes():
     """Every state equals the state of the uninterrupted training."""
     result = check("main")
-    assert (result.answer, result.findings) == (Answer.EQUAL, ())
+    assert (result.answer, result.findings) == (ResumeAnswer.EQUAL, ())
     assert {row.state: row.resumed for row in result.states} == dict.fromkeys(State, True)
 
 
@@ -65,7 +65,7 @@ def test_a_complete_script_passes():
 def test_each_lost_state_is_named(name):
     """Eight states that are not loaded, or not saved either: one finding, about the lost state."""
     result = check(name)
-    assert result.answer is Answer.DIFFERENT
+    assert result.answer is ResumeAnswer.DIFFERENT
     (finding,) = result.findings
     assert (finding.rule, finding.fqn) == ("not-resumed", name.partition("_")[2])
     state = finding.fqn
@@ -125,7 +125,7 @@ def test_several_lost_states_are_several_findings():
 def test_a_script_without_a_seed_is_inconclusive():
     """Two runs without an interruption differ, so nothing is known about the resume."""
     result = check("chance")
-    assert (result.answer, result.findings) == (Answer.INCONCLUSIVE, ())
+    assert (result.answer, result.findings) == (ResumeAnswer.INCONCLUSIVE, ())
     assert result.reason.startswith(
         "two uninterrupted runs differ (the gradients differ at step 1), so statecli cannot check the resumed run"
     )
@@ -140,7 +140,7 @@ def test_only_generators_that_are_drawn_from_are_named():
 def test_random_numbers_that_no_step_uses_may_differ():
     """The random state is neither saved nor needed."""
     result = check("plain")
-    assert (result.answer, result.findings) == (Answer.EQUAL, ())
+    assert (result.answer, result.findings) == (ResumeAnswer.EQUAL, ())
     assert {row.state: row.resumed for row in result.states}[State.RANDOM] is None
 
 
@@ -157,7 +157,7 @@ def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
 def test_values_in_unusual_objects_are_compared(name, state):
     """Inner tensors of a subclass, scales of a quantized tensor, arrays of numpy, and attributes of an object."""
     assert [finding.fqn for finding in check(f"odd_{name}").findings] == [state]
-    assert check(f"same_{name}").answer is Answer.EQUAL
+    assert check(f"same_{name}").answer is ResumeAnswer.EQUAL
 
 
 @pytest.mark.parametrize(("name", "state"), [("opaque", "buffers odd (Opaque)"), ("slots", "groups 0.odd (Settings)")])
@@ -165,7 +165,7 @@ def test_values_that_cannot_be_read_are_inconclusive(name, state):
     """No state that can be read differs, so nothing proves that the runs are equal."""
     for start in ("odd", "same"):
         result = check(f"{start}_{name}")
-        assert (result.answer, result.states) == (Answer.INCONCLUSIVE, ())
+        assert (result.answer, result.states) == (ResumeAnswer.INCONCLUSIVE, ())
         assert result.reason.startswith(f"statecli cannot read the values of {state}, so a difference in these ")
 
 

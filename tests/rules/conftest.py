@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def run_rule():
 
     def run(rule, target, **options):
         targets = audit(Request((str(target),), select=(rule,), **options)).targets
-        (result,) = (target for target in targets if target.status is not Status.SKIPPED)
-        assert result.status is Status.AUDITED, result.reason
+        (result,) = (target for target in targets if target.status is not TargetStatus.SKIPPED)
+        assert result.status is TargetStatus.AUDITED, result.reason
         assert result.ran == (rule,), result.skipped
         assert {finding.rule for finding in result.findings} <= {rule}
         return result.findings
@@ -30,7 +30,7 @@ def list_fqns():
 
     def names(rule, target, **options):
         result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]
-        assert result.status is Status.AUDITED, result.reason
+        assert result.status is TargetStatus.AUDITED, result.reason
         assert result.ran == (rule,), result.skipped
         return sorted(finding.fqn for finding in result.findings)
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from statecli.commands.audit import values_budget
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 RULE = "digest-mismatch"
 WEIGHTS = save({"w": torch.arange(12.0).reshape(3, 4)})
@@ -72,7 +72,7 @@ def test_unreadable_blob_is_reported(snapshot):
     (snapshot / "model.safetensors").resolve().write_bytes(WEIGHTS[:40])
     targets = audit(Request((str(snapshot / "model.safetensors"),), select=(RULE,))).targets
     assert [(target.status, [finding.rule for finding in target.findings]) for target in targets] == [
-        (Status.FAILED, [RULE])
+        (TargetStatus.FAILED, [RULE])
     ]
 
 

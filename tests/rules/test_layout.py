@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from statecli.commands.audit.run import Request, audit
 from statecli.formats.torch.archive import compute_data_offset
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..formats import zero
 from ..formats.attacks import Call, Lies, Member, build, build_pickle, change_record, records, state_dict, tensor, text
@@ -364,7 +364,7 @@ def test_checksum_mismatch_compares_uncompressed_bytes(run_rule, tmp_path, packe
     path.write_bytes(path.read_bytes().replace(sum_of, (member.CRC ^ 1).to_bytes(4, "little")))
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
     (finding,) = target.findings
-    assert (target.status, target.ran, finding.rule) == (Status.FAILED, (finding.rule,), "checksum-mismatch")
+    assert (target.status, target.ran, finding.rule) == (TargetStatus.FAILED, (finding.rule,), "checksum-mismatch")
     assert finding.message.startswith("w: its bytes do not match the saved checksum: ")
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
@@ -407,7 +407,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(save_checkpoint, st
     flip_bit(path, b"weight")
     for values in (True, False):
         (target,) = audit(Request((str(path),), values=values)).targets
-        assert target.status is Status.FAILED
+        assert target.status is TargetStatus.FAILED
         assert [finding.rule for finding in target.findings] == ["checksum-mismatch"]
         assert target.findings[0].message == target.reason
     result = statecli("audit", path, "-f", "json")
@@ -454,8 +454,8 @@ def write_shards(tmp_path):
 def get_failure_reason(path, rule):
     """Reason of a failed target with a single finding, of the given rule."""
     target, *shards = audit(Request((str(path),))).targets
-    assert (target.target, target.status) == (str(path), Status.FAILED)
-    assert all(shard.status is Status.AUDITED for shard in shards)
+    assert (target.target, target.status) == (str(path), TargetStatus.FAILED)
+    assert all(shard.status is TargetStatus.AUDITED for shard in shards)
     assert [finding.rule for finding in target.findings] == [rule]
     assert target.findings[0].severity.value == "error"
     assert target.findings[0].message == target.reason
@@ -465,7 +465,7 @@ def get_failure_reason(path, rule):
 def get_missing_shard_message(path):
     """Message of the single finding for a target with missing shards. The target has failed."""
     (target,) = audit(Request((str(path),))).targets
-    assert (target.target, target.status) == (str(path), Status.FAILED)
+    assert (target.target, target.status) == (str(path), TargetStatus.FAILED)
     (finding,) = target.findings
     assert (finding.rule, finding.severity.value) == ("missing-shard", "error")
     assert finding.help == "copy or download the missing file"
@@ -591,7 +591,7 @@ def test_unselected_rule_has_no_finding_of_a_failed_target(write_shards):
     (path / "m-2.safetensors").unlink()
     for request in (Request((str(path),), select=("nan",)), Request((str(path),), ignore=("missing-shard",))):
         (target,) = audit(request).targets
-        assert (target.status, target.findings) == (Status.FAILED, ())
+        assert (target.status, target.findings) == (TargetStatus.FAILED, ())
 
 
 # --- legacy-format ---------------------------------------------------------------------------------------------------
@@ -613,7 +613,7 @@ def test_a_tensor_that_contradicts_its_file_fails_the_target(write_file, statecl
     bad_tensor = tensor(size=(5,))
     path = write_file(build(records(state_dict(w=tensor(), a=bad_tensor, b=bad_tensor))))
     (target,) = audit(Request((str(path),))).targets
-    assert target.status is Status.FAILED
+    assert target.status is TargetStatus.FAILED
     message = f"{path}: a and 1 more tensor: shape [5] at offset 0 needs 5 elements, but storage 0 has 4"
     assert target.reason.startswith(message)
     assert "unused-bytes" in target.ran

@@ -15,7 +15,7 @@ from statecli.commands.lock.companion_files import FileChange
 from statecli.core.selection import Selection
 from statecli.rules import lock as lock_rules
 from statecli.rules.policy_config import Policy
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 
 def build_lock(*targets, **options):
@@ -206,7 +206,7 @@ def test_frozen_only_with_nothing_frozen_does_not_pass(tmp_path, state):
     """A state_dict does not record requires_grad, so the audit would check nothing."""
     torch.save(state, tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), lock=build_lock(tmp_path / "a.pt"), frozen_only=True)).targets
-    assert target.status is Status.FAILED
+    assert target.status is TargetStatus.FAILED
     assert "frozen" in (target.reason or "")
 
 
@@ -216,7 +216,11 @@ def test_a_target_that_is_not_in_the_lock_does_not_pass(in_tmp_path, state):
         torch.save(state, name)
     lock = build_lock("one.pt", "two.pt")
     result = audit(Request(("one.pt", "./two.pt", "tow.pt"), lock=lock, select=("lock-mismatch",)))
-    assert [target.status for target in result.targets] == [Status.AUDITED, Status.AUDITED, Status.FAILED]
+    assert [target.status for target in result.targets] == [
+        TargetStatus.AUDITED,
+        TargetStatus.AUDITED,
+        TargetStatus.FAILED,
+    ]
     assert "two.pt" in (result.targets[2].reason or "")
     assert not result.findings
 

@@ -14,7 +14,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 from statecli.rules import layout, names, placement, storage
 from statecli.rules.dictionary import RULES
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..zoo import SMALL, make
 
@@ -25,9 +25,9 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 def audit_folder(folder: Path) -> list[str]:
     """Audit every target in a folder; return the messages of findings worse than a note."""
     targets = audit(Request((str(folder),), select=QUIET, values=True)).targets
-    audited_targets = [target for target in targets if target.status is not Status.SKIPPED]
+    audited_targets = [target for target in targets if target.status is not TargetStatus.SKIPPED]
     assert audited_targets
-    assert all(target.status is Status.AUDITED for target in audited_targets), targets
+    assert all(target.status is TargetStatus.AUDITED for target in audited_targets), targets
     return [
         f"{finding.target}: {finding.message}"
         for t in audited_targets
@@ -81,5 +81,5 @@ def test_no_rule_reports_a_plain_layer(tmp_path):
     """All rules together report nothing for the smallest checkpoint, not even a note."""
     torch.save(torch.nn.Linear(3, 3).state_dict(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=tuple(rule.name for rule in RULES))).targets
-    assert target.status is Status.AUDITED
+    assert target.status is TargetStatus.AUDITED
     assert target.findings == ()

@@ -21,7 +21,7 @@ import torch
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..formats.attacks import (
     Called,
@@ -367,7 +367,7 @@ def test_unscanned_pickle_finds_a_truncated_pickle(tmp_path):
         build_pickle(call_function(global_name("os", "system"), text("true")))[:-1] + b"\xff"
     )
     result = audit_target(tmp_path / "a.pkl")
-    assert result.status is Status.AUDITED
+    assert result.status is TargetStatus.AUDITED
     assert [finding.rule for finding in result.findings] == ["unsafe-global", "unscanned-pickle"]
     assert "unknown opcode 0xff" in result.findings[1].message
 

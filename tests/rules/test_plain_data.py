@@ -22,7 +22,7 @@ from statecli.core.finding import Severity
 from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan import texts_as_code
 from statecli.pickle_scan.step_budget import Budget
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..formats.attacks import Call
 
@@ -52,7 +52,7 @@ def list_unsafe_data():
 
     def run(path):
         (target,) = audit(Request((str(path),), select=("unsafe-data",))).targets
-        if target.status is Status.FAILED:
+        if target.status is TargetStatus.FAILED:
             assert "a dictionary key is the result of calling" in target.reason
         return target.findings
 

@@ -22,7 +22,7 @@ from statecli.core.selection import Selection
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage import MAX_SEARCH_STEPS, MIN_UNUSED_BYTES
 from statecli.rules.storage_views import _view_of_piece, group_by_storage, have_common_byte, split_disjoint_groups
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 
 from ..formats import zero
 
@@ -304,7 +304,7 @@ def test_safetensors_refuses_exactly_the_states_with_findings(tmp_path_factory, 
     state = {str(n): big[a:b] for n, (a, b) in enumerate(slices)}
     torch.save(state, folder / "a.pt")
     (target,) = audit(Request((str(folder / "a.pt"),), select=("tied-tensors", "shared-slices"))).targets
-    assert target.status is Status.AUDITED
+    assert target.status is TargetStatus.AUDITED
     # save_file takes all empty tensors for tied.
     filled = {name: tensor for name, tensor in state.items() if tensor.numel()}
     expectation = pytest.raises(RuntimeError, match="share memory") if target.findings else nullcontext()

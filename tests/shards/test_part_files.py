@@ -544,7 +544,7 @@ def test_reading_a_part_takes_bounded_memory(tmp_path):
     comparison = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), count, count, {})
     numbers = (
-        shard_file.build_line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, comparison)
+        shard_file.build_line(tasks.TaskKey("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, comparison)
         for n in range(count)
     )
     path = tmp_path / "p.jsonl"
@@ -554,7 +554,7 @@ def test_reading_a_part_takes_bounded_memory(tmp_path):
         results = shard_file.read_file(str(path)).results
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert results[tasks.Key("run_batch", "0" * 32)].result == comparison
+    assert results[tasks.TaskKey("run_batch", "0" * 32)].result == comparison
     assert peak < 2 * path.stat().st_size
 
 
@@ -709,7 +709,7 @@ def test_result_is_unchanged_after_writing_and_reading(tmp_path_factory, data):
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), 1, 1, {})
     name = data.draw(st.sampled_from(sorted(RESULTS)))
     result = data.draw(RESULTS[name] | errors_of_ours)
-    key = tasks.Key(name, "k")
+    key = tasks.TaskKey(name, "k")
     path.write_bytes(b"".join(shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, result)])))
     read_result = shard_file.read_file(str(path)).results[key].result
     assert type(read_result) is type(result)
@@ -722,7 +722,10 @@ def test_error_keeps_its_type_and_place(tmp_path):
 
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), 2, 2, {})
     wrong = ChecksumMismatch("a.pt: w: checksum wrong", difference="1, not 2", place=Place("a.pt", 64, 128))
-    results = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
+    results = {
+        tasks.TaskKey("check_batch", "1"): wrong,
+        tasks.TaskKey("check_batch", "2"): TruncatedPickle("a.pt: ends"),
+    }
     path = tmp_path / "p.jsonl"
     path.write_bytes(
         b"".join(

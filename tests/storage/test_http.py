@@ -280,7 +280,7 @@ def test_pickled_error_keeps_its_text_without_headers():
     import copy
     import pickle
 
-    for kind in (http.Refused, http.NoFile, http.Gone):
+    for kind in (http.RangeRefused, http.NoFile, http.Gone):
         error = kind("does not exist", 404, types.MappingProxyType({"Location": "http://host/?sig=5"}))
         for actual in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert (type(actual), str(actual), dict(actual.headers)) == (kind, "does not exist", {})

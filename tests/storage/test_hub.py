@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.storage import files
-from statecli.storage.hub import Place, _parse_places
+from statecli.storage.hub import HubPath, _parse_places
 
 from .hub import SIGNATURE
 from .server import After, Headers, Refuse, Times, login_page
@@ -172,7 +172,7 @@ def test_listing_with_an_invalid_next_page_is_refused(net, statecli, monkeypatch
 def test_hub_url_is_parsed(url, places):
     """URLs have HfFileSystem's syntax: kinds, revisions with a slash, repositories without an owner."""
     assert [tuple(place) for place in _parse_places(url)] == places
-    assert isinstance(_parse_places(url)[0], Place)
+    assert isinstance(_parse_places(url)[0], HubPath)
 
 
 @pytest.mark.parametrize(

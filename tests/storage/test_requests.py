@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import Archive
 
 from ..formats.msgpacks import Extension, pack
@@ -151,7 +151,7 @@ def test_central_directory_gives_the_offsets_of_torch_records(tmp_path, file_ser
     """Offsets computed from the central directory are the same as offsets from each local header."""
     path = file_server.folder / f"{name}.pt"
     torch.save([torch.zeros(size, dtype=torch.uint8), torch.ones(100_000), torch.zeros(3)], path)
-    with Source(str(path)) as local, Source(file_server.url(path.name)) as remote:
+    with ByteSource(str(path)) as local, ByteSource(file_server.url(path.name)) as remote:
         ours = {name: record.data_offset for name, record in Archive(local).records.items()}
         theirs = {name: record.data_offset for name, record in Archive(remote).records.items()}
     assert theirs == ours

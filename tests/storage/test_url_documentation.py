@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.storage import files
-from statecli.storage.limits import Settings
+from statecli.storage.limits import RequestLimits
 
 pytest.importorskip("urllib3")
 DOCUMENTS = Path(__file__).parent.parent.parent / "docs"
@@ -57,5 +57,5 @@ def test_url_is_masked_as_documented(typed, masked_url):
 def test_documented_defaults_are_true():
     """The page states the real defaults of the variables."""
     for variable, default in (("TIMEOUT", 30), ("RETRIES", 4), ("CONNECTIONS", 64)):
-        assert getattr(Settings(), variable.lower()) == default
+        assert getattr(RequestLimits(), variable.lower()) == default
         assert re.search(rf"`STATECLI_{variable}`, (?:by default )?{default}\b", PAGE)

@@ -31,7 +31,7 @@ from statecli.rules import audit_run
 from statecli.rules.dictionary import DICTIONARY
 from statecli.storage import files
 from statecli.targets.location import find_path, is_in_folder, make_relative_name, resolve_name
-from statecli.targets.target_result import Accepted, Status, TargetResult
+from statecli.targets.target_result import Accepted, TargetResult, TargetStatus
 
 SCHEMA = "statecli.baseline/2"
 #: Schema of baseline files that accept findings by name, whatever their content.
@@ -42,7 +42,7 @@ INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
 _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE))
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class BaselineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """An accepted finding, or a tensor with an accepted cause.
 
     If `content` is set, `message` is only for the reader of the file. The entry of a cause has neither.
@@ -62,7 +62,7 @@ class Baseline(msgspec.Struct, frozen=True):
     """A baseline file."""
 
     schema: str
-    findings: tuple[Entry, ...]
+    findings: tuple[BaselineEntry, ...]
 
 
 _Key = tuple[str, str, str | None, str | None, str | None, str | None]
@@ -92,7 +92,7 @@ def _group_by_module(target: TargetResult) -> dict[str, list[str]]:
     return {fqn: names for names in names_by_module.values() for fqn in names}
 
 
-def _map_causes(entries: Iterable[Entry]) -> dict[_Cause, Entry]:
+def _map_causes(entries: Iterable[BaselineEntry]) -> dict[_Cause, BaselineEntry]:
     return {
         (entry.target, entry.rule, entry.fqn): entry
         for entry in reversed(list(entries))
@@ -113,15 +113,15 @@ def _strip_target(finding: Finding) -> str:
     return finding.message.removeprefix(f"{finding.target}: ")
 
 
-def _make_entry_key(entry: Entry) -> _Key:
+def _make_entry_key(entry: BaselineEntry) -> _Key:
     content = entry.message if entry.content is None else entry.content
     return entry.target, entry.rule, entry.section, entry.fqn, entry.about, content
 
 
-def _build_entry(finding: Finding, name: str, reason: str) -> Entry:
+def _build_entry(finding: Finding, name: str, reason: str) -> BaselineEntry:
     about, content = (part if isinstance(part, str) else None for part in (finding.about, finding.content))
     message = _strip_target(finding)
-    return Entry(name, finding.rule, finding.section, finding.fqn, reason, about, message, content)
+    return BaselineEntry(name, finding.rule, finding.section, finding.fqn, reason, about, message, content)
 
 
 def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Baseline:
@@ -161,7 +161,7 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
 
 
-def _use_present_name(entry: Entry, known_rules: Collection[str]) -> Entry:
+def _use_present_name(entry: BaselineEntry, known_rules: Collection[str]) -> BaselineEntry:
     """Return the entry with the present name of its rule, unless a rule in `known_rules` has the former name."""
     present = [] if entry.rule in known_rules else list_present_names(entry.rule)
     return replace(entry, rule=present[0]) if present else entry
@@ -180,7 +180,7 @@ def join_baselines(
 
     Entries of the rules `left_out` are not returned. `plugin_rules`: see `read_baseline`.
     """
-    entries: dict[_Key, Entry] = {}
+    entries: dict[_Key, BaselineEntry] = {}
     given_paths = [path for path in paths if path is not None]
     for path in given_paths:
         for entry in read_baseline(path, plugin_rules).findings:
@@ -246,7 +246,7 @@ def _find_reason(
     return reasons_by_cause[causes[0]] if is_known else None
 
 
-def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
+def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[BaselineEntry]:
     """Return the entries of files no longer in the folders among `targets`."""
     folders = [target for target in targets if files.is_folder(target)]
     missing = {target for target in {entry.target for entry in baseline.findings} if _is_missing(target, folders)}
@@ -267,7 +267,7 @@ def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
 
 def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[str]:
     """Return the rules whose findings in the target are all known."""
-    return frozenset(target.ran if unfiltered and target.status is Status.AUDITED else ())
+    return frozenset(target.ran if unfiltered and target.status is TargetStatus.AUDITED else ())
 
 
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
@@ -291,7 +291,7 @@ def build_baseline(
     """
     old_entries = {_make_entry_key(entry): entry for entry in old.findings} if old else {}
     old_causes = _map_causes(old.findings if old else ())
-    current: dict[_Key, Entry] = {}
+    current: dict[_Key, BaselineEntry] = {}
     complete_rules: dict[str, frozenset[str]] = {}
     for target in audit.targets:
         name = make_relative_name(target.target)
@@ -299,7 +299,9 @@ def build_baseline(
         modules = _group_by_module(target)
         for finding in target.findings:
             causes = _list_causes(finding, name, modules)
-            entries = [old_causes.get(cause) or Entry(cause[0], cause[1], None, cause[2], reason) for cause in causes]
+            entries = [
+                old_causes.get(cause) or BaselineEntry(cause[0], cause[1], None, cause[2], reason) for cause in causes
+            ]
             new = {_make_entry_key(entry): entry for entry in entries}
             key = _make_key(finding, name)
             if not causes and _is_accepted(key, (key,)):
@@ -319,7 +321,7 @@ def build_baseline(
     return Baseline(SCHEMA, tuple(sorted(entries, key=_make_sort_key)))
 
 
-def _make_sort_key(entry: Entry) -> list[tuple[bool, str]]:
+def _make_sort_key(entry: BaselineEntry) -> list[tuple[bool, str]]:
     return [(part is not None, part or "") for part in _make_entry_key(entry)]
 
 

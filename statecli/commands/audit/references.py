@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
 
 
-class Side(msgspec.Struct, frozen=True):
+class ReferenceSide(msgspec.Struct, frozen=True):
     """Side of a comparison: the state; for a class its built module, for a checkpoint the versions of its files."""
 
     text: str
@@ -41,16 +41,16 @@ class Side(msgspec.Struct, frozen=True):
         return self.built_model is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
-def read_side(text: str, init_device: str | None) -> Side:
+def read_side(text: str, init_device: str | None) -> ReferenceSide:
     """Read the class or checkpoint named by the text. Raises StateError."""
     spec = load.find_class_spec(text)
     if spec is None:
         text = _find_only_model(text) if files.is_folder(text) else text
         with files.record_opened_files() as opened_files:
             state = load.read_checkpoint(text)
-        return Side(text, state, None, opened_files)
+        return ReferenceSide(text, state, None, opened_files)
     built_model = live.build.build(spec, init_device=init_device)
-    return Side(text, live.model_reader.read(built_model, text), built_model)
+    return ReferenceSide(text, live.model_reader.read(built_model, text), built_model)
 
 
 def _find_only_model(folder: str) -> str:
@@ -73,12 +73,12 @@ def _may_contain_model(path: str) -> bool:
         return isinstance(error, MalformedError)
 
 
-def compare_with_class(side: Side, model: Side) -> Diff:
+def compare_with_class(side: ReferenceSide, model: ReferenceSide) -> Diff:
     """Return the result of a strict load of the checkpoint into the class. Raises StateError."""
     return _compare(side, model, Request(side.text, model.text, values=False), target=side)
 
 
-def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Diff:
+def compare_with_checkpoint(side: ReferenceSide, reference: ReferenceSide, *, values: bool) -> Diff:
     """Return how the checkpoint differs from `reference`, with `values` also in values.
 
     Raises UsageError if the models to compare are ambiguous, and StateError.
@@ -102,7 +102,7 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired_sections else []
 
 
-def _compare(before: Side, after: Side, request: Request, *, target: Side) -> Diff:
+def _compare(before: ReferenceSide, after: ReferenceSide, request: Request, *, target: ReferenceSide) -> Diff:
     """Return the diff. Raises UnreadableError for an uncompared tensor, unless rules report the tensor.
 
     Damage in the target itself makes the target fail elsewhere; rules report inconclusive values.

@@ -11,7 +11,7 @@ from statecli.core.option_defaults import AUDIT_FAIL_ON
 from statecli.core.result_views import ResultViews
 from statecli.core.rule import Rule
 from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
-from statecli.targets.target_result import LockCount, Skipped, Status, TargetResult
+from statecli.targets.target_result import LockCount, Skipped, TargetResult, TargetStatus
 
 
 class Audit(ResultViews, msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
         counts = [target.lock_count for target in self.targets if target.lock_count is not None]
         return LockCount(sum(count.compared for count in counts), sum(count.matching for count in counts))
 
-    def count(self, status: Status) -> int:
+    def count(self, status: TargetStatus) -> int:
         """Return the number of targets with this status."""
         return sum(target.status is status for target in self.targets)
 

@@ -16,7 +16,7 @@ from statecli.commands.audit.dtype_texts import check_dtype_texts
 from statecli.commands.audit.extra_states import scan_extra_states
 from statecli.commands.audit.generator_states import check_generator_states
 from statecli.commands.audit.plugins import list_entries
-from statecli.commands.audit.references import Side
+from statecli.commands.audit.references import ReferenceSide
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
 from statecli.commands.audit.values_budget import ValuesBudget
@@ -44,7 +44,7 @@ from statecli.targets import load
 from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
 from statecli.targets.location import add_places, make_relative_name
 from statecli.targets.section_of_target import split_section
-from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult, drop_accepted
+from statecli.targets.target_result import Accepted, Skipped, TargetResult, TargetStatus, drop_accepted
 
 
 @files.read_strictly()
@@ -99,7 +99,7 @@ class _Run:
         self.model_folders = ModelFolders(as_found=request.as_found, is_locked=is_locked)
         self.module_finder = ModuleFinder(request.targets)
         self.reference = request.against or request.policy.reference
-        self.sides: dict[str, Side | StateError] = {}
+        self.sides: dict[str, ReferenceSide | StateError] = {}
         #: Folders of the models audited so far, because a walk yields a folder before its files.
         self.folders: set[str] = set()
         #: Reason by target that was not compared with a reference; None once a target was compared.
@@ -155,7 +155,7 @@ class _Run:
     def mark_compared(self, result: TargetResult) -> TargetResult:
         """Count a skipped file as checked if its content was compared with the lock, or if the file is the lock."""
         lock_file = self.request.lock_file
-        if result.status is not Status.SKIPPED:
+        if result.status is not TargetStatus.SKIPPED:
             return result
         if lock_file and files.resolve_links(result.target) == files.resolve_links(lock_file):
             return replace(result, reason="is the lock of this audit", not_checked=())
@@ -178,7 +178,7 @@ class _Run:
 
     def report_missing(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
         """Yield each missing locked target, with a finding; an existing shard is left to its model."""
-        audited = {target.target for target in targets if target.status is not Status.SKIPPED} | self.filtered_out
+        audited = {target.target for target in targets if target.status is not TargetStatus.SKIPPED} | self.filtered_out
         rule = next((rule for rule in self.rules if rule.name == lock_check.LOCK_RULE), None)
         if rule is None:
             return
@@ -191,24 +191,24 @@ class _Run:
                 continue
             finding = rule.build_finding(issue, text, self.request.severity.get(rule.name))
             reason = duplicates.get(text, "is in the lock but was not found")
-            missing = TargetResult(text, Status.SKIPPED, reason, findings=(finding,), ran=(rule.name,))
+            missing = TargetResult(text, TargetStatus.SKIPPED, reason, findings=(finding,), ran=(rule.name,))
             yield _accept_ignored(missing, self.request)
 
     def audit_pipelines(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
         """Compare the files of diffusers pipelines with the lock; their components are targets of their own."""
         rules = [rule for rule in self.rules if rule.name == lock_check.SETTINGS_RULE]
-        audited = [target.target for target in targets if target.status is not Status.SKIPPED]
+        audited = [target.target for target in targets if target.status is not TargetStatus.SKIPPED]
         try:
             subjects = list(lock_check.compare_pipelines(self.request, audited)) if rules else []
         except StateError as error:  # an unreadable folder must not lose the findings of other targets
-            yield TargetResult(self.request.targets[0], Status.FAILED, files.remove_secrets(str(error)))
+            yield TargetResult(self.request.targets[0], TargetStatus.FAILED, files.remove_secrets(str(error)))
             return
         for subject in subjects:
             result = _run_rules(subject, rules, self.request.severity)
             if subject.companions is not None:
                 self.compared_files.update(subject.companions.compared)
             reason = "is a diffusers pipeline; statecli compared the files of the pipeline with the lock"
-            yield _accept_ignored(replace(result, status=Status.SKIPPED, reason=reason), self.request)
+            yield _accept_ignored(replace(result, status=TargetStatus.SKIPPED, reason=reason), self.request)
 
     def explain_unused_reference(self, targets: Sequence[TargetResult]) -> str | None:
         """Return why --model, --against or --lock was compared with no target; None if the option was used.
@@ -295,7 +295,7 @@ class _Run:
         skip_reason = "no tensor matches the filters" if is_filtered_out else "bare pickle" if is_other_pickle else None
         return TargetResult(
             files.remove_secrets(text),
-            Status.SKIPPED if skip_reason else Status.FAILED,
+            TargetStatus.SKIPPED if skip_reason else TargetStatus.FAILED,
             files.remove_secrets(str(error)),
             findings=tuple(findings),
             ran=tuple(ran),
@@ -316,7 +316,7 @@ class _Run:
             self.folders |= {files.make_absolute(model.path) for model in self.model_folders.iter_around(text)}
         with files.record_opened_files() as opened_files:
             self.read_state = full_state = load.read_whole_checkpoint(text)
-        side = Side(text, load.select_section(full_state, text), None, opened_files)
+        side = ReferenceSide(text, load.select_section(full_state, text), None, opened_files)
         module_state = side.state if side.state.whole_modules else None
         reason = self._explain_not_compared(text, full_state)
         subject = Subject(text, self._filter(side.state, text), policy, module_state, reason, full_state)
@@ -340,7 +340,7 @@ class _Run:
             return references.explain_not_compared(state, in_model_folder=is_inside)
         return references.INSIDE_MODEL_FOLDER if is_inside and not references.is_training_step(folder) else None
 
-    def _compare(self, subject: Subject, side: Side) -> Subject:
+    def _compare(self, subject: Subject, side: ReferenceSide) -> Subject:
         policy, model = self.request.policy, self.request.model
         if subject.not_compared_because is not None:
             if self.not_compared is not None:
@@ -356,7 +356,7 @@ class _Run:
             subject = replace(subject, reference_diff=diff)
         return subject
 
-    def _get_side(self, text: str) -> Side:
+    def _get_side(self, text: str) -> ReferenceSide:
         """Read a reference once. Its error is the error of every target."""
         if text not in self.sides:
             try:
@@ -455,7 +455,7 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
     ran_lock_rule = any(rule.name == lock_check.LOCK_RULE for rule in findings_by_rule)
     return TargetResult(
         subject.target,
-        Status.FAILED if unreadable else Status.AUDITED,
+        TargetStatus.FAILED if unreadable else TargetStatus.AUDITED,
         unreadable_values.summarize_reasons(unreadable),
         format=state.format,
         tensors=len(state.tensors),

@@ -15,7 +15,7 @@ _COSINE = compile_on_use(r"cosine\s*<\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)
 FORMS = "nan, inf, 'changed GLOB' or 'cosine<0.9'"
 
 
-class Measure(str, Enum):
+class ConditionFigure(str, Enum):
     """Figure that a condition needs."""
 
     NAN = "nan"
@@ -35,14 +35,14 @@ class Condition(msgspec.Struct, frozen=True):
     """
 
     text: str
-    measure: Measure
+    measure: ConditionFigure
     glob: str | None = None
     limit: float | None = None
 
     @property
     def compares(self) -> bool:
         """True if the checkpoint is compared with the first."""
-        return self.measure in (Measure.CHANGED, Measure.COSINE)
+        return self.measure in (ConditionFigure.CHANGED, ConditionFigure.COSINE)
 
 
 def parse_condition(text: str) -> Condition:
@@ -60,14 +60,14 @@ def parse_condition(text: str) -> Condition:
                 f"{option_text}: a cosine is between -1 and 1, so the answer is the same for every checkpoint; "
                 "write another number"
             )
-        return Condition(text, Measure.COSINE, glob.strip() or None, limit)
+        return Condition(text, ConditionFigure.COSINE, glob.strip() or None, limit)
     name, _, glob = condition_text.partition(" ")
-    measure = next((measure for measure in Measure if measure.value == name.lower()), None)
-    if measure is Measure.COSINE or (measure is None and name.lower().startswith("cosine")):
+    measure = next((measure for measure in ConditionFigure if measure.value == name.lower()), None)
+    if measure is ConditionFigure.COSINE or (measure is None and name.lower().startswith("cosine")):
         raise UsageError(f"{option_text}: write a number from -1 to 1 after <, such as 'cosine<0.9'")
     if measure is None:
         raise UsageError(f"{option_text}: is not a condition; write {FORMS}")
-    if measure is Measure.CHANGED and not glob.strip():
+    if measure is ConditionFigure.CHANGED and not glob.strip():
         example = option("--condition", "changed layers.*", quoted=True)
         raise UsageError(f"{option_text}: the glob is missing; write the glob inside the quotes: {example}")
     return Condition(text, measure, glob.strip() or None)

@@ -11,7 +11,7 @@ from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 
 
-class Answer(str, Enum):
+class BisectAnswer(str, Enum):
     """`found`: the first checkpoint is known; `never`: not at the last checkpoint; `inconclusive`: unreadable."""
 
     FOUND = "found"
@@ -48,7 +48,7 @@ class Bisection(msgspec.Struct, frozen=True):
 
     target: str
     condition: str
-    answer: Answer
+    answer: BisectAnswer
     checkpoints: int
     probes: tuple[Probe, ...]
     first: Probe | None = None

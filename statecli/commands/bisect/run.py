@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.bisect import rules
-from statecli.commands.bisect.condition import Condition, Measure
-from statecli.commands.bisect.result import Answer, Bisection, Probe
+from statecli.commands.bisect.condition import Condition, ConditionFigure
+from statecli.commands.bisect.result import BisectAnswer, Bisection, Probe
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import Checkpoint, Run, order_run, order_run_by_names
 from statecli.commands.log.measure import Measured, compare_checkpoints, compute_distance, measure_checkpoint
@@ -89,7 +89,7 @@ class _Prober:
                 checkpoint.path,
                 self._cache,
                 glob=condition.glob,
-                reads_values=condition.measure is not Measure.CHANGED,
+                reads_values=condition.measure is not ConditionFigure.CHANGED,
             )
             steps = self._steps[number] = find_steps(measured.state)
             self.steps_of_path[checkpoint.path] = steps
@@ -128,12 +128,12 @@ class _Prober:
         if self._reference is None:
             self._reference = measured
             return False, "statecli compares the other checkpoints with this checkpoint"
-        if self._condition.measure is Measure.CHANGED:
+        if self._condition.measure is ConditionFigure.CHANGED:
             return self._find_changed(self._reference, measured)
         return self._compute_cosine(self._reference, measured)
 
     def _count(self, measured: Measured) -> tuple[bool, str]:
-        is_nan = self._condition.measure is Measure.NAN
+        is_nan = self._condition.measure is ConditionFigure.NAN
         names = [
             tensor.fqn
             for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True)
@@ -176,16 +176,16 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
     low, high = _find_ends(checkpoints, prober)
     notes = list(run.notes)
     if low is None or high is None:
-        return _build(request, run, prober, Answer.INCONCLUSIVE, notes)
+        return _build(request, run, prober, BisectAnswer.INCONCLUSIVE, notes)
     first, last = prober.decide(low, checkpoints[low]), prober.decide(high, checkpoints[high])
     if first.holds:
         ordinal = "first" if low == 0 else "first readable"
         text = f"the condition is already true at the {ordinal} checkpoint of the run"
         notes.append(Oddity("holds-at-first", text))
-        answer = Answer.FOUND if low == 0 else Answer.INCONCLUSIVE
+        answer = BisectAnswer.FOUND if low == 0 else BisectAnswer.INCONCLUSIVE
         return _build(request, run, prober, answer, notes, first=first, between=checkpoints[:low])
     if not last.holds:
-        answer = Answer.NEVER if high == len(checkpoints) - 1 else Answer.INCONCLUSIVE
+        answer = BisectAnswer.NEVER if high == len(checkpoints) - 1 else BisectAnswer.INCONCLUSIVE
         return _build(request, run, prober, answer, notes, last_before=last, between=checkpoints[high + 1 :])
     notes.append(Oddity("assumed-monotone", "bisect assumes that the condition stays true after it becomes true"))
     while high - low > 1:
@@ -196,7 +196,7 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
             high = middle
         else:
             low = middle
-    answer = Answer.FOUND if high - low == 1 else Answer.INCONCLUSIVE
+    answer = BisectAnswer.FOUND if high - low == 1 else BisectAnswer.INCONCLUSIVE
     sides = prober.probes[checkpoints[high].path], prober.probes[checkpoints[low].path]
     between = checkpoints[low + 1 : high]
     return _build(request, run, prober, answer, notes, first=sides[0], last_before=sides[1], between=between)
@@ -225,7 +225,7 @@ def _build(
     request: Request,
     run: Run,
     prober: _Prober,
-    answer: Answer,
+    answer: BisectAnswer,
     notes: Sequence[Oddity],
     *,
     first: Probe | None = None,
@@ -234,7 +234,7 @@ def _build(
 ) -> Bisection:
     target, text = ", ".join(request.targets), request.condition.text
     message = f"{quoting.quote(text)} is false at the last checkpoint"
-    findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
+    findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is BisectAnswer.NEVER else ()
     places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
     counter = prober.find_counter()
     if counter is not None:  # the steps are those of `statecli log`

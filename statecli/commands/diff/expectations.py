@@ -47,7 +47,7 @@ class ExpectationResults(msgspec.Struct, frozen=True):
     met: tuple[MetExpectation, ...] = ()
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ExpectationEntry(msgspec.Struct, frozen=True):
     """A compared tensor or setting, reduced to the needs of expectations.
 
     Attributes:
@@ -100,7 +100,7 @@ def iter_tensor_entries(
     *,
     sectioned: bool,
     values: bool,
-) -> Iterator[Entry]:
+) -> Iterator[ExpectationEntry]:
     """Yield an entry for each compared tensor, then for each tensor that could not be compared.
 
     `sectioned`: globs may name a tensor together with its section. `values`: False if values were not compared.
@@ -113,7 +113,7 @@ def iter_tensor_entries(
         if change.renamed_from is not None or (change.before and change.before.section != change.section):
             section = change.before.section if change.before else change.section
             sides.append(glob_names(change.renamed_from or change.fqn, section, by_section=sectioned))
-        yield Entry(
+        yield ExpectationEntry(
             change.fqn,
             change.section,
             targets[0] if removed else targets[1],
@@ -127,7 +127,7 @@ def iter_tensor_entries(
         )
     for tensor in broken_pairs:
         names = glob_names(tensor.fqn, tensor.section, by_section=sectioned)
-        yield Entry(tensor.fqn, tensor.section, targets[1], (names,), trained=None)
+        yield ExpectationEntry(tensor.fqn, tensor.section, targets[1], (names,), trained=None)
 
 
 #: Beginnings of the names of dtypes with rounded values.
@@ -233,17 +233,19 @@ def _was_trained(change: Change, values: bool) -> bool | None:
 
 def iter_setting_entries(
     changes: Iterable[ScalarChange], compared: Iterable[str], targets: tuple[str, str]
-) -> Iterator[Entry]:
+) -> Iterator[ExpectationEntry]:
     """Yield an entry for each setting that differs, then for each other setting in `compared`."""
     change_of_key = {change.key: change for change in changes}
     for key in dict.fromkeys((*change_of_key, *compared)):
         change = change_of_key.get(key)
         difference = settings.describe_setting_change(change).removeprefix(f"{key}: ") if change else ""
         is_trained = change is not None and change.status is not Status.REMOVED
-        yield Entry(key, None, targets[1], ((key,),), rules.METADATA, difference, is_trained)
+        yield ExpectationEntry(key, None, targets[1], ((key,),), rules.METADATA, difference, is_trained)
 
 
-def check_expectations(request: Request, entries: Sequence[Entry], targets: tuple[str, str]) -> ExpectationResults:
+def check_expectations(
+    request: Request, entries: Sequence[ExpectationEntry], targets: tuple[str, str]
+) -> ExpectationResults:
     """Return the failed expectations, the inconclusive globs and the met expectations.
 
     Raises:
@@ -281,7 +283,7 @@ def check_expectations(request: Request, entries: Sequence[Entry], targets: tupl
     return ExpectationResults(findings, inconclusive, met)
 
 
-def _list_met(request: Request, entries: Sequence[Entry]) -> Iterator[MetExpectation]:
+def _list_met(request: Request, entries: Sequence[ExpectationEntry]) -> Iterator[MetExpectation]:
     """Yield the met options about names, with the number of entries as evidence."""
     if request.only:
         others = [entry for entry in entries if not entry.stays_within(request.only)]
@@ -301,19 +303,19 @@ def _list_met(request: Request, entries: Sequence[Entry]) -> Iterator[MetExpecta
             )
 
 
-def _are_unchanged(entries: Sequence[Entry]) -> bool:
+def _are_unchanged(entries: Sequence[ExpectationEntry]) -> bool:
     """Return True if every entry was compared, its values too, and none differs."""
     return not any(entry.difference or entry.trained is None for entry in entries)
 
 
-def _count(entries: Sequence[Entry]) -> str:
+def _count(entries: Sequence[ExpectationEntry]) -> str:
     """Return `4 tensors`, `1 setting` or `4 tensors and 1 setting`."""
     settings_count = sum(entry.section is None for entry in entries)
     counts = ((len(entries) - settings_count, "tensor"), (settings_count, "setting"))
     return " and ".join(plural(count, noun) for count, noun in counts if count)
 
 
-def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
+def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[ExpectationEntry]) -> Iterator[Broken]:
     """Yield the globs that may match differing settings beyond the listed settings."""
     setting_rows = [entry for entry in entries if entry.section is None]
     remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
@@ -327,7 +329,7 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
             yield Broken(MORE, "", f"{remainder.target}: cannot check --must-not-change {glob!r}: {reason}")
 
 
-def _require_matches(request: Request, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
+def _require_matches(request: Request, entries: Sequence[ExpectationEntry], targets: tuple[str, str]) -> None:
     options = (
         ("--may-change", request.only),
         ("--must-not-change", request.frozen),
@@ -342,7 +344,9 @@ def _require_matches(request: Request, entries: Sequence[Entry], targets: tuple[
                 raise NothingMatched(f"{option(flag, glob, quoted=True)}: {problem}")
 
 
-def _build_unchanged_finding(glob: str, matching_entries: Sequence[Entry], targets: tuple[str, str]) -> Finding:
+def _build_unchanged_finding(
+    glob: str, matching_entries: Sequence[ExpectationEntry], targets: tuple[str, str]
+) -> Finding:
     message = (
         f"--must-change {glob!r}: no matching tensor changed: {list_names([entry.name for entry in matching_entries])}"
     )
@@ -352,7 +356,7 @@ def _build_unchanged_finding(glob: str, matching_entries: Sequence[Entry], targe
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 
-def _build_inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
+def _build_inconclusive_glob(glob: str, not_compared: Sequence[ExpectationEntry]) -> Broken:
     first = not_compared[0]
     names = list_names([entry.name for entry in not_compared])
     reason = f"the values of {names} were not compared, and no other matching tensor changed"

@@ -25,7 +25,7 @@ from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections, 
 from statecli.core.rule import Rule
 from statecli.core.units import plural
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
-from statecli.live.load_state_dict_api import Answer, Entries
+from statecli.live.load_state_dict_api import Entries, LoadReport
 
 if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
@@ -271,7 +271,7 @@ class _Load:
 
     # --- objections of the class ------------------------------------------------------------------------------------
 
-    def iter_findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
+    def iter_findings(self, answer: LoadReport, ignore: Sequence[Field]) -> Iterator[Finding]:
         """Yield the objections of the class, in the order and the words of `classify_by_model` if present there."""
         # An entry that replaces a dropped tie would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
@@ -323,7 +323,7 @@ class _Load:
 
     # --- entries that the class loads in its own way ----------------------------------------------------------------
 
-    def iter_notes(self, answer: Answer) -> Iterator[Oddity]:
+    def iter_notes(self, answer: LoadReport) -> Iterator[Oddity]:
         """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
@@ -348,7 +348,7 @@ class _Load:
                 f"statecli did not test whether set_extra_state accepts {list_names(answer.extra)}",
             )
 
-    def _describe_transformers(self, answer: Answer) -> Iterator[Oddity]:
+    def _describe_transformers(self, answer: LoadReport) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
             message = f"{target} lacks {list_names(answer.unsaved)}, which {model} does not save or does not require"
@@ -371,19 +371,19 @@ class _Load:
                 f"{model} that they become",
             )
 
-    def _list_filled(self, answer: Answer) -> list[str]:
+    def _list_filled(self, answer: LoadReport) -> list[str]:
         expected = [
             name for name, row in self.registered.items() if row.is_in_state_dict and name not in self.entry_names
         ]
         converted = (name for names in answer.converted.values() for name in names)
         return _exclude(expected, (*answer.missing, *answer.unsaved, *converted))
 
-    def _list_taken_over(self, answer: Answer) -> list[str]:
+    def _list_taken_over(self, answer: LoadReport) -> list[str]:
         names = [name for name in self.entry_names if name not in self.registered and name not in answer.extra]
         reported = (*answer.unexpected, *answer.unread, *answer.converted)
         return [self._stored_names.get(name, name) for name in _exclude(names, reported)]
 
-    def _list_adapted(self, answer: Answer) -> list[str]:
+    def _list_adapted(self, answer: LoadReport) -> list[str]:
         refused_names = [name for name, _ in answer.refused if name]
         return _exclude(filter(self._is_of_another_shape, self.tensors), (*answer.mismatched, *refused_names))
 

@@ -11,7 +11,7 @@ from statecli.commands.explain.result import Explanation
 from statecli.core.compared_fields import Field as Field
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
-from statecli.core.quantized_layout_names import Layout
+from statecli.core.quantized_layout_names import QuantizedLayout
 from statecli.core.result_views import ResultViews
 from statecli.values.delta import CompareOptions, Delta
 
@@ -85,7 +85,7 @@ class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         has_channel_factors: The error is measured after a factor for each input channel, as in AWQ and SmoothQuant.
     """
 
-    layout: Layout
+    layout: QuantizedLayout
     dtype: str
     shape: tuple[int, ...]
     codes: str

@@ -17,7 +17,7 @@ from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import Step, apply_steps, find_steps
-from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
+from statecli.commands.explain.result import NO_CODE, Cause, CauseEvidence, Diagnosis
 from statecli.commands.explain.source import ModelEntries, read_entries
 from statecli.commands.explain.wrong_value_risks import list_doubts_about_rest
 from statecli.core import quoting
@@ -35,7 +35,7 @@ _WEIGHT_NORM = compile_on_use(r"parametrizations\.(\w+)\.original([01])$")
 _GAINS = ("g", "v")
 
 
-class Subject(msgspec.Struct, frozen=True):
+class LoadSubject(msgspec.Struct, frozen=True):
     """A class and a checkpoint: the class's state_dict by name, its module, and the entries to load."""
 
     model: ModelState
@@ -45,15 +45,15 @@ class Subject(msgspec.Struct, frozen=True):
     registered: dict[str, TensorInfo]
 
 
-def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> Subject | None:
+def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> LoadSubject | None:
     """Return the two sides; None if the checkpoint has no model."""
     rows = (row for row in model.tensors if row.kind in REGISTERED_KINDS and row.is_in_state_dict)
     registered = {row.fqn: row for row in rows}
     entries = read_entries(checkpoint, list(registered))
-    return None if entries is None else Subject(model, built_model, checkpoint, entries, registered)
+    return None if entries is None else LoadSubject(model, built_model, checkpoint, entries, registered)
 
 
-def is_loaded_as_is(subject: Subject) -> bool:
+def is_loaded_as_is(subject: LoadSubject) -> bool:
     """Return True if `model.load_state_dict(torch.load(file, weights_only=True))` works, or that of safetensors."""
     source = subject.entries.source
     has_plain_source = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
@@ -61,7 +61,7 @@ def is_loaded_as_is(subject: Subject) -> bool:
     return is_plain and load_as_is(subject.entries, subject.built_model).is_accepted
 
 
-def _list_codes(subject: Subject) -> list[TensorInfo]:
+def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
     """Return the tensors of whole numbers that the class registers as floating-point: codes of unknown scales."""
     return [
         row
@@ -72,7 +72,7 @@ def _list_codes(subject: Subject) -> list[TensorInfo]:
     ]
 
 
-def diagnose(subject: Subject) -> Diagnosis:
+def diagnose(subject: LoadSubject) -> Diagnosis:
     """Return the causes, and the lines that load the checkpoint with the result of their proof."""
     special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built_model)
     if special is not None:
@@ -83,7 +83,7 @@ def diagnose(subject: Subject) -> Diagnosis:
             f"{plural(len(codes), 'tensor')} of {codes[0].dtype}, which {subject.model.target} registers as "
             "floating-point: load_state_dict would copy the quantized values as if they were weights"
         )
-        evidence = Evidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
+        evidence = CauseEvidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
         return Diagnosis((evidence,), proof=f"{NO_CODE}: the scales of the quantized values are not known")
     matching = _match(subject)
     matched_count = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
@@ -92,7 +92,7 @@ def diagnose(subject: Subject) -> Diagnosis:
     return _explain_computed_weights(subject, matching) or _build_diagnosis(subject, matching)
 
 
-def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis | None:
+def _explain_computed_weights(subject: LoadSubject, matching: Matching) -> Diagnosis | None:
     """Return the diagnosis if one side has parts of weights that are whole on the other: no renaming helps."""
     pairs = matching.pairs | matching.mismatched
     computed_weights = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
@@ -113,12 +113,12 @@ def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis
                 if weights is computed_weights.in_file
                 else f"load the file first, then apply {functions} to the modules"
             )
-            evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
+            evidence = CauseEvidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
             return Diagnosis((evidence,), proof=f"{NO_CODE}; {advice}")
     return None
 
 
-def _match(subject: Subject) -> Matching:
+def _match(subject: LoadSubject) -> Matching:
     stored_names = {_join_weight_norm(row.fqn): row.fqn for row in subject.entries.rows}
     registered_names = {_join_weight_norm(name): name for name in subject.registered}
     if len(stored_names) < len(subject.entries.rows) or len(registered_names) < len(subject.registered):
@@ -180,7 +180,7 @@ def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
-def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
+def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
     pairs = matching.pairs | matching.mismatched
     names = {name: _choose_new_name(name, registered) for name, registered in pairs.items()}
     steps = find_steps(names, matching.unexpected)
@@ -194,7 +194,7 @@ def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
             "turn the names of the file into the names of the class"
         )
         example = next(f"{a} → {b}" for a, b in names.items() if a != b)
-        return Diagnosis((Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
+        return Diagnosis((CauseEvidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
     initial = (*matching.mismatched.values(), *matching.missing)
     unused = (*matching.mismatched, *matching.unexpected)
     dropped_names = [apply_steps(steps, name) for name in unused]
@@ -227,7 +227,7 @@ def _choose_new_name(name: str, registered: str) -> str:
     return registered if _WEIGHT_NORM.search(name) else _join_weight_norm(registered)
 
 
-def _is_in_order(subject: Subject, matching: Matching) -> bool:
+def _is_in_order(subject: LoadSubject, matching: Matching) -> bool:
     is_complete = len(matching.pairs) == len(subject.entries.rows)
     return is_complete and list(matching.pairs.values()) == list(subject.registered)
 
@@ -237,7 +237,7 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def _judge(
-    diagnosis: Diagnosis, subject: Subject, matching: Matching, result: LoadResult, doubt_about_model: str
+    diagnosis: Diagnosis, subject: LoadSubject, matching: Matching, result: LoadResult, doubt_about_model: str
 ) -> Diagnosis:
     """Return the diagnosis with the result of the proof."""
     if result.error:
@@ -263,7 +263,7 @@ def _judge(
     return replace(diagnosis, proved=True, proof=strict + unique)
 
 
-def _list_doubts(subject: Subject, matching: Matching) -> Iterable[str]:
+def _list_doubts(subject: LoadSubject, matching: Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
     tied_names = (name for name, _ in matching.ties)
     undecided = list_undecided_pairs(replace(matching, missing=(*matching.missing, *tied_names)))
@@ -307,7 +307,7 @@ def _describe_objections(result: LoadResult) -> str:
 # --- the causes ------------------------------------------------------------------------------------------------------
 
 
-def _list_causes(subject: Subject, matching: Matching, steps: Sequence[Step] | None) -> tuple[Evidence, ...]:
+def _list_causes(subject: LoadSubject, matching: Matching, steps: Sequence[Step] | None) -> tuple[CauseEvidence, ...]:
     names = list(matching.pairs | matching.mismatched)
     return (
         *special_files.list_file_causes(subject.checkpoint, subject.entries),
@@ -318,16 +318,16 @@ def _list_causes(subject: Subject, matching: Matching, steps: Sequence[Step] | N
     )
 
 
-def _list_ties(matching: Matching) -> Iterable[Evidence]:
+def _list_ties(matching: Matching) -> Iterable[CauseEvidence]:
     if matching.ties:
         name, tied_name = matching.ties[0]
         message = (
             f"{plural(len(matching.ties), 'name')} of tied weights left out: {name} shares the storage of {tied_name}"
         )
-        yield Evidence(Cause.TIED, message, len(matching.ties), f"{name} = {tied_name}")
+        yield CauseEvidence(Cause.TIED, message, len(matching.ties), f"{name} = {tied_name}")
 
 
-def _list_shapes(subject: Subject, matching: Matching) -> Iterable[Evidence]:
+def _list_shapes(subject: LoadSubject, matching: Matching) -> Iterable[CauseEvidence]:
     rows = {row.fqn: row for row in subject.entries.rows}
     transposed, mismatched = matching.transposed, matching.mismatched
     for cause, pairs, description in (
@@ -337,17 +337,17 @@ def _list_shapes(subject: Subject, matching: Matching) -> Iterable[Evidence]:
         if pairs:
             stored_name, name = next(iter(pairs.items()))
             shapes = f"{list(rows[stored_name].shape or ())} → {list(subject.registered[name].shape or ())}"
-            yield Evidence(cause, f"{description}, such as {name}", len(pairs), f"{name}: {shapes}")
+            yield CauseEvidence(cause, f"{description}, such as {name}", len(pairs), f"{name}: {shapes}")
 
 
-def _list_parts(subject: Subject, matching: Matching) -> Iterable[Evidence]:
+def _list_parts(subject: LoadSubject, matching: Matching) -> Iterable[CauseEvidence]:
     target = subject.model.target
     if names := matching.missing:
         message = f"the file lacks {plural(len(names), 'tensor')} of {target}: {_list_modules(names)}"
-        yield Evidence(Cause.OTHER_PART, message, len(names), names[0])
+        yield CauseEvidence(Cause.OTHER_PART, message, len(names), names[0])
     if names := matching.unexpected:
         message = f"the file has {plural(len(names), 'tensor')} that {target} does not have: {_list_modules(names)}"
-        yield Evidence(Cause.OTHER_PART, message, len(names), names[0])
+        yield CauseEvidence(Cause.OTHER_PART, message, len(names), names[0])
 
 
 def _list_modules(names: Sequence[str]) -> str:
@@ -358,7 +358,7 @@ def _list_modules(names: Sequence[str]) -> str:
     return f"{', '.join(modules[:MAX_EXAMPLES])}{remainder_text}"
 
 
-def _diagnose_other_model(subject: Subject, matched_count: int) -> Diagnosis:
+def _diagnose_other_model(subject: LoadSubject, matched_count: int) -> Diagnosis:
     total = len(subject.registered)
     message = (
         f"only {matched_count} of the {plural(total, 'tensor')} of {subject.model.target} match a tensor of "
@@ -366,4 +366,4 @@ def _diagnose_other_model(subject: Subject, matched_count: int) -> Diagnosis:
         "another model"
     )
     example = f"{subject.entries.names[0]}, {next(iter(subject.registered), 'no tensor')}"
-    return Diagnosis((Evidence(Cause.OTHER_MODEL, message, matched_count, example),), proof=NO_CODE)
+    return Diagnosis((CauseEvidence(Cause.OTHER_MODEL, message, matched_count, example),), proof=NO_CODE)

@@ -12,13 +12,13 @@ from statecli.commands.explain.recipe import Loader, Recipe
 from statecli.commands.explain.source import ModelEntries
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
-from statecli.live.load_state_dict_api import Answer, Entries
+from statecli.live.load_state_dict_api import Entries, LoadReport
 
 
 class LoadResult(msgspec.Struct, frozen=True):
     """Answer of the class to a load; `error` if its code failed on tensors without values: then nothing is known."""
 
-    answer: Answer = Answer()
+    answer: LoadReport = LoadReport()
     error: str = ""
 
     @property

@@ -26,7 +26,7 @@ class Loader(Enum):
     DCP = "torch.distributed.checkpoint.load"
 
 
-class Source(msgspec.Struct, frozen=True):
+class StateDictSource(msgspec.Struct, frozen=True):
     """The files of a checkpoint, and the keys from the loaded object to the state_dict.
 
     `pattern`: a glob of exactly these files, for several files. `allowed`: classes that `weights_only=True` must allow.
@@ -102,7 +102,7 @@ class Recipe(msgspec.Struct, frozen=True):
         transposed: Parameters of the class whose matrix is transposed: all parameters with exchanged rows and columns.
     """
 
-    source: Source
+    source: StateDictSource
     model: ModelCode | None = None
     steps: tuple[Step, ...] = ()
     in_order: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ def _format_tuple(texts: Sequence[str], *, always: bool = False) -> str:
     return f"({', '.join(map(format_text, texts))}{',' if len(texts) == 1 else ''})"
 
 
-def _format_source(source: Source) -> list[str]:
+def _format_source(source: StateDictSource) -> list[str]:
     if source.loader is Loader.DCP:
         return _format_dcp_folder(source)
     keys = "".join(f"[{format_text(key) if isinstance(key, str) else key}]" for key in source.keys)
@@ -233,7 +233,7 @@ def _format_source(source: Source) -> list[str]:
     return [*lines, f"state = {load.format(format_text(source.files[0]))}{keys}{suffix}"]
 
 
-def _format_dcp_folder(source: Source) -> list[str]:
+def _format_dcp_folder(source: StateDictSource) -> list[str]:
     """Return the lines to read the tensors below the keys: their names in the folder begin with the keys."""
     folder, prefix = format_text(source.files[0]), format_text("".join(f"{key}." for key in source.keys))
     test = f" and name.startswith({prefix})" if source.keys else ""

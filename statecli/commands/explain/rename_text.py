@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from statecli.commands.explain.renaming import Step, Substitution
-from statecli.commands.explain.result import Cause, Evidence
+from statecli.commands.explain.result import Cause, CauseEvidence
 from statecli.core.units import plural
 
 
-def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) -> Iterator[Evidence]:
+def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) -> Iterator[CauseEvidence]:
     """Yield the effects of steps on names of a checkpoint: prefixes, the form of weight_norm, and other names."""
     current = {name: name for name in names}
     texts: list[str] = []
@@ -34,12 +34,12 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
                 f"the file stores weight_norm as a parametrization (original0, original1), but {model} uses the "
                 "older weight_norm"
             )
-            yield Evidence(Cause.WEIGHT_NORM, message, len(renamed_names), example)
+            yield CauseEvidence(Cause.WEIGHT_NORM, message, len(renamed_names), example)
         else:
             message = (
                 f"{plural(len(renamed_names), 'name')} differ{'s' * (len(renamed_names) == 1)}: {', '.join(texts)}"
             )
-            yield Evidence(Cause.RENAMED, message, len(renamed_names), example)
+            yield CauseEvidence(Cause.RENAMED, message, len(renamed_names), example)
 
 
 def _is_prefix(step: Step) -> bool:
@@ -50,7 +50,7 @@ def _is_prefix(step: Step) -> bool:
     return not step.new and step.old.startswith("_")
 
 
-def _describe_prefix(step: Step, changed_names: Sequence[str], total: int, model: str, example: str) -> Evidence:
+def _describe_prefix(step: Step, changed_names: Sequence[str], total: int, model: str, example: str) -> CauseEvidence:
     assert isinstance(step, Substitution)  # noqa: S101 - checked by _is_prefix
     count = "all" if len(changed_names) == total else f"{len(changed_names):,} of"
     names = f"{count} {plural(total, 'name')}"
@@ -60,7 +60,7 @@ def _describe_prefix(step: Step, changed_names: Sequence[str], total: int, model
         message = f"{names} have the prefix {step.old!r}, which {model} does not have"
     else:
         message = f"{names} contain {step.old!r} of a wrapper; the names of {model} do not"
-    return Evidence(Cause.PREFIX, message, len(changed_names), example)
+    return CauseEvidence(Cause.PREFIX, message, len(changed_names), example)
 
 
 def _describe_step(step: Step) -> str:

@@ -9,9 +9,9 @@ from itertools import combinations, islice, product
 from msgspec.structs import replace
 
 from statecli import live
-from statecli.commands.explain.diagnose import Subject, build_subject, diagnose
+from statecli.commands.explain.diagnose import LoadSubject, build_subject, diagnose
 from statecli.commands.explain.model_code import change_argument, list_integer_arguments
-from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.commands.explain.result import Cause, CauseEvidence, Diagnosis
 from statecli.commands.explain.source import get_last_parts
 from statecli.core.errors import ModelError, UsageError
 from statecli.live.spec import ModelSpec
@@ -22,7 +22,7 @@ MAX_BUILDS = 12
 Change = tuple[str, int, int]
 
 
-def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
+def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None:
     """Return the diagnosis with other arguments of the class, if a strict load then takes the whole checkpoint."""
     causes = {evidence.cause for evidence in diagnosis.causes}
     if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
@@ -40,7 +40,7 @@ def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
     return None
 
 
-def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
+def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
     """Yield arguments whose value is a size of the class that the checkpoint has another size for, likeliest first."""
     sizes = _count_sizes(subject)
     for name, value in list_integer_arguments(spec, subject.built_model.loaded):
@@ -49,7 +49,7 @@ def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
                 yield name, value, new
 
 
-def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
+def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
     """Count the differing sizes, (class, checkpoint): dimensions of tensors of the same name, numbers of layers."""
     counts: Counter[tuple[int, int]] = Counter()
     tails: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
@@ -69,7 +69,7 @@ def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
     return counts
 
 
-def _list_other_sizes(subject: Subject) -> Iterator[tuple[int, int]]:
+def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
     """Yield the differing sizes between tensors on a single side, of the same last component."""
     names = set(subject.entries.names)
     missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
@@ -97,7 +97,7 @@ def _count_children(names: Iterable[str]) -> dict[str, int]:
     return {module: len(module_numbers) for module, module_numbers in numbers.items()}
 
 
-def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagnosis | None:
+def _try(subject: LoadSubject, spec: ModelSpec, changes: Sequence[Change]) -> Diagnosis | None:
     for name, _, value in changes:
         spec = change_argument(spec, subject.built_model.loaded, name, value)
     try:
@@ -115,4 +115,4 @@ def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagno
     depth = all(new in _count_children(subject.entries.names).values() for _, _, new in changes)
     cause = Cause.DEPTH if depth else Cause.WIDTH
     message = f"the saved model was built with other arguments than {subject.model.target}: {', '.join(texts)}"
-    return replace(diagnosis, causes=(Evidence(cause, message, len(changes), texts[0]), *diagnosis.causes))
+    return replace(diagnosis, causes=(CauseEvidence(cause, message, len(changes), texts[0]), *diagnosis.causes))

@@ -50,7 +50,7 @@ class Cause(str, Enum):
     OTHER_NAMES = "other-names"
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class CauseEvidence(msgspec.Struct, frozen=True):
     """A cause in one line, with its number of names.
 
     `example` is a name or shape on each side: `module.embed.weight → embed.weight`.
@@ -78,7 +78,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         warnings: Why the loaded model differs from the saved model: weights or random values that are initial values.
     """
 
-    causes: tuple[Evidence, ...]
+    causes: tuple[CauseEvidence, ...]
     code: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
     strict: bool = True

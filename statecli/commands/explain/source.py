@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli import formats, live
-from statecli.commands.explain.recipe import Loader, Source
+from statecli.commands.explain.recipe import Loader, StateDictSource
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, NoteKind, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import is_copy, list_model_sections, select_loaded_sections
@@ -38,7 +38,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
     rows: tuple[TensorInfo, ...]
     section: str
     state_dict: StateDict
-    source: Source | None
+    source: StateDictSource | None
     refused: tuple[str, ...] = ()
     is_average: bool = False
     rivals: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def get_last_parts(name: str) -> tuple[str, ...]:
 
 def _find_source(
     state: ModelState, rows: Sequence[TensorInfo], state_dict: StateDict, refused_names: Sequence[str]
-) -> Source | None:
+) -> StateDictSource | None:
     path = split_section(state.target)[0]
     if not os.path.exists(path) or state.traits.has_own_loader or state.traits.is_program:
         return None
@@ -128,13 +128,13 @@ def _find_source(
 
 def _find_dcp_folder(
     path: str, state: ModelState, rows: Sequence[TensorInfo], keys: tuple[str | int, ...]
-) -> Source | None:
+) -> StateDictSource | None:
     """Return the folder, if a single metadata file lists its tensors and only these rows begin with the keys."""
     prefix = "".join(f"{key}." for key in keys)
     paths = ((name := _join_keys(tensor.fqn), f"{tensor.section}.{name}") for tensor in state.tensors)
     is_exact = sum(any(name.startswith(prefix) for name in names) for names in paths) == len(rows)
     is_whole = os.path.isfile(os.path.join(path, METADATA)) and not any(row.damage for row in rows)
-    return Source((path,), Loader.DCP, keys) if is_exact and is_whole else None
+    return StateDictSource((path,), Loader.DCP, keys) if is_exact and is_whole else None
 
 
 def _join_keys(name: str) -> str:
@@ -144,13 +144,13 @@ def _join_keys(name: str) -> str:
 
 def _merge(
     paths: tuple[str, ...], loader: Loader, keys: tuple[str | int, ...], allowed_names: tuple[str, ...]
-) -> Source | None:
+) -> StateDictSource | None:
     if len(paths) == 1:
-        return Source(paths, loader, keys, "", allowed_names)
+        return StateDictSource(paths, loader, keys, "", allowed_names)
     folder = os.path.dirname(paths[0])
     for pattern in _propose_patterns(folder, paths):
         if set(glob.glob(pattern)) == set(paths):
-            return Source(paths, loader, keys, pattern, allowed_names)
+            return StateDictSource(paths, loader, keys, pattern, allowed_names)
     return None
 
 

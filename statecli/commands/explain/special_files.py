@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.recipe import Loader
-from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
+from statecli.commands.explain.result import NO_CODE, Cause, CauseEvidence, Diagnosis
 from statecli.commands.explain.source import ModelEntries
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
@@ -83,7 +83,7 @@ def _diagnose_adapter(
     is_only_adapter = len(adapter) == len(names)
     description = f"the file has a LoRA adapter {'without' if is_only_adapter else 'and'} the base model"
     message = f"{description}: {plural(len(adapter), 'tensor')} of {len(names)}"
-    evidence = Evidence(Cause.ADAPTER, message, len(adapter), adapter[0])
+    evidence = CauseEvidence(Cause.ADAPTER, message, len(adapter), adapter[0])
     folder = _find_folder(state, "adapter_config.json")
     if folder is None or not is_only_adapter:
         reason = (
@@ -105,7 +105,7 @@ def _diagnose_adapter(
 
 def _diagnose_quantized(state: ModelState, names: Sequence[str], library: str) -> Diagnosis:
     message = QuantizedNames(list(names), library).describe()
-    evidence = Evidence(Cause.QUANTIZED, message, len(names), names[0])
+    evidence = CauseEvidence(Cause.QUANTIZED, message, len(names), names[0])
     folder = _find_folder(state, CONFIG)
     if folder is None:
         return Diagnosis((evidence,), proof=f"{NO_CODE}; in the class, use the layers of {library}")
@@ -127,25 +127,31 @@ def diagnose_without_model(state: ModelState) -> Diagnosis:
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
     contents = f"no tensors of a model, only tensors of kind: {', '.join(kinds)}" if state.tensors else "no tensors"
     message = f"{state.target} contains {contents}"
-    evidence = Evidence(Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else "")
+    evidence = CauseEvidence(
+        Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else ""
+    )
     return Diagnosis((evidence,), proof=f"{NO_CODE}; give the file that contains the model")
 
 
-def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evidence]:
+def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[CauseEvidence]:
     """Yield the causes that the file shows: keys around the state_dict, an average, a pickled module, other classes."""
     source = entries.source
     if source is not None and source.loader is Loader.MODULE:
-        yield Evidence(Cause.WHOLE_MODULE, f"{state.target} is a pickled module, not a state_dict", len(entries.rows))
+        yield CauseEvidence(
+            Cause.WHOLE_MODULE, f"{state.target} is a pickled module, not a state_dict", len(entries.rows)
+        )
     elif entries.state_dict.keys:
         keys = "".join(f"[{key!r}]" for key in entries.state_dict.keys)
         message = f"{state.target} has the state_dict under the key {keys}"
         example = keys if state.traits.is_loaded_by_dcp else f"torch.load(…){keys}"
-        yield Evidence(Cause.NESTED, message, len(entries.rows), example)
+        yield CauseEvidence(Cause.NESTED, message, len(entries.rows), example)
     if entries.is_average:
         message = f"the weights in {entries.section} are an average (EMA)"
-        yield Evidence(Cause.AVERAGED, message, len(entries.rows), entries.section)
+        yield CauseEvidence(Cause.AVERAGED, message, len(entries.rows), entries.section)
     elif "n_averaged" in entries.names:
-        yield Evidence(Cause.AVERAGED, "the weights are an average (AveragedModel)", len(entries.rows), "n_averaged")
+        yield CauseEvidence(
+            Cause.AVERAGED, "the weights are an average (AveragedModel)", len(entries.rows), "n_averaged"
+        )
     if entries.refused and not entries.state_dict.is_module:
         message = f"torch.load(weights_only=True) refuses {quoting.names(entries.refused)} in {state.target}"
-        yield Evidence(Cause.UNSAFE_FILE, message, 0, entries.refused[0])
+        yield CauseEvidence(Cause.UNSAFE_FILE, message, 0, entries.refused[0])

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import align_names
-from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, Recipe, Rest, Source
+from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, Recipe, Rest, StateDictSource
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import apply_steps, find_steps
-from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence, Explanation
+from statecli.commands.explain.result import NO_CODE, Cause, CauseEvidence, Diagnosis, Explanation
 from statecli.commands.explain.source import PLAIN_CLASSES
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
@@ -69,7 +69,7 @@ def _read_keys(text: str) -> Diagnosis | None:
     if nested is not None:
         others = f", next to {plural(len(unexpected) - 1, 'other key')}" if len(unexpected) > 1 else ""
         message = f"the loaded object has the state_dict under the key {nested!r}{others}"
-        evidence = Evidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
+        evidence = CauseEvidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
         return _build((evidence,), Recipe(_find_source(text, (nested,))))
     return _recognize_names(model, missing, unexpected) or _explain_names(text, model, missing, unexpected, mismatched)
 
@@ -78,17 +78,17 @@ def _recognize_names(model: str, missing: Sequence[str], unexpected: Sequence[st
     """Return the diagnosis of a quantised file, a quantised class or an adapter, which no renaming loads."""
     quantized = special_files.find_quantized_names(unexpected)
     if quantized is not None:
-        evidence = Evidence(Cause.QUANTIZED, quantized.describe(), len(quantized.names), quantized.names[0])
+        evidence = CauseEvidence(Cause.QUANTIZED, quantized.describe(), len(quantized.names), quantized.names[0])
         return Diagnosis((evidence,), proof=f"{NO_CODE}; in the class, use the layers of {quantized.library}")
     quantized = special_files.find_quantized_names(missing)
     if quantized is not None:
         message = f"{model} has quantized layers ({quantized.library}), and the checkpoint has other weights"
-        evidence = Evidence(Cause.QUANTIZED, message, len(quantized.names), quantized.names[0])
+        evidence = CauseEvidence(Cause.QUANTIZED, message, len(quantized.names), quantized.names[0])
         return Diagnosis((evidence,), proof=f"{NO_CODE}; load the file into {model} without quantized layers")
     adapter = special_files.list_adapter_names(unexpected)
     if adapter:
         message = f"the checkpoint has a LoRA adapter: {plural(len(adapter), 'tensor')} such as {adapter[0]}"
-        evidence = Evidence(Cause.ADAPTER, message, len(adapter), adapter[0])
+        evidence = CauseEvidence(Cause.ADAPTER, message, len(adapter), adapter[0])
         return Diagnosis((evidence,), proof=f"{NO_CODE}; load the adapter with PEFT (PeftModel.from_pretrained)")
     return None
 
@@ -123,7 +123,9 @@ def _explain_names(
         shapes = f"{list(stored_shape)} in the checkpoint, {list(registered_shape)} in {model}"
         message = f"{plural(len(mismatched), 'tensor')} of another shape, such as {name}: {shapes}"
         causes.append(
-            Evidence(Cause.WIDTH, message, len(mismatched), f"{name}: {list(stored_shape)} → {list(registered_shape)}")
+            CauseEvidence(
+                Cause.WIDTH, message, len(mismatched), f"{name}: {list(stored_shape)} → {list(registered_shape)}"
+            )
         )
     missing_names = missing if steps is None else alignment.missing
     # torch does not report missing counters of batch norm, because the layer fills them in.
@@ -142,7 +144,7 @@ def _explain_names(
     ):
         if names:
             message = f"{description}: {quoting.names(names)}"
-            causes.append(Evidence(Cause.OTHER_PART, message, len(names), names[0]))
+            causes.append(CauseEvidence(Cause.OTHER_PART, message, len(names), names[0]))
     steps = steps or ()
     dropped_names = [apply_steps(steps, name) for name in (*mismatched, *extra_names)]
     # The text does not list the fitting names, so a prefix may also be the prefix of a fitting name.
@@ -152,13 +154,13 @@ def _explain_names(
     return _build(tuple(causes), Recipe(_find_source(text), None, steps, (), left_out, (), initial))
 
 
-def _find_source(text: str, keys: tuple[str | int, ...] = ()) -> Source:
+def _find_source(text: str, keys: tuple[str | int, ...] = ()) -> StateDictSource:
     match = _FILE.search(text)
     path = match[2] if match else "checkpoint.pt"
-    return Source((path,), Loader.SAFETENSORS if path.endswith(".safetensors") else Loader.TORCH, keys)
+    return StateDictSource((path,), Loader.SAFETENSORS if path.endswith(".safetensors") else Loader.TORCH, keys)
 
 
-def _build(causes: tuple[Evidence, ...], recipe: Recipe) -> Diagnosis:
+def _build(causes: tuple[CauseEvidence, ...], recipe: Recipe) -> Diagnosis:
     return Diagnosis(
         causes,
         recipe.format_code(),
@@ -182,12 +184,12 @@ def _read_refused_names(text: str) -> Diagnosis | None:
     if not names:
         return None
     message = f"torch.load(weights_only=True) refuses {quoting.names(names)} in the file"
-    evidence = Evidence(Cause.UNSAFE_FILE, message, len(names), names[0])
+    evidence = CauseEvidence(Cause.UNSAFE_FILE, message, len(names), names[0])
     if not set(names) <= PLAIN_CLASSES:
         advice = "scan the file with statecli audit before you allow these names or use weights_only=False"
         return Diagnosis((evidence,), proof=f"no safe code; {advice}")
     source = _find_source(text)
-    return _build((evidence,), Recipe(Source(source.files, source.loader, (), "", tuple(names))))
+    return _build((evidence,), Recipe(StateDictSource(source.files, source.loader, (), "", tuple(names))))
 
 
 _AGAIN = "download or copy the file again, and compare the size with the size at the source"
@@ -245,9 +247,9 @@ def _read_file_errors(text: str) -> Diagnosis | None:
         match = re.search(error.pattern, text)
         if match is None:
             continue
-        evidence = Evidence(error.cause, error.message, 0, match[0])
+        evidence = CauseEvidence(error.cause, error.message, 0, match[0])
         if error.cause is Cause.WHOLE_MODULE:
-            source = Source(_find_source(text).files, Loader.MODULE)
+            source = StateDictSource(_find_source(text).files, Loader.MODULE)
             return _build((evidence,), Recipe(source))
         return Diagnosis((evidence,), proof=f"{NO_CODE}; {error.advice}")
     return None

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from statecli.commands.fix.source import Changes, NoEdit, Source, get_instance_name, is_attribute, join_changes
+from statecli.commands.fix.source import Changes, NoEdit, ParsedFile, get_instance_name, is_attribute, join_changes
 from statecli.live.attribute_source import find_torch_nn_name
 
 
-def _find_registration(source: Source, name: str, line: int) -> tuple[cst.Call, cst.FunctionDef, str]:
+def _find_registration(source: ParsedFile, name: str, line: int) -> tuple[cst.Call, cst.FunctionDef, str]:
     """Return the call of register_buffer on a line, its method, and the method's name for the instance."""
     for call in source.find(cst.Call, line):
         method = source.find_around(call, cst.FunctionDef)
@@ -24,7 +24,7 @@ def _find_registration(source: Source, name: str, line: int) -> tuple[cst.Call, 
     raise NoEdit(f'the line has no call of the form self.register_buffer("{name}", tensor)')
 
 
-def make_parameter(source: Source, name: str, line: int, filename: str) -> Iterator[Changes]:
+def make_parameter(source: ParsedFile, name: str, line: int, filename: str) -> Iterator[Changes]:
     """Yield the change of a buffer that requires grad to a parameter of the same name. Raises NoEdit."""
     call, _, instance = _find_registration(source, name, line)
     statement = source.get_parent(call)
@@ -60,7 +60,7 @@ _LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwarg
     super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)"""
 
 
-def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
+def store_real_parts(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of a complex buffer to a real buffer that older state_dicts can load into. Raises NoEdit."""
     call, method, _ = _find_registration(source, name, line)
     owner = source.find_class(call)

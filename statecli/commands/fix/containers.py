@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from statecli.commands.fix.init_edits import Assigned, add_property
-from statecli.commands.fix.source import Changes, NoEdit, Source, get_instance_name
+from statecli.commands.fix.source import Changes, NoEdit, ParsedFile, get_instance_name
 
 
-def build_container_property(source: Source, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
+def build_container_property(source: ParsedFile, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
     """Return the change that adds a property with all buffers of the container. Raises NoEdit."""
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
@@ -23,7 +23,7 @@ def build_container_property(source: Source, assigned: Assigned, name: str, name
     return add_property(source, assigned.owner, name, text)
 
 
-def _check_not_changed(source: Source, assigned: Assigned, name: str) -> None:
+def _check_not_changed(source: ParsedFile, assigned: Assigned, name: str) -> None:
     """Raise NoEdit if the class changes the container: a property returns a new container each time."""
     for node in source.find(cst.Attribute, within=assigned.owner.body):
         if node.attr.value != name or source.find_around(node, cst.FunctionDef) is None:
@@ -43,7 +43,7 @@ _CHANGING_METHODS = frozenset(
 )
 
 
-def _is_dict(source: Source, value: cst.BaseExpression, names: Sequence[str]) -> bool:
+def _is_dict(source: ParsedFile, value: cst.BaseExpression, names: Sequence[str]) -> bool:
     if isinstance(value, (cst.Dict, cst.DictComp)) or source.format(value).startswith("dict("):
         return True
     return any("['" in entry or '["' in entry for entry in names)
@@ -74,7 +74,7 @@ def _count_items_of_iterable(value: cst.BaseExpression) -> int | None:
     return _count_items(value)
 
 
-def _format_dict(source: Source, value: cst.BaseExpression, name: str, instance: str) -> str:
+def _format_dict(source: ParsedFile, value: cst.BaseExpression, name: str, instance: str) -> str:
     elements = value.elements if isinstance(value, cst.Dict) else ()
     keys = [item.key for item in elements if isinstance(item, cst.DictElement)]
     if isinstance(value, cst.Dict) and len(keys) == len(elements):

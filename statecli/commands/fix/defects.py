@@ -23,7 +23,7 @@ from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW
 from statecli.core.units import plural
 
 
-class Cause(Enum):
+class DefectCause(Enum):
     """The part of the code for an edit to change."""
 
     UNREGISTERED = "unregistered"
@@ -50,7 +50,7 @@ class Defect(msgspec.Struct, frozen=True):
         proofs: The failed proofs.
     """
 
-    cause: Cause
+    cause: DefectCause
     rule: str
     names: tuple[str, ...]
     file: str
@@ -93,7 +93,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
     row = rows.get(names[0]) if names else None
     origin = row.origin if row is not None else (first.origin or None)
     cause = _choose_cause(findings, row)
-    is_registration = cause is Cause.UNREGISTERED and row is not None
+    is_registration = cause is DefectCause.UNREGISTERED and row is not None
     rule = _choose_registration_rule([rows[name] for name in names]) if is_registration else first.rule
     message = first.message
     if len(names) > 1:
@@ -118,38 +118,38 @@ def _choose_registration_rule(rows: list[TensorInfo]) -> str:
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name
 
 
-def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
+def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> DefectCause:
     return next(
-        (cause for cause, applies in _CAUSES if any(applies(finding, row) for finding in findings)), Cause.OTHER
+        (cause for cause, applies in _CAUSES if any(applies(finding, row) for finding in findings)), DefectCause.OTHER
     )
 
 
 #: Rules about a tensor that forward created for another device or dtype.
 _CACHE_RULES = frozenset((LEFT_BEHIND.name, KEEPS_DTYPE.name, DEVICE_MISMATCH.name))
 #: Causes with a test of a finding and its row; the first cause whose test holds is chosen.
-_CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
-    (Cause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),
+_CAUSES: tuple[tuple[DefectCause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
+    (DefectCause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),
     (
-        Cause.CACHED_BY_FORWARD,
+        DefectCause.CACHED_BY_FORWARD,
         lambda finding, row: (
             row is not None and row.kind is Kind.UNREGISTERED and row.appeared and finding.rule in _CACHE_RULES
         ),
     ),
-    (Cause.UNREGISTERED, lambda _, row: row is not None and row.kind is Kind.UNREGISTERED),
+    (DefectCause.UNREGISTERED, lambda _, row: row is not None and row.kind is Kind.UNREGISTERED),
     (
-        Cause.BUFFER_WITH_GRAD,
+        DefectCause.BUFFER_WITH_GRAD,
         lambda finding, row: finding.rule == NOT_IN_OPTIMIZER.name and row is not None and row.kind is Kind.BUFFER,
     ),
     (
-        Cause.CUT_GRAPH,
+        DefectCause.CUT_GRAPH,
         lambda finding, _: finding.rule == NO_GRADIENT.name and NO_PATH in finding.message,
     ),
     (
-        Cause.COMPLEX_BUFFER,
+        DefectCause.COMPLEX_BUFFER,
         lambda finding, row: finding.rule == IMAGINARY_LOST.name and row is not None and row.kind is Kind.BUFFER,
     ),
     (
-        Cause.CREATED_IN_FORWARD,
+        DefectCause.CREATED_IN_FORWARD,
         lambda finding, _: finding.rule == DEVICE_MISMATCH.name and finding.fqn is None and bool(finding.origin),
     ),
 )

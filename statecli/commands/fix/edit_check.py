@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from statecli.commands.fix.defects import Cause, Defect, find_defects
+from statecli.commands.fix.defects import Defect, DefectCause, find_defects
 from statecli.commands.fix.measure import Measurement
 from statecli.commands.fix.result import ProofChange
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
@@ -19,13 +19,13 @@ from statecli.core.units import join_names
 _EARLY_STOPPING_PROOFS = frozenset((Name.FORWARD, Name.STEP))
 #: Proofs that an edit must repair if they failed, by cause. Edits of other causes must repair all failed proofs.
 _PROOFS_BY_CAUSE = {
-    Cause.UNREGISTERED: frozenset((Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD, Name.MATERIALIZE)),
-    Cause.CUT_GRAPH: frozenset((Name.STEP,)),
+    DefectCause.UNREGISTERED: frozenset((Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD, Name.MATERIALIZE)),
+    DefectCause.CUT_GRAPH: frozenset((Name.STEP,)),
 }
 _BAD_VERDICTS = (Verdict.FAILED, Verdict.INCONCLUSIVE)
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class EditVerdict(msgspec.Struct, frozen=True):
     """Result of an edit: `reason` why the edit is refused, "" for a kept edit; new names of the state_dict."""
 
     reason: str = ""
@@ -34,15 +34,15 @@ class Judgement(msgspec.Struct, frozen=True):
 
 def judge(
     defects: Sequence[Defect], before: Measurement, after: Measurement, old: Measurement, repaired: Iterable[str]
-) -> Judgement:
+) -> EditVerdict:
     """Judge an edit of the defects.
 
     `before` is the measurement without the edit, `old` the measurement of the user's files. `repaired`: names of all
     defects repaired so far, which may be new in the state_dict.
     """
-    named = Names(name for defect in defects for name in defect.names)
+    named = TensorNames(name for defect in defects for name in defect.names)
     revealed = {name for defect in defects for name in _list_revealed(defect, after.verification)}
-    allowed_names = Names((*named.names, *repaired))
+    allowed_names = TensorNames((*named.names, *repaired))
     reason = (
         _find_remaining(defects, after)
         or _find_worse_proof(before.verification, after.verification, named, revealed)
@@ -50,7 +50,7 @@ def judge(
         or _describe_load(after, allowed_names)
         or _describe_output(old, after)
     )
-    return Judgement(reason, after.load.missing)
+    return EditVerdict(reason, after.load.missing)
 
 
 def compare_proofs(defect: Defect, after: Measurement) -> tuple[ProofChange, ...]:
@@ -69,7 +69,7 @@ def normalize(name: str) -> str:
 _SEPARATORS = compile_on_use(r"[\W_]+")
 
 
-class Names:
+class TensorNames:
     """Names of tensors, also as edits spell them: `blocks.0.weight` for `blocks[0].weight`, or with another key."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -86,7 +86,7 @@ def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
     """Return names below a container that became a module: unregistered in their own modules, for another edit."""
     if defect.rule != UNREGISTERED_MODULE.name:
         return set()
-    named = Names(defect.names)
+    named = TensorNames(defect.names)
     rows = {row.fqn: row for row in verification.state.tensors}
     failed_names = {finding.fqn for check in verification.checks for finding in check.findings if finding.fqn in named}
     return {
@@ -104,7 +104,7 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
     if not defect.names:
         has_same_defect = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
         return Verdict.FAILED if has_same_defect else Verdict.PASSED
-    named, revealed = Names(defect.names), _list_revealed(defect, verification)
+    named, revealed = TensorNames(defect.names), _list_revealed(defect, verification)
     defect_verdicts = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
     verdicts = {verdict for name, verdict in defect_verdicts.items() if name not in revealed}
     return next((verdict for verdict in _BAD_VERDICTS if verdict in verdicts), Verdict.PASSED)
@@ -130,12 +130,12 @@ def _find_remaining(defects: Sequence[Defect], after: Measurement) -> str:
     changes = [(defect, change) for defect in defects for change in compare_proofs(defect, after)]
     for defect, change in changes:
         if change.proof in _PROOFS_BY_CAUSE.get(defect.cause, Name) and change.after is not Verdict.PASSED:
-            result = _describe(change.after, change.proof, after.verification, Names(defect.names))
+            result = _describe(change.after, change.proof, after.verification, TensorNames(defect.names))
             return f"with the fix, the check {change.proof.value} {result}"
     return "" if any(change.after is Verdict.PASSED for _, change in changes) else "no failed check passes with the fix"
 
 
-def _describe(verdict: Verdict, proof: Name, verification: Verification, named: Names | None = None) -> str:
+def _describe(verdict: Verdict, proof: Name, verification: Verification, named: TensorNames | None = None) -> str:
     check = next((check for check in verification.checks if check.check is proof), None)
     findings = check.findings if check is not None else ()
     about = [finding for finding in findings if named is None or finding.fqn in named] or findings
@@ -144,7 +144,7 @@ def _describe(verdict: Verdict, proof: Name, verification: Verification, named: 
     return f"{text}: {finding}" if finding else text
 
 
-def _find_worse_proof(before: Verification, after: Verification, named: Names, revealed: set[str]) -> str:
+def _find_worse_proof(before: Verification, after: Verification, named: TensorNames, revealed: set[str]) -> str:
     old_checks = {check.check: check for check in before.checks}
     for check in after.checks:
         old = old_checks[check.check]
@@ -183,7 +183,7 @@ def _find_lost_attribute(old: Measurement, after: Measurement) -> str:
     return ""
 
 
-def _describe_load(after: Measurement, allowed_names: Names) -> str:
+def _describe_load(after: Measurement, allowed_names: TensorNames) -> str:
     if after.load.error:
         return after.load.error
     unknown = [name for name in after.load.missing if name not in allowed_names]

@@ -11,7 +11,7 @@ from statecli.commands.fix.init_edits import Assigned, find_assigned
 from statecli.commands.fix.source import (
     Changes,
     NoEdit,
-    Source,
+    ParsedFile,
     get_instance_name,
     is_attribute,
     join_changes,
@@ -27,7 +27,7 @@ _FACTORIES = frozenset(
 )
 
 
-def list_input_devices(source: Source, method: cst.FunctionDef) -> list[str]:
+def list_input_devices(source: ParsedFile, method: cst.FunctionDef) -> list[str]:
     """Return `x.device` for each argument of a function that may be a tensor, the likely arguments first."""
     parameters = (*method.params.posonly_params, *method.params.params)
     is_method = source.find_around(method, cst.ClassDef) is not None and not any(
@@ -46,7 +46,7 @@ def _is_tensor(parameter: cst.Param) -> bool:
     return re.search(r"\bTensor\b", cst.Module([]).code_for_node(parameter.annotation.annotation)) is not None
 
 
-def add_device(source: Source, line: int) -> Iterator[Changes]:
+def add_device(source: ParsedFile, line: int) -> Iterator[Changes]:
     """Yield the changes that create the tensors of a line on the device of an input. Raises NoEdit."""
     calls = [
         call
@@ -67,7 +67,7 @@ def add_device(source: Source, line: int) -> Iterator[Changes]:
         yield {call: [_add_keyword(source, call, f"device={device}")] for call in calls}
 
 
-def _add_keyword(source: Source, call: cst.Call, code: str) -> cst.Call:
+def _add_keyword(source: ParsedFile, call: cst.Call, code: str) -> cst.Call:
     parsed_call = source.parse_expression(f"f({code})")
     assert isinstance(parsed_call, cst.Call)  # noqa: S101 - from the code above
     if not call.args:
@@ -93,7 +93,7 @@ def _find_comma_between(call: cst.Call) -> cst.Comma | None:
     return cst.Comma(whitespace_after=before) if isinstance(before, cst.ParenthesizedWhitespace) else None
 
 
-def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes]:
+def recreate_on_device(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of a cache: forward creates the tensor again on another device. Raises NoEdit."""
     assigned = find_assigned(source, name, line)
     condition = source.find_around(assigned.node, cst.If)
@@ -124,7 +124,7 @@ def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes
 
 
 def _recreate_with_dtype(
-    source: Source, assigned: Assigned, name: str, device: str, test: cst.BaseExpression
+    source: ParsedFile, assigned: Assigned, name: str, device: str, test: cst.BaseExpression
 ) -> Iterator[Changes]:
     """Yield the change that creates the tensor again for another device or dtype of the input."""
     condition, value = source.find_around(assigned.node, cst.If), assigned.value
@@ -140,7 +140,7 @@ def _recreate_with_dtype(
     }
 
 
-def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
+def move_where_read(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of `self.name` to `self.name.to(x.device)` in the methods with a read. Raises NoEdit."""
     assigned = find_assigned(source, name, line)
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
@@ -159,7 +159,7 @@ def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
     yield changes
 
 
-def keep_graph(source: Source, layers: Sequence[str], line: int) -> Iterator[Changes]:
+def keep_graph(source: ParsedFile, layers: Sequence[str], line: int) -> Iterator[Changes]:
     """Yield the changes that take `.detach()` off the result of a layer, if only a running average needs the call.
 
     A buffer that forward updates in place still gets the value without its graph. `layers`: the attributes that lead to
@@ -185,7 +185,7 @@ def keep_graph(source: Source, layers: Sequence[str], line: int) -> Iterator[Cha
 
 
 def _find_detached(
-    source: Source, layer: str, within: cst.CSTNode | None = None
+    source: ParsedFile, layer: str, within: cst.CSTNode | None = None
 ) -> Iterator[tuple[cst.Call, cst.FunctionDef]]:
     """Yield the calls of detach() on values that a layer gives, each with its method."""
     for call in source.find(cst.Call, within=within):
@@ -199,7 +199,7 @@ def _find_detached(
             yield call, method
 
 
-def _find_only_user(source: Source, attribute: str, line: int) -> cst.ClassDef | None:
+def _find_only_user(source: ParsedFile, attribute: str, line: int) -> cst.ClassDef | None:
     """Return the class of a line if the class has the attribute, else the only class of the file with the attribute."""
     users: dict[int, cst.ClassDef] = {}
     for node in source.find(cst.Attribute):
@@ -211,14 +211,14 @@ def _find_only_user(source: Source, attribute: str, line: int) -> cst.ClassDef |
     return next(iter(users.values())) if len(users) == 1 else None
 
 
-def _describe_choice(source: Source, call: cst.Call, layer: str, instance: str) -> str:
+def _describe_choice(source: ParsedFile, call: cst.Call, layer: str, instance: str) -> str:
     return (
         f"line {source.get_line(call)} detaches the result of {layer}: to freeze {layer}, call "
         f"{instance}.{layer}.requires_grad_(False) in __init__; to train {layer}, remove .detach()"
     )
 
 
-def _detach_in_updates(source: Source, method: cst.FunctionDef, name: str, instance: str) -> Changes:
+def _detach_in_updates(source: ParsedFile, method: cst.FunctionDef, name: str, instance: str) -> Changes:
     """Return the change of `self.mean.lerp_(name…)` to `self.mean.lerp_(name.detach()…)`."""
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for call in source.find(cst.Call, within=method.body):

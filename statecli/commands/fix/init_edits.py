@@ -13,7 +13,7 @@ import msgspec
 from statecli.commands.fix.source import (
     Changes,
     NoEdit,
-    Source,
+    ParsedFile,
     Statement,
     add_blank_line,
     get_instance_name,
@@ -45,7 +45,7 @@ class Assigned(msgspec.Struct, frozen=True):
         return self.node.value
 
 
-def find_assigned(source: Source, name: str, line: int) -> Assigned:
+def find_assigned(source: ParsedFile, name: str, line: int) -> Assigned:
     """Return the assignment of the attribute on a line. Raises NoEdit for anything but a plain assignment."""
     assignments: list[cst.Assign | cst.AnnAssign] = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
     for node in (*assignments, *source.find(cst.AugAssign, line)):
@@ -67,7 +67,7 @@ def _names(target: cst.BaseExpression, name: str) -> bool:
 # --- statements -------------------------------------------------------------------------------------------------------
 
 
-def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
+def replace_statement(source: ParsedFile, assigned: Assigned, code: str) -> Changes:
     """Return the change of the assignment to other statements, which may include the rest of the line."""
     if code.startswith("for ") and "\n" in code:
         head, _, body = code.rpartition("\n")
@@ -133,7 +133,7 @@ def _declare_type(assigned: Assigned, new: list[Statement]) -> list[Statement]:
     return [declaration, first.with_changes(leading_lines=()), *new[1:]]
 
 
-def parse_with_value(source: Source, code: str, assigned: Assigned) -> list[Statement]:
+def parse_with_value(source: ParsedFile, code: str, assigned: Assigned) -> list[Statement]:
     """Return the statements of code, with the assigned value in place of VALUE."""
     statements = source.parse_statements(code)
     if VALUE_PLACEHOLDER not in code:
@@ -155,7 +155,7 @@ def remove_statement(assigned: Assigned) -> Changes:
     return {assigned.node: []}
 
 
-def append_to_init(source: Source, owner: cst.ClassDef, method: cst.FunctionDef | None, code: str) -> Changes:
+def append_to_init(source: ParsedFile, owner: cst.ClassDef, method: cst.FunctionDef | None, code: str) -> Changes:
     """Return the change that adds statements at the end of the constructor."""
     method = method or source.find_method(owner, "__init__")
     if method is None:
@@ -170,14 +170,14 @@ def _describe_one_line_body(name: str) -> str:
     return f"the body of {name} is on its first line; put the body on separate lines"
 
 
-def insert_after_line(source: Source, assigned: Assigned, code: str) -> Changes:
+def insert_after_line(source: ParsedFile, assigned: Assigned, code: str) -> Changes:
     """Return the change that adds statements after the assignment."""
     if not isinstance(assigned.line, cst.SimpleStatementLine):
         raise NoEdit(SHARED_LINE_REASON)
     return {assigned.line: [assigned.line, *source.parse_statements(source.indent(code))]}
 
 
-def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
+def insert_after_super(source: ParsedFile, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
     """Return the change that moves an assignment behind `super().__init__()`, in another form."""
     if removed.method is None and _is_read_from_class(source, owner, removed):
         raise NoEdit(
@@ -195,7 +195,7 @@ def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: 
     return {**remove_statement(removed), anchor: [anchor, *new]}
 
 
-def _is_read_from_class(source: Source, owner: cst.ClassDef, removed: Assigned) -> bool:
+def _is_read_from_class(source: ParsedFile, owner: cst.ClassDef, removed: Assigned) -> bool:
     """Return True for `Net.table`, or a plain `table` in the body of the class."""
     names = {target.value for target in list_targets(removed.node) if isinstance(target, cst.Name)}
     in_body = any(
@@ -221,7 +221,7 @@ def _calls_super(line: cst.BaseStatement) -> bool:
     return any(isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__" for call in calls)
 
 
-def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Sequence[Statement]) -> cst.BaseSuite:
+def _add_init(source: ParsedFile, owner: cst.ClassDef, removed: Assigned, new: Sequence[Statement]) -> cst.BaseSuite:
     if not isinstance(owner.body, cst.IndentedBlock):
         raise NoEdit(_describe_one_line_body(owner.name.value))
     code = source.indent("def __init__(self, *args, **kwargs):\n    super().__init__(*args, **kwargs)")
@@ -245,7 +245,7 @@ def _is_docstring(line: cst.BaseStatement) -> bool:
     return isinstance(statement, cst.Expr) and isinstance(statement.value, (cst.SimpleString, cst.ConcatenatedString))
 
 
-def add_import(source: Source, code: str) -> Changes:
+def add_import(source: ParsedFile, code: str) -> Changes:
     """Return the change that adds an import below the last import at the top of the file."""
     imports = [line for line in source.module.body if _is_import(line)]
     if not imports:
@@ -261,7 +261,7 @@ def _is_import(line: cst.CSTNode) -> bool:
 
 
 def add_property(
-    source: Source, owner: cst.ClassDef, name: str, value: str, *, replaced: Assigned | None = None, kind: str = ""
+    source: ParsedFile, owner: cst.ClassDef, name: str, value: str, *, replaced: Assigned | None = None, kind: str = ""
 ) -> Changes:
     """Return the change that adds a property after the constructor, with the comments of the replaced statement.
 
@@ -298,7 +298,7 @@ def add_property(
     return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
 
 
-def _is_assigned_from_outside(source: Source, name: str) -> bool:
+def _is_assigned_from_outside(source: ParsedFile, name: str) -> bool:
     """Return True for `model.name = …` in a function or at the top of the file, but not for `self.name = …`."""
     for node in source.find(cst.Attribute):
         parent = source.get_parent(node)
@@ -313,7 +313,7 @@ def _is_assigned_from_outside(source: Source, name: str) -> bool:
     return False
 
 
-def express_with_attributes(source: Source, assigned: Assigned) -> str:
+def express_with_attributes(source: ParsedFile, assigned: Assigned) -> str:
     """Return the assigned value in terms of the module's attributes and of global names.
 
     A local name is replaced by the attribute that holds its value. Raises NoEdit if no attribute does.
@@ -351,14 +351,14 @@ class _ValueReplacer(cst.CSTTransformer):
         return self._find_value(original_node) or updated_node
 
 
-def _is_read(source: Source, node: cst.Name) -> bool:
+def _is_read(source: ParsedFile, node: cst.Name) -> bool:
     parent = source.get_parent(node)
     if isinstance(parent, cst.Attribute) and parent.attr is node:
         return False
     return not (isinstance(parent, cst.Arg) and parent.keyword is node)
 
 
-def _is_local(source: Source, method: cst.FunctionDef, name: str) -> bool:
+def _is_local(source: ParsedFile, method: cst.FunctionDef, name: str) -> bool:
     if any(parameter.name.value == name for parameter in source.find(cst.Param, within=method.params)):
         return True
     targets: list[cst.BaseExpression] = [target.target for target in source.find(cst.AssignTarget, within=method.body)]
@@ -369,7 +369,7 @@ def _is_local(source: Source, method: cst.FunctionDef, name: str) -> bool:
     return any(part.value == name for target in plain_targets for part in source.find(cst.Name, within=target))
 
 
-def _is_global(source: Source, name: str) -> bool:
+def _is_global(source: ParsedFile, name: str) -> bool:
     definition = rf"(?m)^(?:from|import|def|class|async def)\b.*\b{name}\b|^{name}\b\s*[:=]"
     if re.search(definition, source.module.code) is not None:
         return True
@@ -377,7 +377,9 @@ def _is_global(source: Source, name: str) -> bool:
     return any(part.value == name for line in imports for part in source.find(cst.Name, within=line))
 
 
-def _find_attribute_of(source: Source, method: cst.FunctionDef, name: str, instance: str, assigned: Assigned) -> str:
+def _find_attribute_of(
+    source: ParsedFile, method: cst.FunctionDef, name: str, instance: str, assigned: Assigned
+) -> str:
     """Return the attribute that holds the value of a local name: assigned, or registered as buffer or parameter."""
     for node in source.find(cst.Assign, within=method.body):
         value = node.value
@@ -396,11 +398,11 @@ def _find_attribute_of(source: Source, method: cst.FunctionDef, name: str, insta
     raise NoEdit(f"the value uses {name}, a local variable of {method.name.value} that no attribute stores")
 
 
-def _is_parameter_call(source: Source, call: cst.Call) -> bool:
+def _is_parameter_call(source: ParsedFile, call: cst.Call) -> bool:
     return bool(call.args) and source.format(call.func).rpartition(".")[2] == "Parameter"
 
 
-def list_assignments(source: Source, owner: cst.ClassDef, name: str) -> list[cst.CSTNode]:
+def list_assignments(source: ParsedFile, owner: cst.ClassDef, name: str) -> list[cst.CSTNode]:
     """Return the statements in the methods of a class that assign `self.name`."""
     statements: list[cst.CSTNode] = []
     for kind in (cst.Assign, cst.AnnAssign, cst.AugAssign):

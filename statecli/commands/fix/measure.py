@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LoadResult:
+class OldStateLoad:
     """Result of loading the old state_dict: missing names, or why the load failed."""
 
     missing: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Measurement:
     copy: ProjectCopy
     entries: dict[str, Any] = field(default_factory=dict)
     output: tuple[torch.Tensor, ...] | None = None
-    load: LoadResult = LoadResult()
+    load: OldStateLoad = OldStateLoad()
     attributes: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ def measure(
 
 def _measure_instance(
     subject: ModelUnderTest, old: Measurement | None
-) -> tuple[dict[str, Any], tuple[torch.Tensor, ...] | None, LoadResult]:
+) -> tuple[dict[str, Any], tuple[torch.Tensor, ...] | None, OldStateLoad]:
     """Return the state_dict, the output of forward, and the result of loading the old state_dict."""
     import torch
 
@@ -78,8 +78,8 @@ def _measure_instance(
         with subject.user_code("saving the model"), torch.no_grad():
             entries = {name: _clone(value) for name, value in module.state_dict().items()}
     except ModelError as error:
-        return {}, None, LoadResult(error=str(error))
-    load = LoadResult() if old is None else _load(subject, module, old.entries)
+        return {}, None, OldStateLoad(error=str(error))
+    load = OldStateLoad() if old is None else _load(subject, module, old.entries)
     output: tuple[torch.Tensor, ...] | None = None
     if subject.inputs is not None and not load.error:
         with suppress(ModelError):
@@ -101,7 +101,7 @@ def _clone(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str, Any]) -> LoadResult:
+def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str, Any]) -> OldStateLoad:
     """Load the old entries as `load_state_dict(strict=True)` does, except for names that the entries lack."""
     import torch
 
@@ -109,10 +109,10 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
         with subject.user_code("loading the old state_dict"), torch.no_grad():
             result = module.load_state_dict({name: _clone(value) for name, value in entries.items()}, strict=False)
     except ModelError as error:
-        return LoadResult(error=str(error))
+        return OldStateLoad(error=str(error))
     if result.unexpected_keys:
         name = result.unexpected_keys[0]
-        return LoadResult(error=f"the fixed class does not accept the entry {name} of older state_dicts")
+        return OldStateLoad(error=f"the fixed class does not accept the entry {name} of older state_dicts")
     loaded_state = module.state_dict()
     for name, value in entries.items():
         if (
@@ -120,8 +120,8 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
             and value.device.type == "cpu"
             and not _is_restored(value, loaded_state[name])
         ):
-            return LoadResult(error=f"the fixed class does not restore the entry {name} of older state_dicts")
-    return LoadResult(tuple(result.missing_keys))
+            return OldStateLoad(error=f"the fixed class does not restore the entry {name} of older state_dicts")
+    return OldStateLoad(tuple(result.missing_keys))
 
 
 def _is_restored(value: torch.Tensor, loaded_value: torch.Tensor) -> bool:

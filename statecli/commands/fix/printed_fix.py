@@ -19,7 +19,7 @@ from statecli.commands.fix.init_edits import VALUE_PLACEHOLDER, Assigned, find_a
 from statecli.commands.fix.source import (
     Changes,
     NoEdit,
-    Source,
+    ParsedFile,
     get_instance_name,
     is_attribute,
     join_changes,
@@ -28,7 +28,7 @@ from statecli.commands.fix.source import (
 from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
 
-def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequence[str]) -> Changes:
+def apply_code(source: ParsedFile, text: str, attribute: str, line: int, names: Sequence[str]) -> Changes:
     """Return the changes of a fix with code. Raises NoEdit."""
     assigned = find_assigned(source, attribute, line)
     # A value of several lines keeps its own nodes, with comments and indentation.
@@ -58,7 +58,7 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
     return changes
 
 
-def get_value_text(source: Source, assigned: Assigned) -> str:
+def get_value_text(source: ParsedFile, assigned: Assigned) -> str:
     """Return the text of the assigned expression in the form of the printed fix: without parentheses."""
     code = source.module.code.replace("\r\n", "\n")
     line = source.get_line(assigned.node)
@@ -68,7 +68,7 @@ def get_value_text(source: Source, assigned: Assigned) -> str:
     return ""
 
 
-def _has_other_branch(source: Source, assigned: Assigned, name: str) -> bool:
+def _has_other_branch(source: ParsedFile, assigned: Assigned, name: str) -> bool:
     """Return True if the method has another assignment of the attribute, as in `else:`, of more than None."""
     if assigned.method is None:
         return False
@@ -81,7 +81,7 @@ def _has_other_branch(source: Source, assigned: Assigned, name: str) -> bool:
     return any(value not in ("None", "[]", "{}", "list()", "dict()") for value in values)
 
 
-def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: str, value_text: str) -> Changes:
+def _register_at_end(source: ParsedFile, fix: PrintedFix, assigned: Assigned, name: str, value_text: str) -> Changes:
     """Return the change that registers the attribute at the end of the method, after every branch."""
     instance = get_instance_name(assigned.method) if assigned.method is not None else "self"
     is_container = re.search(r"\.(Module|Parameter)(List|Dict)\(", fix.code) is not None
@@ -92,7 +92,7 @@ def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: 
     return init_edits.append_to_init(source, assigned.owner, assigned.method, fix.code.replace(present, value))
 
 
-def _put_code(source: Source, fix: PrintedFix, assigned: Assigned) -> Changes:
+def _put_code(source: ParsedFile, fix: PrintedFix, assigned: Assigned) -> Changes:
     owner = assigned.owner
     if fix.find_comment(AT_END_OF_INIT.strip()) or fix.find_comment("# at the end of __post_init__:"):
         return init_edits.append_to_init(source, owner, assigned.method, fix.code)
@@ -116,7 +116,7 @@ def _delete_class_attribute(owner: cst.ClassDef, name: str) -> Changes:
     )
 
 
-def _list_reads(source: Source, assigned: Assigned, name: str) -> list[cst.Attribute]:
+def _list_reads(source: ParsedFile, assigned: Assigned, name: str) -> list[cst.Attribute]:
     """Return each `self.name` in the class, except targets of assignments."""
     reads = []
     for node in source.find(cst.Attribute, within=assigned.owner.body):
@@ -128,7 +128,7 @@ def _list_reads(source: Source, assigned: Assigned, name: str) -> list[cst.Attri
     return reads
 
 
-def _iterate_items(source: Source, assigned: Assigned, name: str) -> Changes:
+def _iterate_items(source: ParsedFile, assigned: Assigned, name: str) -> Changes:
     """Return the change of `for key, module in self.name` to `self.name.items()`."""
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in _list_reads(source, assigned, name):
@@ -139,7 +139,7 @@ def _iterate_items(source: Source, assigned: Assigned, name: str) -> Changes:
     return changes
 
 
-def _rename_keys(source: Source, assigned: Assigned, name: str, code: str) -> Changes:
+def _rename_keys(source: ParsedFile, assigned: Assigned, name: str, code: str) -> Changes:
     """Return the change of `self.name[key]` to the key of the new container."""
     formula = re.search(r"Dict\(\{(str\(k\).+?): v for k, v in ", code)
     if formula is None:
@@ -155,14 +155,14 @@ def _rename_keys(source: Source, assigned: Assigned, name: str, code: str) -> Ch
     return changes
 
 
-def _format_key(source: Source, key: cst.BaseExpression, formula: str) -> str:
+def _format_key(source: ParsedFile, key: cst.BaseExpression, formula: str) -> str:
     if isinstance(key, (cst.Integer, cst.SimpleString)):
         text = str(key.evaluated_value).replace(".", "_") + ("_" if formula.endswith("'_'") else "")
         return f'"{text}"' if text.isidentifier() or text.isalnum() else repr(text)
     return formula.replace("str(k)", f"str({source.format(key)})")
 
 
-def _convert_operands(source: Source, assigned: Assigned, name: str) -> Changes:
+def _convert_operands(source: ParsedFile, assigned: Assigned, name: str) -> Changes:
     """Return the change of `a_list + self.name` to `a_list + list(self.name)`."""
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in _list_reads(source, assigned, name):

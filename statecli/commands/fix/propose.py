@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import libcst as cst
 
 from statecli.commands.fix import buffer_edits, forward_edits, init_edits, printed_fix
-from statecli.commands.fix.defects import Cause, Defect
+from statecli.commands.fix.defects import Defect, DefectCause
 from statecli.commands.fix.fix_text import BY_HAND_REASON, read_fix
 from statecli.commands.fix.init_edits import Assigned, find_assigned
 from statecli.commands.fix.source import (
     Changes,
     NoEdit,
-    Source,
+    ParsedFile,
     get_instance_name,
     is_attribute,
     join_changes,
@@ -46,25 +46,25 @@ def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]
         yield edited
 
 
-def _list_comments(source: Source) -> set[str]:
+def _list_comments(source: ParsedFile) -> set[str]:
     return {comment.value for comment in source.find(cst.Comment)}
 
 
-def _propose_changes(defect: Defect, source: Source, filename: str) -> Iterator[Changes]:
+def _propose_changes(defect: Defect, source: ParsedFile, filename: str) -> Iterator[Changes]:
     attribute = _get_attribute(defect)
-    if defect.cause is Cause.CREATED_IN_FORWARD:
+    if defect.cause is DefectCause.CREATED_IN_FORWARD:
         return forward_edits.add_device(source, defect.line)
-    if defect.cause is Cause.CACHED_BY_FORWARD:
+    if defect.cause is DefectCause.CACHED_BY_FORWARD:
         return forward_edits.recreate_on_device(source, attribute, defect.line)
-    if defect.cause is Cause.CUT_GRAPH:
+    if defect.cause is DefectCause.CUT_GRAPH:
         return forward_edits.keep_graph(source, _list_layers(defect), defect.line)
-    if defect.cause is Cause.BUFFER_WITH_GRAD:
+    if defect.cause is DefectCause.BUFFER_WITH_GRAD:
         return buffer_edits.make_parameter(source, attribute, defect.line, filename)
-    if defect.cause is Cause.COMPLEX_BUFFER:
+    if defect.cause is DefectCause.COMPLEX_BUFFER:
         return buffer_edits.store_real_parts(source, attribute, defect.line)
-    if defect.cause is Cause.STALE_VIEW:
+    if defect.cause is DefectCause.STALE_VIEW:
         return _replace_view(source, attribute, defect.line)
-    if defect.cause is Cause.UNREGISTERED:
+    if defect.cause is DefectCause.UNREGISTERED:
         return _register(defect, source, attribute, filename)
     raise NoEdit(f"statecli has no fix for the rule {defect.rule}")
 
@@ -86,7 +86,7 @@ def _list_layers(defect: Defect) -> list[str]:
     return name.split(".")[-2::-1] or [name]
 
 
-def _register(defect: Defect, source: Source, attribute: str, filename: str) -> Iterator[Changes]:
+def _register(defect: Defect, source: ParsedFile, attribute: str, filename: str) -> Iterator[Changes]:
     """Yield the changes of an unregistered tensor, by the fix that statecli prints."""
     fix = read_fix(defect.fix)
     if fix.code:
@@ -105,7 +105,7 @@ def _register(defect: Defect, source: Source, attribute: str, filename: str) -> 
         raise NoEdit(BY_HAND_REASON if defect.fix else "statecli has no fix")
 
 
-def _find_attribute(source: Source, attribute: str, defect: Defect) -> str:
+def _find_attribute(source: ParsedFile, attribute: str, defect: Defect) -> str:
     """Return the attribute in the defect's names that the line assigns: `heads` of `net.heads['a'].weight`."""
     parts = [part for part in re.split(r"[.\[\]']+", defect.names[0]) if part.isidentifier()]
     for name in (attribute, *reversed(parts)):
@@ -117,7 +117,7 @@ def _find_attribute(source: Source, attribute: str, defect: Defect) -> str:
     return attribute
 
 
-def _check_assigned_once(source: Source, assigned: Assigned, name: str) -> None:
+def _check_assigned_once(source: ParsedFile, assigned: Assigned, name: str) -> None:
     if len(init_edits.list_assignments(source, assigned.owner, name)) > 1:
         raise NoEdit(f"{assigned.owner.name.value} assigns {name} more than once")
 
@@ -127,13 +127,13 @@ def _check_single_target(assigned: Assigned, name: str) -> None:
         raise NoEdit(f"the statement also assigns other names; assign {name} in its own statement")
 
 
-def _add_property(source: Source, assigned: Assigned, name: str, value: str) -> Changes:
+def _add_property(source: ParsedFile, assigned: Assigned, name: str, value: str) -> Changes:
     kind = "torch.Tensor" if re.search(r"(?m)^import torch$", source.module.code) else ""
     property_changes = init_edits.add_property(source, assigned.owner, name, value, replaced=assigned, kind=kind)
     return join_changes(init_edits.remove_statement(assigned), property_changes)
 
 
-def _compute_when_read(source: Source, name: str, line: int) -> Iterator[Changes]:
+def _compute_when_read(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of an attribute computed from parameters to a property."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
@@ -141,7 +141,7 @@ def _compute_when_read(source: Source, name: str, line: int) -> Iterator[Changes
     yield _add_property(source, assigned, name, init_edits.express_with_attributes(source, assigned))
 
 
-def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
+def _replace_view(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of a second name to a property; to a buffer with a copy if a method changes the first."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
@@ -158,7 +158,7 @@ def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
     yield init_edits.replace_statement(source, assigned, code)
 
 
-def _changes_after_init(source: Source, assigned: Assigned, base: str) -> bool:
+def _changes_after_init(source: ParsedFile, assigned: Assigned, base: str) -> bool:
     """Return True if a method other than the constructor assigns the attribute, or changes the tensor in place."""
     for node in source.find(cst.Attribute, within=assigned.owner.body):
         method = source.find_around(node, cst.FunctionDef)
@@ -182,7 +182,7 @@ def _changes_after_init(source: Source, assigned: Assigned, base: str) -> bool:
     )
 
 
-def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
+def _detach(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the changes of a result with a graph to a buffer without a graph: outside of the state_dict, or saved."""
     assigned = find_assigned(source, name, line)
     if assigned.method is None:
@@ -195,7 +195,7 @@ def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
         yield init_edits.replace_statement(source, assigned, code)
 
 
-def _register_once(defect: Defect, source: Source, comment: str, filename: str) -> Iterator[Changes]:
+def _register_once(defect: Defect, source: ParsedFile, comment: str, filename: str) -> Iterator[Changes]:
     """Yield the changes that register a single name, and make the other names properties."""
     named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
     if named is None or named[2].endswith("…") or "." in named[1]:
@@ -221,7 +221,7 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
         yield join_changes(init_edits.replace_statement(source, assigned, code), properties)
 
 
-def _find_second_name(source: Source, assigned: Assigned, name: str) -> Assigned:
+def _find_second_name(source: ParsedFile, assigned: Assigned, name: str) -> Assigned:
     statements = init_edits.list_assignments(source, assigned.owner, name)
     if len(statements) != 1:
         raise NoEdit(f"{assigned.owner.name.value} assigns {name} more than once")

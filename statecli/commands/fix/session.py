@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from statecli.commands.fix import git_status, other_classes
 from statecli.commands.fix.defects import Defect, find_defects
-from statecli.commands.fix.edit_check import Names, compare_proofs, judge
+from statecli.commands.fix.edit_check import TensorNames, compare_proofs, judge
 from statecli.commands.fix.line_diff import list_blocks
 from statecli.commands.fix.measure import Measurement, measure
 from statecli.commands.fix.project_copy import Project
@@ -111,7 +111,7 @@ class Session:
             proofs = compare_proofs(defect, after)
             edit = self._build_edit(defect)
             before_text, after_text = _compare_lines(before_bytes, after_bytes)
-            names = Names(defect.names)
+            names = TensorNames(defect.names)
             keys = tuple(key for key in judgement.new_keys if key in names)
             self.edits[defect.key] = replace(
                 edit, before=before_text, after=after_text, proofs=proofs, kept=True, new_keys=keys

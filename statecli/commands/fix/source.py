@@ -23,12 +23,12 @@ class NoEdit(Exception):
 
 
 @lru_cache(maxsize=16)
-def parse(data: bytes) -> Source:
+def parse(data: bytes) -> ParsedFile:
     """Parse a file, once for all of its defects. Raises NoEdit if the tree cannot hold the file byte for byte."""
-    return Source(data)
+    return ParsedFile(data)
 
 
-class Source:
+class ParsedFile:
     """A parsed file. Each change returns the bytes of a new file; the tree stays as it was."""
 
     def __init__(self, data: bytes) -> None:

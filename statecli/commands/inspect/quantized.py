@@ -14,10 +14,10 @@ from statecli import live
 from statecli.core.errors import UnreadableError
 from statecli.core.logical_weights import LogicalWeight, StoredShape, count_bits, describe_subclass, describe_weight
 from statecli.core.model_state import ModelState, TensorData, TensorInfo
-from statecli.core.quantized_layouts import Layout, Part
+from statecli.core.quantized_layouts import QuantizedLayout, QuantizedPart
 from statecli.core.quantized_weights import QuantizedWeight, find_quantized_by_section
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +50,7 @@ def list_live_weights(module: nn.Module, state: ModelState) -> tuple[LogicalWeig
     """Return the quantized weights of a live model, whose rows are in the state."""
     quantized = find_quantized_by_section(state.tensors)
     sizes = live.quantized_parameters.read_sizes(module)
-    stored = [weight.parts.get(Part.SHAPE) for weight in quantized]
+    stored = [weight.parts.get(QuantizedPart.SHAPE) for weight in quantized]
     shapes = [sizes.get(row.fqn) if row is not None else None for row in stored]
     weights = [
         describe_weight(weight, StoredShape(shape) if shape and min(shape) > 0 else None)
@@ -74,7 +74,7 @@ def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: M
             row.fqn.rpartition(".")[2],
             *(tensor.fqn.removeprefix(f"{parameter.holder}.") for tensor in attribute_tensors),
         )
-    layout = Layout.SCALED if parameter.inner or row.dtype == "int8" else Layout.BITSANDBYTES
+    layout = QuantizedLayout.SCALED if parameter.inner or row.dtype == "int8" else QuantizedLayout.BITSANDBYTES
     return LogicalWeight(
         fqn=row.fqn,
         layout=layout,
@@ -82,7 +82,7 @@ def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: M
         parts=parts,
         names=names,
         dtype=dtype,
-        bits=4 if layout is Layout.BITSANDBYTES else count_bits(dtype),
+        bits=4 if layout is QuantizedLayout.BITSANDBYTES else count_bits(dtype),
         shape=parameter.shape,
         elements=math.prod(parameter.shape),
     )
@@ -93,7 +93,7 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
     holders = {
         n: data
         for n, weight in enumerate(weights)
-        if (row := weight.parts.get(Part.STATE) or weight.parts.get(Part.SHAPE)) is not None
+        if (row := weight.parts.get(QuantizedPart.STATE) or weight.parts.get(QuantizedPart.SHAPE)) is not None
         and (data := row.data) is not None
         and row.nbytes <= _MAX_STORED_BYTES
     }
@@ -126,7 +126,7 @@ def _locate(data: TensorData) -> tuple[str, int, int] | None:
 def _read_location(location: tuple[str, int, int]) -> bytes | None:
     path, offset, length = location
     try:
-        with Source(path, offset, length) as source:
+        with ByteSource(path, offset, length) as source:
             return source.read(0, length)
     except (UnreadableError, OSError):
         return None

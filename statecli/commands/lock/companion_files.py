@@ -25,7 +25,7 @@ from statecli.core.model_state import ModelState, Settings, StateDict
 from statecli.core.run_scope import NotChecked
 from statecli.core.setting_paths import rename
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source, read_small_file
+from statecli.storage.byte_source import ByteSource, read_small_file
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES
 from statecli.storage.zip_archive import Archive
 from statecli.targets.expand import is_named_as_checkpoint, is_reached, list_members, skip_subfolder
@@ -116,7 +116,7 @@ def _is_same_lock(path: str, lock_file: str) -> bool:
     """Return True for the lock itself; False for a file of the model that a lock is about to replace."""
     if files.resolve_links(path) != files.resolve_links(lock_file):
         return False
-    with Source(path) as source:
+    with ByteSource(path) as source:
         return b'"statecli.lock/' in source.head[:200]
 
 
@@ -201,9 +201,9 @@ def _is_weights(name: str) -> bool:
 
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
     """Return the digest of each archive record compiled or interpreted by torch."""
-    Use = pickle_scan.archive_records.Use
+    Use = pickle_scan.archive_records.LoaderUse
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
-    with Source(path) as source:
+    with ByteSource(path) as source:
         if not source.head.startswith(b"PK"):
             return {}
         archive = Archive(source)

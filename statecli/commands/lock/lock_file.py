@@ -18,7 +18,7 @@ from statecli.core.model_state import Kind, Scalar
 from statecli.core.result_views import ResultViews
 from statecli.core.similar_paths import append_suggestion
 from statecli.storage import files, json_object
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 from statecli.targets.location import make_relative_name
 from statecli.targets.section_of_target import split_section
 
@@ -177,7 +177,7 @@ def read_document(path: str, document_name: str) -> dict[str, object]:
     Raises as `read_lock` does.
     """
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             if source.size > MAX_LOCK_BYTES:
                 raise MalformedError(f"has {source.size:,} bytes, more than the limit of {MAX_LOCK_BYTES:,}")
             raw = source.read(0, source.size)

@@ -24,7 +24,7 @@ from statecli.storage.file_version import FileVersion, read_versions, refuse_cha
 from statecli.targets import expand, load
 from statecli.targets.location import make_relative_name, resolve_name
 from statecli.targets.section_of_target import split_section
-from statecli.targets.target_result import Status
+from statecli.targets.target_result import TargetStatus
 from statecli.values.plain_bytes import read_plain_bytes
 from statecli.workers import pool
 
@@ -90,7 +90,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
     for expanded in expand.expand_targets(texts):
         if isinstance(expanded, str):
             yield expanded
-        elif expanded.status is Status.FAILED:
+        elif expanded.status is TargetStatus.FAILED:
             raise UnreadableError(expanded.reason or expanded.target)
         elif expanded.target in texts and expanded.same_as is None:
             raise UnreadableError(f"{expanded.target}: {expanded.reason}")

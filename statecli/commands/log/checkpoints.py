@@ -18,7 +18,7 @@ from statecli.core.units import plural
 from statecli.storage import files
 from statecli.targets import load
 from statecli.targets.expand import expand_targets
-from statecli.targets.target_result import Status, TargetResult
+from statecli.targets.target_result import TargetResult, TargetStatus
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
     for target in expand_targets(texts):
         if not isinstance(target, TargetResult):
             checkpoints.append(Checkpoint(target))
-        elif target.status is Status.FAILED:
+        elif target.status is TargetStatus.FAILED:
             checkpoints.append(Checkpoint(target.target, error=target.reason))
     if not checkpoints:
         targets_text = ", ".join(map(quoting.name, texts))

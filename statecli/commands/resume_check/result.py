@@ -23,7 +23,7 @@ class State(str, Enum):
     RANDOM = "random"
 
 
-class Answer(str, Enum):
+class ResumeAnswer(str, Enum):
     """`equal`: a resumed training goes on as before; `different`: not so; `inconclusive`: cannot be compared."""
 
     EQUAL = "equal"
@@ -56,7 +56,7 @@ class ResumeCheck(msgspec.Struct, frozen=True):
     target: str
     steps: int
     saved_at: int
-    answer: Answer
+    answer: ResumeAnswer
     states: tuple[StateRow, ...] = ()
     reason: str | None = None
     findings: tuple[Finding, ...] = ()

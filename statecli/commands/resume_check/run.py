@@ -16,7 +16,7 @@ from statecli.commands.diff.run import compare_targets
 from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference, list_unreadable
 from statecli.commands.resume_check.record import RunRecord
-from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.commands.resume_check.result import ResumeAnswer, ResumeCheck, StateRow
 from statecli.commands.resume_check.saved_keys import read_keys
 from statecli.core import python_names
 from statecli.core.errors import ModelError, UsageError
@@ -105,7 +105,7 @@ class _Comparison:
         findings = [
             self._build_finding(row, full_run, checkpoint) for row in rows if row.resumed is False
         ] or self._compare_ends(last)
-        result = ResumeCheck(self._target, self._steps, self._saved_at, Answer.EQUAL, rows)
+        result = ResumeCheck(self._target, self._steps, self._saved_at, ResumeAnswer.EQUAL, rows)
         if not findings:
             unreadable = list_unreadable(full_run.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
             return _call_inconclusive(result, unreadable) if unreadable else result
@@ -115,8 +115,8 @@ class _Comparison:
                 f"two uninterrupted runs differ ({difference}), so statecli cannot check the resumed run; seed every "
                 "random generator, and call torch.use_deterministic_algorithms(True)"
             )
-            return replace(result, answer=Answer.INCONCLUSIVE, states=(), reason=reason)
-        return replace(result, answer=Answer.DIFFERENT, findings=tuple(findings))
+            return replace(result, answer=ResumeAnswer.INCONCLUSIVE, states=(), reason=reason)
+        return replace(result, answer=ResumeAnswer.DIFFERENT, findings=tuple(findings))
 
     # --- the script ----------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeChec
         "would not be seen; statecli reads numbers, strings, tensors, arrays, containers of these, and Tensor "
         "subclasses with __tensor_flatten__"
     )
-    return replace(result, answer=Answer.INCONCLUSIVE, states=(), reason=reason)
+    return replace(result, answer=ResumeAnswer.INCONCLUSIVE, states=(), reason=reason)
 
 
 def run_child(arguments: list[str]) -> RunRecord:

@@ -35,7 +35,7 @@ _LEARNING_RATE, _DECAY = 0.01, 0.9
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TrainingCheckpoint:
     """State saved after `STEPS_BEFORE` steps."""
 
     model: Any
@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 @dataclass
-class Record:
+class TrainingRecord:
     """Results of a training from `STEPS_BEFORE` on.
 
     Attributes:
@@ -80,15 +80,15 @@ class SavedTraining:
     """
 
     module: nn.Module
-    checkpoint: Checkpoint
+    checkpoint: TrainingCheckpoint
     initial: Values
     values: Values
     copies: CopiedValues
-    record: Record
+    record: TrainingRecord
     lines: Origins
 
 
-def find_effect(first: Record, second: Record, *, excluded_slots: Collection[Slot] = ()) -> str | None:
+def find_effect(first: TrainingRecord, second: TrainingRecord, *, excluded_slots: Collection[Slot] = ()) -> str | None:
     """Describe the first difference in outputs, registered tensors, the optimizer or random numbers; None if equal."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _have_different_outputs(*outputs):
@@ -138,7 +138,7 @@ class Trainer:
             values, copies = kept_values.read_values(module), kept_values.copy_slots(module)
             return SavedTraining(module, checkpoint, initial, values, copies, self._finish_training(session), lines)
 
-    def resume(self, training: SavedTraining, put_back: Collection[Slot] = ()) -> tuple[Values, Record]:
+    def resume(self, training: SavedTraining, put_back: Collection[Slot] = ()) -> tuple[Values, TrainingRecord]:
         """Load the checkpoint into another instance, and train on; return its values after the load, and the record.
 
         The slots `put_back` get the values of the trained instance. Raises ModelError if the model's code raises.
@@ -204,8 +204,8 @@ class Trainer:
         args, kwargs = inputs_of.map_tensors(self._calls[step], lambda tensor: tensor.detach().clone())
         return args, kwargs
 
-    def _finish_training(self, session: _Session) -> Record:
-        record = Record([self._train_step(session, step) for step in range(STEPS_BEFORE, STEPS)])
+    def _finish_training(self, session: _Session) -> TrainingRecord:
+        record = TrainingRecord([self._train_step(session, step) for step in range(STEPS_BEFORE, STEPS)])
         module = session.module
         record.values = kept_values.read_values(module)
         named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
@@ -230,18 +230,18 @@ class Trainer:
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
-    def _save(self, session: _Session) -> Checkpoint:
+    def _save(self, session: _Session) -> TrainingCheckpoint:
         state = check_builder.read_state_dict(self._subject, session.module)
         with self._subject.user_code("saving the state_dict"):
             model, _ = save_roundtrip.copy_state_dict(state)
-        return Checkpoint(
+        return TrainingCheckpoint(
             model,
             copy.deepcopy(session.optimizer.state_dict()) if session.optimizer else None,
             copy.deepcopy(session.scheduler.state_dict()) if session.scheduler else None,
             inputs_of.get_random_state(),
         )
 
-    def _load(self, session: _Session, checkpoint: Checkpoint) -> None:
+    def _load(self, session: _Session, checkpoint: TrainingCheckpoint) -> None:
         if session.optimizer is None or session.scheduler is None:
             return
         with self._subject.user_code("loading the state of the optimizer"):

@@ -18,7 +18,7 @@ from statecli.core.setting_paths import add_file
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import Digests
-from statecli.formats.torch.tensors import Decoder
+from statecli.formats.torch.tensors import TensorDecoder
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
@@ -62,7 +62,7 @@ def read_document(path: str, name: str) -> dict[str, Any]:
 
 def _parse_settings(stem: str, raw: bytes) -> Settings:
     entries, _ = json_object.parse_object(raw, "it")
-    reading = Reading(Decoder({}), [])
+    reading = Reading(TensorDecoder({}), [])
     history = entries.pop("log_history", None) if stem == "trainer_state" else None
     settings = collect_settings({key: _join_words(key, value) for key, value in entries.items()}, reading)
     if type(history) is list:

@@ -14,7 +14,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
 from statecli.formats.shared.dcp_metadata import Metadata, SavedTensor, Stored
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 _RANK = compile_on_use(r"__(?P<rank>\d{1,9})(?:_\d+\.distcp|\.metadata)")
 #: Maximum rank that is considered; no known save had as many ranks.
@@ -119,5 +119,5 @@ def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], lis
 
 
 def _read_stored(path: str, stored: Stored) -> bytes:
-    with Source(files.join(path, stored.file), stored.offset, stored.length) as source:
+    with ByteSource(files.join(path, stored.file), stored.offset, stored.length) as source:
         return source.read(0, stored.length)

@@ -18,11 +18,11 @@ from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.shared.deepspeed_zero import MASTER
 from statecli.formats.shared.rank_folders import build_missing_row
 from statecli.formats.torch.objects import build_info
-from statecli.formats.torch.reading import Row
-from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.formats.torch.reading import DecodedTensor
+from statecli.formats.torch.tensors import Tensor, TensorDecoder
 from statecli.pickles.graph import as_mapping
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 FOLDER = "zero"
 _SUFFIX = ".pt"
@@ -98,17 +98,17 @@ def read_states(target: str, path: str) -> Iterator[TensorInfo]:
             if tensor is None:
                 continue
             tensor.storage = f"{member}:{tensor.storage}"
-            row = build_info(Row(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
+            row = build_info(DecodedTensor(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
         yield replace(row, evidence=Evidence.OPTIMIZER, belongs_to=parameter)
 
 
 def _read_tensor(path: str, parameter: str) -> Tensor | None:
     """Return the tensor in the file, or None for a number. Raises UnreadableError for an unreadable file."""
-    with Source(path) as source:
+    with ByteSource(path) as source:
         format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
     pickle, storages, _ = format.read_contents(path)
     items = as_mapping(pickle.root)
-    tensor = Decoder(storages, persistent=pickle.persistent).tensor(
+    tensor = TensorDecoder(storages, persistent=pickle.persistent).tensor(
         pickle.root if items is None else items.get(_PARAM), parameter
     )
     if items is not None and tensor is None:

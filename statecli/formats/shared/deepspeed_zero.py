@@ -22,12 +22,12 @@ from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, Mod
 from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.formats.torch.objects import build_info, build_state
-from statecli.formats.torch.reading import Row
-from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.formats.torch.reading import DecodedTensor
+from statecli.formats.torch.tensors import Tensor, TensorDecoder
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.pickles.nodes import Obj
 from statecli.storage import files
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 #: Maximum number of pieces of all parameters; a 70B model on 512 ranks has 400,000.
 MAX_PIECES = 3_000_000
@@ -53,7 +53,7 @@ class Rank(NamedTuple):
 
     name: str
     items: Mapping[Any, Any]
-    decoder: Decoder
+    decoder: TensorDecoder
     state: ModelState
 
     def read_vectors(self, node: Any, label: str) -> list[Tensor]:
@@ -74,7 +74,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
     """
     path = files.join(folder, name)
     try:
-        with Source(path) as source:
+        with ByteSource(path) as source:
             format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
         pickle, storages, oddities = format.read_contents(path)
         items = as_mapping(pickle.root)
@@ -90,7 +90,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
             imported |= names
     except UnreadableError as error:
         raise type(error)(f"{name}: {error}") from error.__cause__
-    return Rank(name, items, Decoder(storages, persistent=pickle.persistent), state)
+    return Rank(name, items, TensorDecoder(storages, persistent=pickle.persistent), state)
 
 
 def read_shapes(node: Any, label: str) -> dict[str, Shape]:
@@ -114,7 +114,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_ELEMENTS
 
 
-class Shard(NamedTuple):
+class OptimizerShard(NamedTuple):
     """One rank's part of the optimizer: `vectors` by state and group, and the `unpartitioned` state by name.
 
     `lengths` are the lengths of the float32 copies, `padded` includes the elements omitted by the last ranks; `slices`
@@ -132,7 +132,7 @@ class Shard(NamedTuple):
     slices: list[dict[str, tuple[int, int]]]
 
 
-def _read_shard(rank: Rank) -> Shard:
+def _read_shard(rank: Rank) -> OptimizerShard:
     """Read one rank's part of a ZeRO optimizer. Raises MalformedError for other content."""
     optimizer_state = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(optimizer_state.get("zero_stage")), optimizer_state.get("partition_count")
@@ -156,7 +156,9 @@ def _read_shard(rank: Rank) -> Shard:
     aligned = [_read_paddings(group) for group in as_sequence(optimizer_state.get("param_alignment_paddings")) or ()]
     slices = [_read_slices(mappings) for mappings in as_sequence(optimizer_state.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
-    return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, unpartitioned, lengths, padded, aligned, slices)
+    return OptimizerShard(
+        stage, count, uneven, {MASTER: [*masters], **vectors}, unpartitioned, lengths, padded, aligned, slices
+    )
 
 
 def _read_integer(node: Any) -> Any:
@@ -212,7 +214,7 @@ def _group_states(node: Any) -> list[dict[str, Any]]:
     return [get_text_items(state.get(key)) for key in ids]
 
 
-class Piece(NamedTuple):
+class VectorPiece(NamedTuple):
     """Range in one rank's vector: `elements` elements from element `at` on."""
 
     rank: int
@@ -221,35 +223,35 @@ class Piece(NamedTuple):
     elements: int
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """A parameter in the ranks' vectors: its elements in order, or the reason for an unreadable parameter."""
 
     name: str
     shape: Shape
-    pieces: tuple[Piece, ...]
+    pieces: tuple[VectorPiece, ...]
     fault: str | None = None
 
 
-class Layout:
+class PartitionedOptimizer:
     """The ranks' parts of one optimizer; `reasons_by_rank` has a reason for each missing rank."""
 
-    def __init__(self, shards: dict[int, Shard], reasons_by_rank: dict[int, str]) -> None:
+    def __init__(self, shards: dict[int, OptimizerShard], reasons_by_rank: dict[int, str]) -> None:
         first = next(iter(shards.values()))
         self.shards, self.reasons_by_rank = shards, reasons_by_rank
         self.stage, self.count = first.stage, first.ranks
         self.pieces = 0
 
-    def iter_parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
+    def iter_parts(self, trained: list[dict[str, Shape]]) -> Iterator[ParameterPart]:
         """Yield every trained parameter with its pieces or its fault."""
         fault = self._find_disagreement(trained)
         placements = self._split_parameters(trained) if self.stage == 3 else self._walk_groups(trained)
         for name, shape, places in placements if fault is None else ():
             pieces, why = self._collect_pieces(places)
-            yield Part(name, shape, () if why else pieces, why)
+            yield ParameterPart(name, shape, () if why else pieces, why)
         if fault is not None:
-            yield from (Part(name, shape, (), fault) for group in trained for name, shape in group.items())
+            yield from (ParameterPart(name, shape, (), fault) for group in trained for name, shape in group.items())
 
-    def _collect_pieces(self, places: Iterator[Piece]) -> tuple[tuple[Piece, ...], str | None]:
+    def _collect_pieces(self, places: Iterator[VectorPiece]) -> tuple[tuple[VectorPiece, ...], str | None]:
         pieces = []
         for piece in places:
             if piece.rank not in self.shards:
@@ -311,7 +313,7 @@ class Layout:
                 )
         return None
 
-    def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
+    def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
         """Yield the pieces in stages 1 and 2: parameters concatenated and split evenly, padding at the end."""
         for group, shapes in enumerate(trained):
             length = max(shard.padded[group] for shard in self.shards.values())
@@ -322,7 +324,7 @@ class Layout:
                 yield name, shape, _split_at_ranks(group, at, prod(shape), length)
                 at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
 
-    def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
+    def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
         """Yield the pieces in stage 3: each parameter split evenly across ranks (last part padded)."""
         ends = list(accumulate(next(iter(self.shards.values())).lengths))
         at = 0
@@ -333,18 +335,18 @@ class Layout:
                 at += elements_per_rank
 
 
-def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
+def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[VectorPiece]:
     """Split `elements` elements from element `at` on across concatenated vectors of equal length, one for each rank."""
     while elements and length:
         rank, start = divmod(at, length)
         count = min(elements, length - start)
-        yield Piece(rank, group, start, count)
+        yield VectorPiece(rank, group, start, count)
         at, elements = at + count, elements - count
     if elements:
-        yield Piece(0, group, 0, elements)
+        yield VectorPiece(0, group, 0, elements)
 
 
-def _split_evenly(ends: list[int], at: int, elements: int, elements_per_rank: int) -> Iterator[Piece]:
+def _split_evenly(ends: list[int], at: int, elements: int, elements_per_rank: int) -> Iterator[VectorPiece]:
     """Split a parameter evenly: `elements_per_rank` elements of each rank's vectors.
 
     In each rank, the elements start at element `at` of the concatenated groups, which end at `ends`.
@@ -356,12 +358,12 @@ def _split_evenly(ends: list[int], at: int, elements: int, elements_per_rank: in
         rank, elements = rank + 1, elements - count
 
 
-def _split_at_groups(ends: list[int], rank: int, at: int, count: int) -> Iterator[Piece]:
+def _split_at_groups(ends: list[int], rank: int, at: int, count: int) -> Iterator[VectorPiece]:
     while count:
         group = min(bisect_right(ends, at), len(ends) - 1)
         start = ends[group - 1] if group else 0
         length = min(count, ends[group] - at) if at < ends[group] else count
-        yield Piece(rank, group, at - start, length)
+        yield VectorPiece(rank, group, at - start, length)
         at, count = at + length, count - length
 
 
@@ -380,7 +382,9 @@ def _join_views(folder: str, pieces: list[View], dtype: str, shape: Shape) -> Te
     return TensorData(storage, dtype, shape)
 
 
-def _build_rows(name: str, layout: Layout, parts: list[Part], owner: Owner) -> Iterator[TensorInfo]:
+def _build_rows(
+    name: str, layout: PartitionedOptimizer, parts: list[ParameterPart], owner: Owner
+) -> Iterator[TensorInfo]:
     """Build the rows of one state (`fp32`, `exp_avg`) of all parameters with that state."""
     for part in parts:
         vectors = [(layout.shards[piece.rank].vectors.get(name, []), piece) for piece in part.pieces]
@@ -391,7 +395,7 @@ def _build_rows(name: str, layout: Layout, parts: list[Part], owner: Owner) -> I
             yield replace(row, kind=Kind.OPTIMIZER, evidence=Evidence.OPTIMIZER, belongs_to=part.name)
 
 
-def build_row(part: Part, views: list[View], owner: Owner, section: str) -> TensorInfo:
+def build_row(part: ParameterPart, views: list[View], owner: Owner, section: str) -> TensorInfo:
     """Build a tensor from `views` into the ranks' files."""
     fault = part.fault or _find_fault(part, views)
     dtype = views[0][0].dtype if views else "float32"
@@ -411,7 +415,7 @@ def build_row(part: Part, views: list[View], owner: Owner, section: str) -> Tens
     )
 
 
-def _find_fault(part: Part, views: list[View]) -> str | None:
+def _find_fault(part: ParameterPart, views: list[View]) -> str | None:
     """Return the reason why the vectors do not form a single tensor."""
     if len(views) != len(part.pieces):
         return f"only {len(views)} of its {len(part.pieces)} partitions exist"
@@ -442,7 +446,7 @@ class Optimizer:
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
         self.ranks: dict[int, Rank] = {}
-        self.shards: dict[int, Shard] = {}
+        self.shards: dict[int, OptimizerShard] = {}
         self.unreadable: dict[int, str] = {}
         self.missing_reasons: dict[int, str] = {}
         self.oddities: list[Oddity] = []
@@ -480,10 +484,11 @@ class Optimizer:
             why = next(iter(self.unreadable.values()), None)
             parameters = ((name, shape) for group in trained for name, shape in group.items()) if why else ()
             yield from (
-                build_row(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in parameters
+                build_row(ParameterPart(name, shape, (), why), [], owner, f"optimizer.{MASTER}")
+                for name, shape in parameters
             )
             return
-        layout = Layout(self.shards, self.unreadable | self.missing_reasons)
+        layout = PartitionedOptimizer(self.shards, self.unreadable | self.missing_reasons)
         parts = [
             part._replace(pieces=(), fault=clashes[part.name]) if part.name in clashes else part
             for part in layout.iter_parts(trained)
@@ -494,7 +499,7 @@ class Optimizer:
             yield from _build_rows(name, layout, parts, owner)
         yield from self._build_unpartitioned_rows(owner)
 
-    def _find_misplaced(self, parts: list[Part]) -> Iterator[Oddity]:
+    def _find_misplaced(self, parts: list[ParameterPart]) -> Iterator[Oddity]:
         """Yield parameters for which a rank records another location than the order of `param_shapes` gives."""
         for part in parts:
             for piece in part.pieces:
@@ -511,6 +516,6 @@ class Optimizer:
         rank, shard = next(iter(self.shards.items()))
         note = f"value of rank {rank}; other ranks may have other values" if self.count > 1 else None
         for name, tensor in shard.unpartitioned.items():
-            row = Row(name, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER, saved=True, note=note)
+            row = DecodedTensor(name, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER, saved=True, note=note)
             info = build_info(row, f"{owner.prefix}optimizer", self.ranks[rank].name)
             yield replace(info, storage=f"{self.ranks[rank].name}:{tensor.storage}")

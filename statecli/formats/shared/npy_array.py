@@ -61,7 +61,7 @@ LONG_DOUBLE_NOTES = {
 Head = Callable[[int], bytes]
 
 
-class Element(NamedTuple):
+class NpyElement(NamedTuple):
     """One element: its dtype, its size in bytes, and a note for people."""
 
     dtype: str
@@ -76,7 +76,7 @@ class Element(NamedTuple):
 class Header(NamedTuple):
     """A parsed header, and its size in bytes including the magic number."""
 
-    element: Element
+    element: NpyElement
     shape: tuple[int, ...]
     is_fortran: bool
     length: int
@@ -169,19 +169,19 @@ def _parse_literal(literal: Any, length: int) -> Header:
     return Header(_parse_element(literal["descr"]), shape, order, length)
 
 
-def _parse_element(descr: Any) -> Element:
+def _parse_element(descr: Any) -> NpyElement:
     """Parse a descr: a code, a list of fields, or a code and a shape."""
     if type(descr) is str:
         return _parse_code(descr)
     layout = _parse_layout(descr)
     if layout.has_objects:
-        return Element(
+        return NpyElement(
             record_dtypes.name_dtype("O", layout.dtype), layout.size, _OBJECTS_NOTE, has_objects=True, is_number=False
         )
     field_names = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
     note = f"records of {layout.size} bytes: {quoting.names(field_names)}" if field_names else None
     dtype = record_dtypes.name_dtype(f"V{layout.size}", layout.dtype)
-    return Element(dtype, layout.size, note, is_number=False)
+    return NpyElement(dtype, layout.size, note, is_number=False)
 
 
 class _Layout(NamedTuple):
@@ -213,13 +213,13 @@ def _parse_fields(descr: list[tuple[Any, ...]]) -> _Layout:
     for name, *dtype in descr:
         layout = _parse_layout(dtype[0] if len(dtype) == 1 else tuple(dtype))
         if name or not layout.dtype.startswith("'|V"):
-            fields.append(record_dtypes.Field(repr(name), layout.dtype, size, layout.size))
+            fields.append(record_dtypes.RecordField(repr(name), layout.dtype, size, layout.size))
         size += layout.size
         has_objects |= layout.has_objects
     return _Layout(record_dtypes.format_fields(fields, size), size, has_objects)
 
 
-def _parse_code(descr: str) -> Element:
+def _parse_code(descr: str) -> NpyElement:
     match = _DESCR.fullmatch(descr)
     order, kind, digits, unit = match.groups() if match else ("", "", "", "")
     if not match or digits not in _SIZES.get(kind, (digits,)) or (unit and kind + digits not in ("m8", "M8")):
@@ -227,23 +227,23 @@ def _parse_code(descr: str) -> Element:
     size = int(digits or {"O": 8, "m": 8, "M": 8, "?": 1}.get(kind, 0)) * (4 if kind == "U" else 1)
     is_big_endian = order == ">" and size > 1 and kind not in "SaO"
     if kind == "O":
-        return Element("numpy O", size, _OBJECTS_NOTE, has_objects=True, is_number=False)
+        return NpyElement("numpy O", size, _OBJECTS_NOTE, has_objects=True, is_number=False)
     if kind in "?b":
-        return Element("bool", size)
+        return NpyElement("bool", size)
     if kind == "V":
         guess = {1: "a float8 type", 2: "bfloat16"}.get(size)
         guess_text = f": perhaps {guess}, which numpy saves as void" if guess else ""
         note = f"void of {size} byte{'s' * (size != 1)}{guess_text}"
-        return Element(f"numpy V{size}", size, note, is_number=bool(guess_text))
+        return NpyElement(f"numpy V{size}", size, note, is_number=bool(guess_text))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
     if kind in "fc" and dtype in LONG_DOUBLE_NOTES:
         # The name includes the byte order, because only the bytes are compared.
-        return Element(
+        return NpyElement(
             f"numpy {'>' * is_big_endian}{dtype}", size, LONG_DOUBLE_NOTES[dtype], is_big_endian=is_big_endian
         )
     if dtype not in ELEMENT_BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
-    return Element(dtype, size, is_big_endian=is_big_endian, is_number=kind not in "SUamM")
+    return NpyElement(dtype, size, is_big_endian=is_big_endian, is_number=kind not in "SUamM")
 
 
 class _Literal:

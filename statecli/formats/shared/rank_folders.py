@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import Evidence, Kind, Oddity, TensorInfo
-from statecli.storage.byte_source import Source, add_subject_to_errors
+from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
@@ -28,7 +28,7 @@ def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
 
 def read_small(path: str, label: str, max_bytes: int) -> bytes:
     """Read a pointer file. Raises UnreadableError for a file of more than `max_bytes` bytes."""
-    with add_subject_to_errors(label), Source(path) as source:
+    with add_subject_to_errors(label), ByteSource(path) as source:
         if source.size > max_bytes:
             raise MalformedError(
                 f"has {source.size} bytes, but should contain only a folder name of at most {max_bytes} bytes"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import ByteSource
 
 if TYPE_CHECKING:
     from tarfile import TarInfo
@@ -64,7 +64,7 @@ def is_written_by_torch(head: bytes) -> bool:
     return False
 
 
-def has_pickles(source: Source) -> bool:
+def has_pickles(source: ByteSource) -> bool:
     """Return whether torch.load may unpickle a member of the archive: a member that tarfile may name `storages`.
 
     True if tarfile may find other members than the walk.

@@ -23,26 +23,26 @@ MAX_PAIRED_BOXES = 128
 MAX_VISITS_PER_BOX = 64
 
 
-class Box(NamedTuple):
+class IndexBox(NamedTuple):
     """The elements of an array from `start` up to `stop` (exclusive), in each dimension."""
 
     start: Sizes
     stop: Sizes
 
 
-def find_fault(shape: Sizes, boxes: Sequence[Box]) -> str | None:
+def find_fault(shape: Sizes, boxes: Sequence[IndexBox]) -> str | None:
     """Return the fault of `boxes` (each not empty) as pieces of an array of this shape; None if there is no fault.
 
     The sentence describes an element that is in two boxes, in no box, or outside the array.
     """
     if len(shape) > MAX_DIMENSIONS:
         return f"the shape has {len(shape):,} dimensions, but torch indexes at most {MAX_DIMENSIONS}"
-    region = Box((0,) * len(shape), shape)
+    region = IndexBox((0,) * len(shape), shape)
     for box in boxes:
         if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
             return f"a chunk covers {format_box(box)}, outside the shape {list(shape)}"
     looks = MAX_VISITS_PER_BOX * (len(boxes) + 16)
-    stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
+    stack: list[tuple[IndexBox, Sequence[IndexBox]]] = [(region, boxes)]
     while stack:
         place, boxes_inside = stack.pop()
         if boxes_inside and boxes_inside[0] == place and len(boxes_inside) == 1:
@@ -58,13 +58,13 @@ def find_fault(shape: Sizes, boxes: Sequence[Box]) -> str | None:
     return None
 
 
-def format_box(box: Box) -> str:
+def format_box(box: IndexBox) -> str:
     """Format a box as ranges: `[0:3, 4:8]`."""
     dims = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
     return f"[{', '.join(dims[:8])}{', …' if len(dims) > 8 else ''}]"
 
 
-def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Sequence[Box]]] | None:
+def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[IndexBox, Sequence[IndexBox]]] | None:
     """Split `place` along the first dimension with a plane between boxes; None if there is no such plane."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
@@ -74,8 +74,8 @@ def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Seque
 
 
 def _split_along(
-    sorted_boxes: Sequence[Box], axis: int, first: int, last: int
-) -> Iterator[tuple[int, int, Sequence[Box]]]:
+    sorted_boxes: Sequence[IndexBox], axis: int, first: int, last: int
+) -> Iterator[tuple[int, int, Sequence[IndexBox]]]:
     """Yield runs of boxes that no plane between `first` and `last` divides; a gap between runs is an empty run."""
     at, begin, n = first, first, 0
     for end, box in enumerate(sorted_boxes):
@@ -92,13 +92,13 @@ def _split_along(
         yield at, last, ()
 
 
-def _build_slab(place: Box, axis: int, low: int, high: int) -> Box:
-    return Box(
+def _build_slab(place: IndexBox, axis: int, low: int, high: int) -> IndexBox:
+    return IndexBox(
         (*place.start[:axis], low, *place.start[axis + 1 :]), (*place.stop[:axis], high, *place.stop[axis + 1 :])
     )
 
 
-def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
+def _find_problem(place: IndexBox, boxes: Sequence[IndexBox]) -> str | None:
     """Return the fault of boxes without a dividing plane; None if they still fill the place, as a pinwheel does."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
@@ -111,5 +111,5 @@ def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
     return None if covered == total else f"its chunks cover {covered} of the {total} elements of {format_box(place)}"
 
 
-def _count_elements(box: Box) -> int:
+def _count_elements(box: IndexBox) -> int:
     return prod(b - a for a, b in zip(box.start, box.stop, strict=True))

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError
-from statecli.core.record_dtypes import Field, format_code, format_fields, name_dtype
+from statecli.core.record_dtypes import RecordField, format_code, format_fields, name_dtype
 from statecli.pickles.graph import as_mapping, get_name, read_raw_bytes
 from statecli.pickles.nodes import Obj
 
@@ -79,14 +79,14 @@ class _Layouts:
             raise MalformedError(f"a numpy dtype has more than {MAX_FIELDS:,} fields, the limit of statecli")
         return _Layout(format_fields([self._read_field(name, entries, depth) for name in names], size), size)
 
-    def _read_field(self, name: Any, entries: Any, depth: int) -> Field:
+    def _read_field(self, name: Any, entries: Any, depth: int) -> RecordField:
         entry = entries.get(name) if type(name) in (str, bytes) else None
         if type(entry) is not tuple or len(entry) not in (2, 3) or type(entry[1]) is not int or entry[1] < 0:
             raise _create_error("a field does not have a type and an offset")
         layout = self.read(entry[0], depth + 1)
         text = name if type(name) is str else str(name, "latin-1")
         title = entry[2] if len(entry) == 3 and type(entry[2]) is str else None
-        return Field(repr(text if title is None else (title, text)), layout.dtype, entry[1], layout.size)
+        return RecordField(repr(text if title is None else (title, text)), layout.dtype, entry[1], layout.size)
 
 
 def _read_code(node: Any) -> str:

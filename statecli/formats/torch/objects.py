@@ -19,11 +19,11 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ByteRange, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch.optimizers import collect_optimizer_facts, has_training_facts
-from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row
+from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading, build_row
 from statecli.formats.torch.sections import Search, Section, find_sections
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.state_dict import read_state_dict
-from statecli.formats.torch.tensors import Decoder, WholeTensor
+from statecli.formats.torch.tensors import TensorDecoder, WholeTensor
 from statecli.formats.torch.whole_module import collect_module_rows
 from statecli.pickles import safe_globals
 from statecli.pickles.graph import (
@@ -61,7 +61,7 @@ def build_state(
     # Only for torch.load: torch.jit.load gives each tensor the type in its own description, not in the first one of its
     # storage.
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
-    reading = Reading(Decoder(storages, dtypes, described), list(oddities))
+    reading = Reading(TensorDecoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
         key_text = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
         message = f"the key {key_text} is set twice; torch.load and statecli use the last value"
@@ -120,7 +120,7 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
         )
 
 
-def _build_rows(section: Section, reading: Reading) -> Iterator[Row | TensorInfo]:
+def _build_rows(section: Section, reading: Reading) -> Iterator[DecodedTensor | TensorInfo]:
     if section.role == "module":
         module = strip_compile_wrapper(section.node)
         return collect_module_rows(module, reading, prefix="_orig_mod." if module is not section.node else "")
@@ -133,7 +133,9 @@ def _build_rows(section: Section, reading: Reading) -> Iterator[Row | TensorInfo
 _KINDS = {"moments": (Kind.OPTIMIZER, Evidence.OPTIMIZER), "other": (Kind.OTHER, Evidence.CONVENTION)}
 
 
-def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: Evidence) -> Iterator[Row | TensorInfo]:
+def _build_state_rows(
+    section: Section, reading: Reading, kind: Kind, evidence: Evidence
+) -> Iterator[DecodedTensor | TensorInfo]:
     """Yield the entries of a dict under their own keys, and nested tensors by their Python path."""
     node, find_whole = section.node, reading.decoder.find_whole
     tensor = reading.tensor(node, "tensor")
@@ -167,7 +169,7 @@ def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: 
 
 def _build_nested_rows(
     path: str, node: Any, reading: Reading, kind: Kind, evidence: Evidence, seen: set[int]
-) -> Iterator[Row]:
+) -> Iterator[DecodedTensor]:
     for child_path, child, tensor in reading.walk(node, path, seen=seen):
         if tensor is None:
             yield from collect_module_rows(strip_compile_wrapper(child), reading, prefix=child_path + ".")
@@ -175,7 +177,7 @@ def _build_nested_rows(
             yield build_row(child_path, tensor, kind, evidence)
 
 
-def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
+def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor]:
     items = as_mapping(node)
     if items is None:
         items = get_attributes(node)
@@ -210,7 +212,7 @@ def _build_whole_info(fqn: str, whole_tensor: WholeTensor, section: str, kind: K
     )
 
 
-def build_info(row: Row, section: str, target: str) -> TensorInfo:
+def build_info(row: DecodedTensor, section: str, target: str) -> TensorInfo:
     """Convert a row to a tensor of a state."""
     tensor = row.tensor
     note = "; ".join(text for text in (row.note, tensor.note) if text) or None if row.note else tensor.note

@@ -10,7 +10,7 @@ import msgspec
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import ByteRange, Evidence, Kind, NoteKind, Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.formats.torch.tensors import Tensor, TensorDecoder
 from statecli.pickles.graph import LEAF_TYPES, is_module, iter_children
 from statecli.pickles.nodes import Pickle
 
@@ -32,7 +32,7 @@ class Contents(NamedTuple):
     oddities: list[Oddity]
 
 
-class Row(msgspec.Struct, gc=False):
+class DecodedTensor(msgspec.Struct, gc=False):
     """A decoded tensor before conversion to `TensorInfo`."""
 
     fqn: str
@@ -50,15 +50,17 @@ class Row(msgspec.Struct, gc=False):
     note_kind: NoteKind | None = None
 
 
-def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
+def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> DecodedTensor:
     """Build a row; its kind is `kind` unless the tensor itself determines its kind."""
     if kind is Kind.PARAMETER and tensor.is_parameter:
         evidence = Evidence.TYPE
     elif kind is Kind.PARAMETER and tensor.is_buffer:
-        return Row(fqn, tensor, Kind.BUFFER, Evidence.TYPE, tensor.persistent, requires_grad=tensor.requires_grad)
+        return DecodedTensor(
+            fqn, tensor, Kind.BUFFER, Evidence.TYPE, tensor.persistent, requires_grad=tensor.requires_grad
+        )
     # A state_dict is detached, so requires_grad=False in it is unknown.
     grad = tensor.requires_grad if tensor.is_parameter or tensor.requires_grad else None
-    return Row(fqn, tensor, kind, evidence, requires_grad=grad)
+    return DecodedTensor(fqn, tensor, kind, evidence, requires_grad=grad)
 
 
 def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
@@ -71,7 +73,7 @@ def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
 class Reading:
     """State shared by all parts of one file's reading."""
 
-    def __init__(self, decoder: Decoder, oddities: list[Oddity]) -> None:
+    def __init__(self, decoder: TensorDecoder, oddities: list[Oddity]) -> None:
         self.decoder = decoder
         self.oddities = oddities
         self.characters = 0

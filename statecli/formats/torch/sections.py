@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.formats.torch.tensors import Decoder
+from statecli.formats.torch.tensors import TensorDecoder
 from statecli.pickles.graph import (
     LEAF_TYPES,
     append_key,
@@ -57,7 +57,7 @@ class Section(msgspec.Struct):
 class Search:
     """Search for tensors below a node. Each container of a file, shared or not, is searched once."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TensorDecoder) -> None:
         self.is_tensor = decoder.is_tensor
         self.holds_tensor_by_id: dict[int, bool] = {}
 

@@ -97,7 +97,7 @@ class _StoredAs(NamedTuple):
     length: int
 
 
-class Layout(NamedTuple):
+class ContiguousLayout(NamedTuple):
     """Facts shared by tensors that have all elements of their storage in order, as nearly all tensors of a file do.
 
     `length` is the size of the storage in bytes.
@@ -111,10 +111,10 @@ class Layout(NamedTuple):
 
 
 #: Layout, place of the elements, key of the storage, and whether the tensor requires a gradient.
-WholeTensor = tuple[Layout, TensorData, str, bool]
+WholeTensor = tuple[ContiguousLayout, TensorData, str, bool]
 
 
-class Decoder:
+class TensorDecoder:
     """Decoder of rebuild calls, which checks them against the storages of one file.
 
     `storages` maps a storage key to the place of its bytes, `dtypes` the class of a storage to its element type.
@@ -135,7 +135,7 @@ class Decoder:
         #: Ids of the persistent ids of storages that some tensor has as a whole.
         self.whole_storages: set[int] = set()
         #: Layouts by class, device and elements of the storage, and by size and stride.
-        self.layouts: dict[tuple[int, int, int, int, int], Layout] = {}
+        self.layouts: dict[tuple[int, int, int, int, int], ContiguousLayout] = {}
         # The keys are ids of nodes, which stay unique because the pickle's graph keeps the nodes alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.decoded: dict[int, Tensor | None] = {}
@@ -332,7 +332,7 @@ class Decoder:
         if data is not None and shape is not None and len(args) == 6 and len(pid) == 5:
             is_whole = tensor.nbytes == tensor.storage_bytes and not tensor.note
             if is_whole and data == TensorData(data.storage, tensor.dtype, shape) and tensor.device is not None:
-                self.layouts[id(pid[1]), id(pid[3]), pid[4], id(args[2]), id(args[3])] = Layout(
+                self.layouts[id(pid[1]), id(pid[3]), pid[4], id(args[2]), id(args[3])] = ContiguousLayout(
                     tensor.dtype, tensor.device, tensor.nbytes, shape, tensor.elements
                 )
 
@@ -702,7 +702,7 @@ def _copy_marks(tensor: Tensor, attributes: Mapping[str, Any]) -> None:
             tensor.persistent = attributes["persistent"]
 
 
-def _describe_subclass(cls: str, state: Mapping[str, Any], decoder: Decoder, fqn: str) -> str:
+def _describe_subclass(cls: str, state: Mapping[str, Any], decoder: TensorDecoder, fqn: str) -> str:
     name = cls.rpartition(".")[2] or "tensor subclass"
     local = decoder.tensor(state.get("_local_tensor"), fqn)
     if local is None or local.shape is None:

@@ -15,7 +15,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, NoteKind
 from statecli.core.oddity_kind import OddityKind
-from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, build_row
+from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, DecodedTensor, Reading, build_row
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import (
     GRAPH_MODULE,
@@ -31,7 +31,7 @@ from statecli.pickles.nodes import Obj
 HOOKS = compile_on_use(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
 
 
-def collect_module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[Row]:
+def collect_module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[DecodedTensor]:
     """Yield the rows of a pickled nn.Module, grouped by its own `__dict__`.
 
     Registered tensors come first, in registration order and under every registered name. A tensor in a plain attribute
@@ -46,13 +46,13 @@ def collect_module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Ite
 class _ModuleWalk:
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self.rows: list[Row] = []
+        self.rows: list[DecodedTensor] = []
         self.modules: list[tuple[str, Obj, bool]] = []
         self.seen: set[int] = set()
         self.paths = 0
-        self.storages: dict[Any, Row] = {}
+        self.storages: dict[Any, DecodedTensor] = {}
         #: Rows of unregistered tensors by the id of their node, to find a second name of the same object.
-        self.nodes: dict[int, Row] = {}
+        self.nodes: dict[int, DecodedTensor] = {}
         self.aliases: dict[int, list[str]] = {}
 
     def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
@@ -107,7 +107,7 @@ class _ModuleWalk:
 
     def _add(self, fqn: str, tensor: Tensor, kind: Kind, persistent: bool | None, is_unregistered: bool) -> None:
         note = f"{kind.value} of an unregistered module" if is_unregistered else None
-        row = Row(
+        row = DecodedTensor(
             fqn,
             tensor,
             Kind.UNREGISTERED if is_unregistered else kind,
@@ -194,7 +194,7 @@ class _ModuleWalk:
         note = note or ("parameter in a plain attribute" if tensor.is_parameter else None)
         # `saved` is unknown (None), because the class's own state_dict() or get_extra_state() may save the tensor, and
         # its code is not in the file.
-        row = Row(
+        row = DecodedTensor(
             *(path, tensor, Kind.UNREGISTERED, Evidence.REGISTERED if is_known else Evidence.ASSUMED),
             *(None, None, tensor.requires_grad),
             note=note,
@@ -204,7 +204,7 @@ class _ModuleWalk:
         self.rows.append(row)
         self.nodes[id(node)] = row
 
-    def build_rows(self) -> Iterator[Row]:
+    def build_rows(self) -> Iterator[DecodedTensor]:
         for row in self.rows:
             names = self.aliases.get(id(row))
             yield msgspec.structs.replace(row, aliases=tuple(names)) if names else row

@@ -13,7 +13,7 @@ from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.version import __version__
 from statecli.report import Problem
 from statecli.report.documents.shared import AcceptedRow, ProblemRow, build_accepted_rows, build_problem_row
-from statecli.targets.target_result import Skipped, Status as AuditStatus
+from statecli.targets.target_result import Skipped, TargetStatus
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class TargetRow(msgspec.Struct, frozen=True):
     """A target: its status with the reason, and the size of its tensors."""
 
     target: str
-    status: AuditStatus
+    status: TargetStatus
     reason: str | None
     format: str | None
     tensors: int
@@ -70,7 +70,7 @@ def build_audit_document(audit: Audit, problems: Iterable[Problem], verdict: str
     statuses = Counter(target.status for target in audit.targets)
     accepted_rows = build_accepted_rows(entry for target in audit.targets for entry in target.accepted)
     summary = AuditSummary(
-        **{status.value: statuses[status] for status in AuditStatus},
+        **{status.value: statuses[status] for status in TargetStatus},
         **{severity.value: counts[severity] for severity in Severity},
         accepted=len(accepted_rows),
     )
@@ -79,7 +79,7 @@ def build_audit_document(audit: Audit, problems: Iterable[Problem], verdict: str
         for target in audit.targets
     )
     is_passed = (
-        not audit.failing and not statuses[AuditStatus.FAILED] and bool(audit.ran) and not audit.unused_reference
+        not audit.failing and not statuses[TargetStatus.FAILED] and bool(audit.ran) and not audit.unused_reference
     )
     return AuditDocument(
         "statecli.audit/1",

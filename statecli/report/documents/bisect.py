@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import asdict
 
-from statecli.commands.bisect.result import Answer, Bisection, Probe
+from statecli.commands.bisect.result import BisectAnswer, Bisection, Probe
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 from statecli.core.version import __version__
@@ -22,7 +22,7 @@ class BisectDocument(msgspec.Struct, frozen=True):
     statecli: str
     target: str
     condition: str
-    answer: Answer
+    answer: BisectAnswer
     checkpoints: int
     first: Probe | None
     last_before: Probe | None

@@ -13,7 +13,7 @@ from statecli.commands.inspect.quantized_rows import fold_tensors, select_weight
 from statecli.commands.inspect.run import Inspection
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, Oddity, Scalar, TensorInfo
-from statecli.core.quantized_layout_names import Layout
+from statecli.core.quantized_layout_names import QuantizedLayout
 from statecli.core.sizes import Totals, sum_by_kind
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows
@@ -40,7 +40,7 @@ class QuantizedRow(msgspec.Struct, frozen=True):
 
     fqn: str
     section: str
-    layout: Layout
+    layout: QuantizedLayout
     dtype: str
     bits: int | None
     shape: tuple[int, ...] | None

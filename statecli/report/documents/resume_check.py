@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import asdict
 
-from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.commands.resume_check.result import ResumeAnswer, ResumeCheck, StateRow
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 from statecli.core.version import __version__
@@ -24,7 +24,7 @@ class ResumeCheckDocument(msgspec.Struct, frozen=True):
     target: str
     steps: int
     saved_at: int
-    answer: Answer
+    answer: ResumeAnswer
     states: tuple[StateRow, ...]
     reason: str | None
     findings: tuple[Finding, ...]

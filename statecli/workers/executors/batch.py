@@ -134,10 +134,10 @@ def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | st
         outcome = run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
     except Exception as error:  # noqa: BLE001 - the command reports bugs, and may not know the class of the error
         outcome = RuntimeError(f"{type(error).__name__}: {error}")
-    return pickle.dumps(Answer(_restore_paths(outcome, folder)))
+    return pickle.dumps(WorkerAnswer(_restore_paths(outcome, folder)))
 
 
-class Answer(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """Answer of a worker, distinct from any other object."""
 
     results: Sequence[Any] | Exception
@@ -168,7 +168,7 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
         received = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
     except Exception as error:  # arbitrary bytes may raise any exception
         raise EngineError(f"the executor did not return a result of statecli ({type(error).__name__})") from error
-    if not isinstance(received, Answer):
+    if not isinstance(received, WorkerAnswer):
         raise EngineError(
             f"the executor did not return a result of statecli, but an object of type {type(received).__name__}"
         )

@@ -65,7 +65,7 @@ def find_moves(
     return build_moves(changes, sources, sections)
 
 
-class Source(NamedTuple):
+class MoveSource(NamedTuple):
     """The tensor before with the values of a tensor after, but a few: the exceptions."""
 
     row: TensorInfo
@@ -175,7 +175,7 @@ def _may_move(row: TensorInfo) -> bool:
 
 def _confirm(
     changes: Sequence[Change], candidates: Mapping[int, TensorInfo], jobs: int, *, is_layer: bool = False
-) -> dict[int, Source]:
+) -> dict[int, MoveSource]:
     """Return the candidates that are equal bit for bit, except for a few elements.
 
     Values possibly equal by chance are evidence only in a layer whose other tensors moved.
@@ -194,7 +194,7 @@ def _confirm(
     for n, result in zip(casts, check_elements(list(casts.values()), jobs=jobs), strict=True):
         if isinstance(result, CheckResult) and result.elements:
             exceptions[n] = result.exceptions
-    sources = {n: Source(pairs[n].before, count) for n, count in exceptions.items()}
+    sources = {n: MoveSource(pairs[n].before, count) for n, count in exceptions.items()}
     return {
         n: source
         for n, source in sources.items()
@@ -217,7 +217,7 @@ def _build_cast_task(pair: Pair) -> CheckTask | None:
 
 
 def build_moves(
-    changes: Sequence[Change], sources: Mapping[int, Source], sections: Mapping[str, str]
+    changes: Sequence[Change], sources: Mapping[int, MoveSource], sections: Mapping[str, str]
 ) -> dict[int, Transformation]:
     """Return the moves by the number of the change; two tensors that have each other's values are swapped."""
     moves: dict[int, Transformation] = {}

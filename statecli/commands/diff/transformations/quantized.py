@@ -13,7 +13,7 @@ from statecli.commands.diff.transformations.training import MAX_COSINE
 from statecli.commands.diff.transformations.views import get_data
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo
-from statecli.core.quantized_layouts import DEFAULT_BLOCK, FLOAT8_DTYPES, Layout, Part
+from statecli.core.quantized_layouts import DEFAULT_BLOCK, FLOAT8_DTYPES, QuantizedLayout, QuantizedPart
 from statecli.core.quantized_weights import QuantizedWeight, find_quantized_weights, split_codes
 from statecli.values.data_task import compute_derived
 from statecli.values.delta import Delta
@@ -30,7 +30,7 @@ _ZERO_OFFSETS = (1, 0)
 #: reported.
 _MIN_CHANNEL_GAIN = 4.0
 #: Layouts and scales with factors for input channels: AWQ, and SmoothQuant in the files of compressed-tensors.
-_LAYOUTS_WITH_FACTORS = (Layout.AWQ, Layout.PACKED)
+_LAYOUTS_WITH_FACTORS = (QuantizedLayout.AWQ, QuantizedLayout.PACKED)
 _SCALES_WITH_FACTORS = ("weight_scale",)
 #: Largest number of names below the module in the name of a part.
 _MAX_PART_NAMES = 3
@@ -185,7 +185,7 @@ def _list_modules(fqn: str) -> Iterator[str]:
 
 def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pair | None:
     dense = get_data(before)
-    if weight.layout is Layout.MXFP4_EXPERTS:
+    if weight.layout is QuantizedLayout.MXFP4_EXPERTS:
         return None
     data = {part: part_data for part, row in weight.parts.items() if (part_data := get_data(row)) is not None}
     if dense is None or len(dense.shape) != 2 or "float" not in dense.dtype or len(data) < len(weight.parts):
@@ -195,9 +195,13 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
     if block is None:
         return None
     rule = DequantizeRule(weight.layout, shape, block if len(block) == 2 else None, weight.divisor)
-    rules = [replace(rule, zero_offset=offset) for offset in _ZERO_OFFSETS] if weight.layout is Layout.GPTQ else [rule]
+    rules = (
+        [replace(rule, zero_offset=offset) for offset in _ZERO_OFFSETS]
+        if weight.layout is QuantizedLayout.GPTQ
+        else [rule]
+    )
     parts = tuple(StoredPart(part, part_data) for part, part_data in data.items())
-    scales = weight.parts[Part.SCALES].fqn.rpartition(".")[2]
+    scales = weight.parts[QuantizedPart.SCALES].fqn.rpartition(".")[2]
     quantization = Quantization(weight.layout, before.dtype, shape, _name_codes(weight, shape), scales, block)
     return _Pair(
         number,
@@ -214,12 +218,12 @@ def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, .
     None for codes and scales of other shapes.
     """
     rows, columns = shape
-    scales, codes = weight.parts[Part.SCALES], weight.codes
+    scales, codes = weight.parts[QuantizedPart.SCALES], weight.codes
     count = math.prod(scales.shape or ())
-    if weight.layout is Layout.BITSANDBYTES:
+    if weight.layout is QuantizedLayout.BITSANDBYTES:
         is_whole = math.prod(codes.shape or ()) == (rows * columns + 1) // 2 and count > 0
         return (1 << (-(-rows * columns // count) - 1).bit_length(),) if is_whole else None
-    if weight.layout is Layout.SCALED:
+    if weight.layout is QuantizedLayout.SCALED:
         return _find_scaled_block(weight, shape, scales.shape or ()) if codes.shape == shape else None
     groups = count // rows if rows and count % rows == 0 else 0
     return (1, columns // groups) if groups and columns % groups == 0 else None
@@ -243,14 +247,14 @@ def _find_scaled_block(
 def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
     """Return the type of the codes: `int4`, `nf4`, `float8_e4m3fn`."""
     codes = weight.codes.shape or ()
-    if weight.layout is Layout.SCALED:
+    if weight.layout is QuantizedLayout.SCALED:
         return weight.codes.dtype
-    if weight.layout is Layout.BITSANDBYTES:
-        state = weight.parts.get(Part.STATE)
+    if weight.layout is QuantizedLayout.BITSANDBYTES:
+        state = weight.parts.get(QuantizedPart.STATE)
         return "fp4" if state is not None and state.fqn.endswith("fp4") else "nf4"
-    if weight.layout in (Layout.NVFP4, Layout.MXFP4):
+    if weight.layout in (QuantizedLayout.NVFP4, QuantizedLayout.MXFP4):
         return "fp4"
-    if weight.layout is Layout.AWQ:
+    if weight.layout is QuantizedLayout.AWQ:
         return "int4"
     return f"int{math.prod(codes) * 32 // math.prod(shape)}"
 
@@ -261,7 +265,7 @@ def _build_transformation(pair: _Pair, error: QuantizedError, kind: Transformati
     relative = error.by_channel if by_channel else error.relative
     elements = math.prod(pair.dense.shape or ())
     names = () if pair.weight.in_one_row else pair.weight.parts.items()
-    others = [row.fqn for part, row in names if part is not Part.CODES]
+    others = [row.fqn for part, row in names if part is not QuantizedPart.CODES]
     return Transformation(
         kind,
         elements,
@@ -280,7 +284,9 @@ def _describe_blocks(change: Change, kind: TransformationKind) -> Transformation
     if after.dtype not in BLOCK_SIZES or before.dtype in BLOCK_SIZES:
         return None
     block = BLOCK_SIZES[after.dtype][0]
-    quantization = Quantization(Layout.GGUF, before.dtype, before.shape or (), after.dtype, "its scales", (block,))
+    quantization = Quantization(
+        QuantizedLayout.GGUF, before.dtype, before.shape or (), after.dtype, "its scales", (block,)
+    )
     exceptions = 0 if values.relative_l2 <= _MAX_ERROR else values.elements
     return Transformation(
         kind,

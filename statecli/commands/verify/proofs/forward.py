@@ -44,7 +44,7 @@ from statecli.live.device_rules import DeviceWatch
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
-from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
+from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, Place, TensorSource, is_user_code
 from statecli.live.tensors import is_lazy
 
 #: Torch's errors about several devices: "Expected all tensors to be on the same device", "are not at the same device".
@@ -96,7 +96,7 @@ class _Run:
     watch: DeviceWatch
     devices: dict[str, str] = field(default_factory=dict)
     error_text: str | None = None
-    refused: Refused | None = None
+    refused: CudaRefusal | None = None
     cuda_checks: list[Place] = field(default_factory=list)
     replaced: frozenset[str] = frozenset()
     mismatches_of_forward: tuple[Mismatch, ...] = ()
@@ -263,9 +263,9 @@ def _call_backward(outputs: Any) -> str | None:
     return None
 
 
-def _find_refused(error: BaseException | None) -> Refused | None:
+def _find_refused(error: BaseException | None) -> CudaRefusal | None:
     """Return the error of mismatches that ended the call, raised directly or as the cause of an error of the model."""
-    while error is not None and not isinstance(error, Refused):
+    while error is not None and not isinstance(error, CudaRefusal):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error
 
@@ -276,11 +276,11 @@ def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
     if run.refused:
         return
     if fake_gpu.NUMPY_ERROR in text:
-        run.watch.mismatches.append(Mismatch(Source(), run.trial.device_name, "", "numpy", place, Fault.NUMPY))
+        run.watch.mismatches.append(Mismatch(TensorSource(), run.trial.device_name, "", "numpy", place, Fault.NUMPY))
     elif match := _ON_CPU_ERROR.search(text):
-        run.watch.mismatches.append(Mismatch(Source(), "", match[1], "", place, Fault.NOT_ON_CPU))
+        run.watch.mismatches.append(Mismatch(TensorSource(), "", match[1], "", place, Fault.NOT_ON_CPU))
     elif _SAME_DEVICE_ERROR.search(text) and not any(mismatch.place == place for mismatch in run.watch.mismatches):
-        run.watch.mismatches.append(Mismatch(Source(), "", "", "", place, Fault.UNTOLD))
+        run.watch.mismatches.append(Mismatch(TensorSource(), "", "", "", place, Fault.UNTOLD))
 
 
 def _locate_error(error: BaseException | None) -> Place | None:
@@ -477,7 +477,7 @@ def _build_mixed_finding(
     return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
-def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, check_builder.Help]:
+def _describe_source(subject: ModelUnderTest, source: TensorSource, device: str) -> tuple[str, check_builder.Help]:
     """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:

@@ -18,7 +18,14 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.proofs.step import find_optimizer_class
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.commands.verify.resumed_training import STEPS, STEPS_BEFORE, Record, SavedTraining, Trainer, find_effect
+from statecli.commands.verify.resumed_training import (
+    STEPS,
+    STEPS_BEFORE,
+    SavedTraining,
+    Trainer,
+    TrainingRecord,
+    find_effect,
+)
 from statecli.core import registration_rules
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
@@ -116,7 +123,7 @@ class _Proof(Proof):
             "look for an iterator, or an object of a library written in C"
         )
 
-    def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: Record) -> None:
+    def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: TrainingRecord) -> None:
         """Report a value that alone was kept after the load, if the training differs."""
         effect = find_effect(training.record, record, excluded_slots=(slot,))
         remains = bool(list_differing_parts(training.record.values.get(slot), record.values.get(slot)))
