@@ -17,8 +17,8 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.proof_names import Name
-from statecli.requests.options import COMMANDS, COMMANDS_WITH_FUNCTION, OptionGroup
-from statecli.requests.parameters import Names, Parameter, parameters_of
+from statecli.requests.options import COMMANDS, COMMANDS_WITH_FUNCTION, NamedKind, OptionGroup
+from statecli.requests.parameters import Parameter, parameters_of
 
 #: Literals with the values of the enumerations.
 LITERALS: dict[type[enum.Enum], str] = {
@@ -76,7 +76,7 @@ def _format_type(parameter: Parameter) -> str:
         text += f" | {literal}"
     if parameter.repeatable:
         return f"Iterable[{text}] | {literal} | None" if literal else f"Iterable[{text}] | None"
-    if parameter.names is Names.INPUT:
+    if parameter.names is NamedKind.INPUT:
         text += " | os.PathLike[str]"
     return text if parameter.default is not None else f"{text} | None"
 

@@ -3,8 +3,8 @@
 A script calls `statecli __complete SHELL =CURRENT WORD...`: the word at the cursor, behind an equals sign because some
 shells drop empty words, and the words between the program and this word. The answer is a line of the kind
 (`CandidateKind`), a line of the number of characters before a file name (`--output=`: 9), and a line for each
-candidate: the word, a tab and its help. Commands, options and values come from the table. Completion runs at every press
-of Tab, so completion imports neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
+candidate: the word, a tab and its help. Commands, options and values come from the table. Completion runs at every
+press of Tab, so completion imports neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
 """
 
 from __future__ import annotations
