@@ -57,7 +57,7 @@ def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @contextmanager
 def keep_class_attributes(module: nn.Module) -> Iterator[None]:
-    """Restore the dicts and lists of the module's classes after the block, because all instances share them."""
+    """Restore dicts and lists of the module's classes that hold tensors after the block: all instances share them."""
     containers = [
         step.value
         for container in walk(module).unregistered
