@@ -263,7 +263,7 @@ def test_the_parser_agrees_with_msgpack(tmp_path, value):
             return {key: plain(child) for key, child in node.items()}
         return [plain(child) for child in node] if isinstance(node, list) else node
 
-    with flax_msgpack.Source(str(path)) as source:
+    with flax_msgpack.ByteSource(str(path)) as source:
         parser = msgpack.Parser(source)
         assert repr(plain(parser.value())) == repr(value)
         assert parser.at == source.size
@@ -275,7 +275,7 @@ def test_extension_of_each_length_is_parsed(tmp_path, length):
     library = pytest.importorskip("msgpack")
     path = tmp_path / "value"
     path.write_bytes(library.packb(library.ExtType(5, bytes(length))))
-    with flax_msgpack.Source(str(path)) as source:
+    with flax_msgpack.ByteSource(str(path)) as source:
         result = msgpack.Parser(source).value()
     assert (result.code, result.length, result.offset + length) == (5, length, path.stat().st_size)
 

@@ -741,7 +741,7 @@ def test_file_replaced_during_the_read_gives_the_old_content(tmp_path, monkeypat
             new_file.write_bytes(pack_tensor(entry("F16", (4,)), name="new"))
             new_file.replace(path)
 
-    monkeypatch.setattr(safetensors, "Source", Replaced)
+    monkeypatch.setattr(safetensors, "ByteSource", Replaced)
     assert [(t.fqn, t.dtype) for t in formats.read(str(path)).tensors] == [("old", "float32")]
 
 

@@ -331,10 +331,10 @@ def test_every_colour_that_is_used_is_in_every_palette():
 def test_no_other_output_imports_jinja():
     """Only this page costs the 30 ms of the import."""
     code = (
-        "import sys\nfrom statecli import render\nfrom statecli.report import Page, Report, Table, Column\n"
+        "import sys\nfrom statecli import render\nfrom statecli.report import Page, Report, Table, ReportColumn\n"
         "import msgspec\nclass Document(msgspec.Struct):\n    a: int = 1\n"
         "class Sink:\n    text = utf8 = staticmethod(lambda part: None)\n"
-        "columns = (Column('fqn'),)\n"
+        "columns = (ReportColumn('fqn'),)\n"
         "about = Report('t', Document, lambda: Table(columns, ()), lambda: Page('', columns, (), ()))\n"
         "for output in set(render.Output) - {render.Output.HTML}:\n"
         "    render.write(about, output, Sink, render.RenderOptions(terminal=True))\n"
