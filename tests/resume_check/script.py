@@ -334,6 +334,20 @@ def odd(steps, save_every, save_to, checkpoint, create):
             torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
 
 
+def create_circle(number, count=2):
+    """Objects that each refer to all of them."""
+    items = [SimpleNamespace(number=number) for _ in range(count)]
+    for item in items:
+        item.items = list(items)
+    return items[0]
+
+
+def fill_(module, number):
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, number)
+    return module
+
+
 def _create_settings(number):
     settings = Settings()
     settings.factor = number
@@ -347,6 +361,9 @@ for _name, _create in {
     "slots": _create_settings,
     "array": lambda number: {"rows": numpy.full(3, number)},
     "set": lambda number: deque([{number}]),
+    "circle": create_circle,
+    "web": lambda number: create_circle(number, count=20),
+    "model": lambda number: SimpleNamespace(net=fill_(nn.Embedding(2, 2), number)),
     "object": lambda number: SimpleNamespace(factor=number, call=len, kind=Settings, dtype=torch.half),
 }.items():
     globals()[f"odd_{_name}"] = lambda _create=_create, **options: odd(**options, create=_create)

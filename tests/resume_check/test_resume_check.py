@@ -152,7 +152,11 @@ def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
 
 @pytest.mark.parametrize(
     ("name", "state"),
-    [("flat", "model"), ("scale", "model"), *((kind, "optimizer") for kind in ("array", "set", "object"))],
+    [
+        ("flat", "model"),
+        ("scale", "model"),
+        *((kind, "optimizer") for kind in ("array", "set", "object", "circle", "model")),
+    ],
 )
 def test_values_in_unusual_objects_are_compared(name, state):
     """Inner tensors of a subclass, scales of a quantized tensor, arrays of numpy, and attributes of an object."""
@@ -167,6 +171,12 @@ def test_values_that_cannot_be_read_are_inconclusive(name, state):
         result = check(f"{start}_{name}")
         assert (result.answer, result.states) == (ResumeAnswer.INCONCLUSIVE, ())
         assert result.reason.startswith(f"statecli cannot read the values of {state}, so a difference in these ")
+
+
+def test_state_with_too_many_paths_ends():
+    """Twenty objects that all refer to each other: the first numbers differ, or nothing proves that all are equal."""
+    assert [finding.fqn for finding in check("odd_web").findings] == ["optimizer"]
+    assert check("same_web").answer is ResumeAnswer.INCONCLUSIVE
 
 
 def test_a_dict_of_averages_is_an_average():

@@ -39,6 +39,8 @@ _DIGEST_DIGITS = 16
 MAX_FUNCTIONS = 5
 #: Largest depth of nested objects in a state; deeper values count as unreadable.
 _MAX_DEPTH = 20
+#: Objects and containers of a state whose values are read; further objects are unreadable.
+_MAX_OBJECTS = 100_000
 
 
 def main(arguments: list[str]) -> None:
@@ -295,33 +297,53 @@ def _join_digests(digests: list[str]) -> str:
     return unreadable[0] if unreadable else _hash(*digests)
 
 
-def _encode(value: Any, depth: int = 0) -> str:
+def _encode(value: Any) -> str:
     """Return text that differs if the numbers or tensors in a state differ; with UNREADABLE, if it may not."""
-    if isinstance(value, torch.Tensor):
-        return _digest(value)
-    if isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))):
-        return repr(value)
-    if depth == _MAX_DEPTH:
-        return f"{UNREADABLE} ({type(value).__name__})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_encode(value[key], depth + 1)}' for key in value)}}}"
-    if isinstance(value, (list, tuple, deque)):
-        return f"[{', '.join(_encode(item, depth + 1) for item in value)}]"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(_encode(item, depth + 1) for item in value))}}}"
-    return _encode_object(value, depth)
+    return _Encoder().encode(value)
 
 
-def _encode_object(value: Any, depth: int) -> str:
-    """Return the text of an array of numpy, of a function or class, or of the attributes of an object."""
-    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
-        return f"{value.__module__}.{value.__qualname__}"
-    numpy: Any = sys.modules.get("numpy")
-    if numpy and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
-        return _hash(str(value.dtype), str(value.shape), value.tobytes().hex())
-    attributes = getattr(value, "__dict__", None)
-    text = _encode(attributes, depth + 1) if type(attributes) is dict and attributes else UNREADABLE
-    return f"{text} ({type(value).__name__})"
+class _Encoder:
+    """Encoder of one state. Objects may refer to each other in circles, and to a whole model."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._outer_ids: list[int] = []
+
+    def encode(self, value: Any) -> str:
+        """Return the text of a value; nested values beyond a limit are unreadable."""
+        if isinstance(value, torch.Tensor):
+            return _digest(value)
+        if isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))):
+            return repr(value)
+        if id(value) in self._outer_ids:
+            return f"(circle {len(self._outer_ids) - self._outer_ids.index(id(value))})"
+        self._count += 1
+        if len(self._outer_ids) == _MAX_DEPTH or self._count > _MAX_OBJECTS:
+            return f"{UNREADABLE} ({type(value).__name__})"
+        self._outer_ids.append(id(value))
+        try:
+            return self._encode_object(value)
+        finally:
+            self._outer_ids.pop()
+
+    def _encode_object(self, value: Any) -> str:
+        """Return the text of a container, an array of numpy, a function or class, or the attributes of an object."""
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{key!r}: {self.encode(value[key])}' for key in value)}}}"
+        if isinstance(value, (list, tuple, deque)):
+            return f"[{', '.join(map(self.encode, value))}]"
+        if isinstance(value, (set, frozenset)):
+            return f"{{{', '.join(sorted(map(self.encode, value)))}}}"
+        if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+            return f"{value.__module__}.{value.__qualname__}"
+        if isinstance(value, nn.Module):
+            return self.encode(value.state_dict())
+        numpy: Any = sys.modules.get("numpy")
+        if numpy and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
+            return _hash(str(value.dtype), str(value.shape), value.tobytes().hex())
+        attributes = getattr(value, "__dict__", None)
+        text = self.encode(attributes) if type(attributes) is dict and attributes else UNREADABLE
+        return f"{text} ({type(value).__name__})"
 
 
 def _read_tensors(modules: list[nn.Module], method: str) -> Digests:
