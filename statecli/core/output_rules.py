@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule
-from statecli.core.run_scope import NotChecked
+from statecli.core.run_scope import NotChecked, has_unread_tensors
 
 NOT_CHECKED = Rule(
     "not-checked",
@@ -65,5 +65,5 @@ RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ, SKIPPED)
 
 
 def choose_case(entries: Iterable[NotChecked]) -> str | None:
-    """Return the case of NOT_CHECKED for these entries: skipped files are expected, unread tensors are not."""
-    return "tensors" if any(entry.what == "tensor" for entry in entries) else None
+    """Return the case of NOT_CHECKED for these entries."""
+    return "tensors" if has_unread_tensors(entries) else None

@@ -18,6 +18,11 @@ class NotChecked(msgspec.Struct, frozen=True):
     why: str
 
 
+def has_unread_tensors(entries: Iterable[NotChecked]) -> bool:
+    """Return True if some entries are tensors; skipped files are expected, unread tensors are not."""
+    return any(entry.what == "tensor" for entry in entries)
+
+
 class Configuration(msgspec.Struct, frozen=True):
     """Configuration of a run: its file (None for the defaults) and the checks weakened by the file.
 

@@ -32,7 +32,7 @@ from statecli.core.registration_rules import (
     UNREGISTERED_TENSOR,
 )
 from statecli.core.rule import Rule
-from statecli.core.run_scope import NotChecked
+from statecli.core.run_scope import NotChecked, has_unread_tensors
 from statecli.core.severity import find_worst_severity, is_trainable
 from statecli.core.units import format_origin, format_shape, join_names, plural
 from statecli.report import Fix, Line, Page, Problem, Report, RuleText, fold, rule_texts
@@ -195,8 +195,7 @@ def format_severities(problems: Iterable[Problem]) -> str:
 
 def format_counts(problems: Collection[Problem], not_checked: Iterable[NotChecked]) -> str:
     """Format the number of problems by severity; `no findings` for none if some values, maybe NaN, were not read."""
-    has_unread_values = any(entry.what == "tensor" for entry in not_checked)
-    return "no findings" if has_unread_values and not problems else format_severities(problems)
+    return "no findings" if not problems and has_unread_tensors(not_checked) else format_severities(problems)
 
 
 def format_result(report: Report, page: Page, exit_status: int) -> str:
