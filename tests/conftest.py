@@ -193,7 +193,7 @@ def minilm() -> Path:
 
 
 @pytest.fixture
-def one_task_a_parcel(monkeypatch) -> None:
+def one_task_per_batch(monkeypatch) -> None:
     """Send each task to a worker in a batch of its own, whatever the engine."""
     from statecli.workers import pool
     from statecli.workers.executors import dask, futures, ray

@@ -39,7 +39,7 @@ def touch(path: Path) -> None:
     os.utime(path, (1, 1))
 
 
-def cut_file(path: Path) -> None:
+def truncate_file(path: Path) -> None:
     """Truncate the file after its first half."""
     os.truncate(path, path.stat().st_size // 2)
 
@@ -116,7 +116,7 @@ def test_unchanged_file_is_not_reported_as_changed(command, path, call_after_lis
     assert result.code == 0, result
 
 
-@pytest.mark.parametrize("change", [cut_file, remove], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", [truncate_file, remove], ids=lambda change: change.__name__)
 @each_command
 def test_truncated_or_removed_file_exits_with_2(command, change, path, call_after_listing, statecli):
     """Each command names the file and exits with status 2."""

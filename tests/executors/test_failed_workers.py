@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _paths(in_tmp_path, one_task_a_parcel):
+def _paths(in_tmp_path, one_task_per_batch):
     """Two files with forty tensors each; each tensor is a batch of its own."""
     torch.manual_seed(0)
     for name in ("a", "b"):

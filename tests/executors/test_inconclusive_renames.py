@@ -18,7 +18,7 @@ FAILED_TASK_MESSAGE = "executor='FailingExecutor': a worker stopped during a tas
 
 
 @pytest.fixture(autouse=True)
-def _files(in_tmp_path, one_task_a_parcel):
+def _files(in_tmp_path, one_task_per_batch):
     """`x.w` is renamed to `y.w`, and `x.v` to `y.v`; `gone` is removed and `new` is added. Only `gone` and `new` have
     other shapes.
     """

@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 @pytest.fixture(autouse=True)
-def _checkpoint_folder(checkpoints, monkeypatch, one_task_a_parcel):
+def _checkpoint_folder(checkpoints, monkeypatch, one_task_per_batch):
     monkeypatch.chdir(checkpoints)
 
 
@@ -107,13 +107,13 @@ def test_ray_workers_give_the_same_result(single_process_results):
 def test_executor_of_python_gives_the_same_result():
     """The caller's threads, and processes that were not forked; statecli closes neither executor."""
 
-    def run_both(**options):
+    def diff_and_inspect(**options):
         results = package.diff("before.pt", "after.pt", **options), package.inspect("after.pt", stats=True, **options)
         return [msgspec.json.encode(result) for result in results]
 
-    expected = run_both()
+    expected = diff_and_inspect()
     with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-        assert run_both(executor=threads) == expected
-        assert run_both(executor=processes) == expected
+        assert diff_and_inspect(executor=threads) == expected
+        assert diff_and_inspect(executor=processes) == expected
         assert threads.submit(int, "1").result() == 1
-    assert run_both(executor="threads:2") == expected
+    assert diff_and_inspect(executor="threads:2") == expected

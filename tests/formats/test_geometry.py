@@ -23,10 +23,10 @@ def read(body, storages=STORAGES):
 
 def find_refusal(**wrong_fields):
     """Return the error line for a tensor `w` over 16 bytes with these wrong fields."""
-    return find_damage(state_dict(w=tensor(**wrong_fields)))
+    return read_only_row(state_dict(w=tensor(**wrong_fields)))
 
 
-def find_damage(body):
+def read_only_row(body):
     """Return the line, without its file, for the only tensor of a body."""
     (row,) = read(body).tensors
     assert (row.dtype, row.shape, row.data, row.parts) == ("unknown", None, None, ())
@@ -127,7 +127,7 @@ def test_empty_tensor_may_have_any_offset(offset):
 def test_requires_grad_must_be_a_bool():
     """torch raises an error for the value, so statecli reports the tensor as damaged."""
     body = state_dict(w=tensor()).replace(b"\x89", b"K\x07")
-    assert find_damage(body) == "w: requires_grad is recorded as 7, not as a bool"
+    assert read_only_row(body) == "w: requires_grad is recorded as 7, not as a bool"
 
 
 def test_key_set_twice_is_reported():
@@ -142,14 +142,14 @@ def test_plain_object_as_a_storage_is_damage():
     """A tensor over a plain object is malformed and does not crash the reader."""
     body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
     assert (
-        find_damage(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
+        read_only_row(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
     )
 
 
 def test_rebuild_call_without_arguments_is_damage():
     """The error has the number of arguments."""
     body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
-    assert find_damage(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
+    assert read_only_row(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
 
 
 def test_storage_view_in_a_persistent_id_has_its_range():
@@ -201,7 +201,7 @@ def test_nested_rebuild_calls_are_limited():
     call = b"ctorch._utils\n_rebuild_parameter\n"
     nested_calls = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(20_000))
-    damage = find_damage(build_pickle(b"}" + nested_calls[2:] + body + text("w") + b"h\x03s"))
+    damage = read_only_row(build_pickle(b"}" + nested_calls[2:] + body + text("w") + b"h\x03s"))
     assert damage == "w: nests tensors more than 16 levels deep, the limit of statecli"
 
 

@@ -83,7 +83,7 @@ def page(state, tmp_path_factory):
 
 
 @pytest.fixture
-def shown_page(browser, page):
+def opened_page(browser, page):
     browser.show(page)
     yield browser
     assert browser.list_errors() == []
@@ -95,24 +95,24 @@ def filter_rows(browser, text):
     return browser.run("document.getElementById('tensors-flat').click();" + ROWS)
 
 
-def test_equal_layers_share_a_row_that_opens(shown_page):
+def test_equal_layers_share_a_row_that_opens(opened_page):
     """Twelve equal layers are one row with the sums of a layer; a click shows each layer."""
-    rows = shown_page.run(ROWS)
+    rows = opened_page.run(ROWS)
     assert [row[0] for row in rows] == ["wte.weight", "h", "{0..11}.attn", "12.attn.weight", "ids", "head.weight"]
     assert rows[2][1:] == ["parameter", "2 dtypes", "12 × 2 tensors", "12 × 216", "12 × 816 B", "76 %"]
-    opened = shown_page.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
+    opened = opened_page.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
     assert [row[0] for row in opened[3:15]] == [f"{layer}.attn" for layer in range(12)]
 
 
-def test_shared_storage_counts_once_and_is_a_link(shown_page, state):
+def test_shared_storage_counts_once_and_is_a_link(opened_page, state):
     """The sums of the page are the sums of the checkpoint, and the link of a tied tensor leads to the other tensor."""
     distinct = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
     elements, size = (sum(measure(tensor) for tensor in distinct) for measure in (torch.numel, lambda t: t.nbytes))
     totals = """const data = JSON.parse(document.getElementById('tensor-data').textContent);
       return [data.elements, data.bytes]"""
-    assert shown_page.run(totals) == [elements, size]
-    assert shown_page.run(STATUS) == "28 tensors"
-    went = shown_page.run(
+    assert opened_page.run(totals) == [elements, size]
+    assert opened_page.run(STATUS) == "28 tensors"
+    went = opened_page.run(
         "document.querySelector('#tensors-body .link').click();"
         "return [document.getElementById('tensors-title').textContent,"
         " document.querySelector('[aria-selected=true] .label').textContent]"
@@ -120,7 +120,7 @@ def test_shared_storage_counts_once_and_is_a_link(shown_page, state):
     assert went == ["head.weight", "head.weight"]
 
 
-def test_a_filter_keeps_the_tensors_that_match(shown_page, state):
+def test_a_filter_keeps_the_tensors_that_match(opened_page, state):
     """The list and the count in the status follow the filter; the status names a wrong word, which is ignored.
 
     tests/render/test_page_filter.py has the cases of the filter itself.
@@ -131,53 +131,53 @@ def test_a_filter_keeps_the_tensors_that_match(shown_page, state):
         ("size>0.5kB -head", lambda name, t: t.nbytes > 500 and "head" not in name),
     ):
         expected = [name for name, tensor in state.items() if keep(name, tensor)]
-        assert [row[0] for row in filter_rows(shown_page, text)] == expected
-        assert shown_page.run(STATUS).startswith(f"{len(expected)} of 28 tensors, ")
-    assert len(filter_rows(shown_page, "size>big")) == 28
-    assert shown_page.run(STATUS).startswith("size>big: write a number after >, such as size>1MB")
-    assert [row[0] for row in filter_rows(shown_page, "size>big head")] == ["head.weight"]
+        assert [row[0] for row in filter_rows(opened_page, text)] == expected
+        assert opened_page.run(STATUS).startswith(f"{len(expected)} of 28 tensors, ")
+    assert len(filter_rows(opened_page, "size>big")) == 28
+    assert opened_page.run(STATUS).startswith("size>big: write a number after >, such as size>1MB")
+    assert [row[0] for row in filter_rows(opened_page, "size>big head")] == ["head.weight"]
 
 
-def test_every_column_sorts(shown_page, state):
+def test_every_column_sorts(opened_page, state):
     """Numbers are sorted from the largest, then from the smallest, then in the order of the file."""
     press = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === 'bytes').click();"
-    filter_rows(shown_page, "")
+    filter_rows(opened_page, "")
     sizes = [tensor.nbytes for tensor in state.values()]
     by_size = sorted(range(28), key=lambda n: -sizes[n])
     for order in (by_size, sorted(range(28), key=lambda n: sizes[n]), range(28)):
-        assert [row[0] for row in shown_page.run(press + ROWS)] == [[*state][n] for n in order]
+        assert [row[0] for row in opened_page.run(press + ROWS)] == [[*state][n] for n in order]
 
 
-def test_keys_walk_the_tree(shown_page):
+def test_keys_walk_the_tree(opened_page):
     """Tab reaches the tree; arrows move, open and close; Enter shows a tensor."""
     active = (
         "const row = document.getElementById(document.activeElement.getAttribute('aria-activedescendant'));"
         "return [row.querySelector('.label').textContent, row.getAttribute('aria-level'), row.ariaExpanded]"
     )
-    shown_page.run("document.querySelector('#tensors-head .cell:last-child button').focus()")
-    shown_page.run("document.getElementById('tensors-grid').focus()")
-    shown_page.press("Down", "Down")
-    assert shown_page.run(active) == ["{0..11}.attn", "2", "false"]
-    shown_page.press("Right", "Right", "Right", "Right")
-    assert shown_page.run(active) == ["weight", "4", None]
-    shown_page.press("Enter")
-    assert shown_page.run("return document.getElementById('tensors-title').textContent") == "h.0.attn.weight"
-    shown_page.press("Left", "Left")
-    assert shown_page.run(active) == ["0.attn", "3", "false"]
+    opened_page.run("document.querySelector('#tensors-head .cell:last-child button').focus()")
+    opened_page.run("document.getElementById('tensors-grid').focus()")
+    opened_page.press("Down", "Down")
+    assert opened_page.run(active) == ["{0..11}.attn", "2", "false"]
+    opened_page.press("Right", "Right", "Right", "Right")
+    assert opened_page.run(active) == ["weight", "4", None]
+    opened_page.press("Enter")
+    assert opened_page.run("return document.getElementById('tensors-title').textContent") == "h.0.attn.weight"
+    opened_page.press("Left", "Left")
+    assert opened_page.run(active) == ["0.attn", "3", "false"]
 
 
-def test_controls_are_labelled_and_reached_in_order(shown_page):
+def test_controls_are_labelled_and_reached_in_order(opened_page):
     """Each control has a name; Tab goes from the filter to the tree in the order of the page."""
     names = "return [...document.querySelectorAll('input, button')].map((e) => (e.ariaLabel || e.textContent).trim())"
-    assert all(shown_page.run(names))
-    shown_page.run("document.getElementById('tensors-filter').focus()")
+    assert all(opened_page.run(names))
+    opened_page.run("document.getElementById('tensors-filter').focus()")
     reached = []
     for _ in range(12):
-        shown_page.press("Tab")
-        reached.append(shown_page.run("return document.activeElement.id || document.activeElement.textContent"))
+        opened_page.press("Tab")
+        reached.append(opened_page.run("return document.activeElement.id || document.activeElement.textContent"))
     assert reached[:4] == ["tensors-tree", "tensors-flat", "tensors-open", "tensors-close"]
     assert "tensors-grid" in reached
-    roles = shown_page.run("return [...document.querySelectorAll('[role=treegrid] [role]')].map((e) => e.role)")
+    roles = opened_page.run("return [...document.querySelectorAll('[role=treegrid] [role]')].map((e) => e.role)")
     assert {"rowgroup", "row", "columnheader", "rowheader", "gridcell"} == set(roles)
 
 
@@ -360,26 +360,26 @@ def test_facts_close_if_the_tensor_leaves_the_list(browser, tmp_path):
     assert browser.list_errors() == []
 
 
-def test_listed_rows_are_copied_as_globs(shown_page):
+def test_listed_rows_are_copied_as_globs(opened_page):
     """The button and y both copy; the text is shown, because a browser may refuse to copy."""
     for entered, globs in (
         ("bias", "-i 'h.*.attn.bias'"),
         ("h.{0..1}.", "-i 'h.{0,1}.*'"),
         ("{wte,head}.weight", "-i wte.weight -i head.weight"),
     ):
-        shown_page.run(TYPE, entered)
-        shown_page.run("document.getElementById('tensors-copy').focus()")
-        shown_page.press("Enter")
-        shown_page.wait("setTimeout(done, 50)")
-        message, text = shown_page.run(GLOBS)
+        opened_page.run(TYPE, entered)
+        opened_page.run("document.getElementById('tensors-copy').focus()")
+        opened_page.press("Enter")
+        opened_page.wait("setTimeout(done, 50)")
+        message, text = opened_page.run(GLOBS)
         assert text == globs
-        assert message.endswith(f"for {shown_page.run(STATUS).split()[0]} tensors:")
-    shown_page.run(TYPE, "")
-    shown_page.wait("setTimeout(done, 50)")
-    shown_page.run("document.getElementById('tensors-grid').focus()")
-    shown_page.press("Down", "y")
-    shown_page.wait("setTimeout(done, 50)")
-    assert shown_page.run(GLOBS)[1] == "-i 'h.*'"
+        assert message.endswith(f"for {opened_page.run(STATUS).split()[0]} tensors:")
+    opened_page.run(TYPE, "")
+    opened_page.wait("setTimeout(done, 50)")
+    opened_page.run("document.getElementById('tensors-grid').focus()")
+    opened_page.press("Down", "y")
+    opened_page.wait("setTimeout(done, 50)")
+    assert opened_page.run(GLOBS)[1] == "-i 'h.*'"
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -565,16 +565,16 @@ def test_the_bars_of_a_diff_are_to_scale(browser, changes):
     assert browser.run("return document.querySelectorAll('th.meter button').length") == 0
 
 
-def test_empty_filter_result_is_reported_only_in_the_status(shown_page):
+def test_empty_filter_result_is_reported_only_in_the_status(opened_page):
     """The status has the reason; no empty row is drawn, and the copy bar has a small button."""
-    filter_rows(shown_page, "typo")
-    texts = shown_page.run("return document.getElementById('tensors-section').innerText")
+    filter_rows(opened_page, "typo")
+    texts = opened_page.run("return document.getElementById('tensors-section').innerText")
     assert texts.count("no tensor matches") == 1
-    assert shown_page.run("return document.getElementById('tensors-body').offsetHeight") == 0
-    shown_page.run("document.getElementById('tensors-copy').click()")
-    shown_page.wait("setTimeout(done, 50)")
-    assert shown_page.run(GLOBS)[0] == "No tensor is listed."
-    assert shown_page.run("return document.getElementById('tensors-forget').offsetWidth") < 100
+    assert opened_page.run("return document.getElementById('tensors-body').offsetHeight") == 0
+    opened_page.run("document.getElementById('tensors-copy').click()")
+    opened_page.wait("setTimeout(done, 50)")
+    assert opened_page.run(GLOBS)[0] == "No tensor is listed."
+    assert opened_page.run("return document.getElementById('tensors-forget').offsetWidth") < 100
 
 
 def test_remark_does_not_repeat_the_problem(browser, tmp_path):

@@ -1,7 +1,7 @@
 """A real HTTP/1.1 server on loopback that serves a folder, well or badly, and counts requests.
 
     with Server(folder) as server:
-        server.behave("m.safetensors", Times(2, Cut(after=100)))
+        server.behave("m.safetensors", Times(2, HangUp(after=100)))
         fetch(server.url("m.safetensors"))
         assert [r.status for r in server.requests] == [206, 206, 206]
 
@@ -131,7 +131,7 @@ class Stall:
 
 
 @dataclass
-class Cut:
+class HangUp:
     """End the connection after so many bytes of the body (None: before the headers)."""
 
     after: int | None = 0

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from statecli.storage import files as storage_files
 
 from ..formats.attacks import Call
-from .server import Cut, Headers, Refuse, Reply, Request, Stall
+from .server import HangUp, Headers, Refuse, Reply, Request, Stall
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ class DuringValues:
             self.behaviour(request, reply)
 
 
-FAULTS = [Refuse(403), Refuse(404), Refuse(500), Cut(100), Stall(100), Headers(ETag='"another"')]
+FAULTS = [Refuse(403), Refuse(404), Refuse(500), HangUp(100), Stall(100), Headers(ETag='"another"')]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["403", "404", "500", "cut", "stall", "changed"])
@@ -139,7 +139,7 @@ class OnRequest:
             self.behaviour(request, reply)
 
 
-@pytest.mark.parametrize("fault", [Refuse(403), Refuse(404), Cut(None)], ids=["403", "404", "cut"])
+@pytest.mark.parametrize("fault", [Refuse(403), Refuse(404), HangUp(None)], ids=["403", "404", "cut"])
 @pytest.mark.parametrize("write", [write_legacy_file, write_archive, write_folder])
 def test_failing_request_never_hides_a_finding(file_server, statecli, write, fault):
     """The pickle scan reads files again, so a server may refuse the scan and serve the reader."""

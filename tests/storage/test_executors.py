@@ -18,7 +18,7 @@ PASSWORD = "sesame-opens-it"  # noqa: S105 - it opens nothing
 
 
 @pytest.fixture
-def url_with_password(file_server, monkeypatch, one_task_a_parcel):
+def url_with_password(file_server, monkeypatch, one_task_per_batch):
     """Return a function that adds the password to the URL of a file; each task is a separate batch."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     for n, name in enumerate(("a.safetensors", "b.safetensors")):

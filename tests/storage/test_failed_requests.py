@@ -11,7 +11,7 @@ from statecli.core.errors import UnreadableError
 from statecli.storage import files
 from statecli.storage.http import Http
 
-from .server import After, Cut, Refuse, Stall, Times
+from .server import After, HangUp, Refuse, Stall, Times
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def join_paths(file_server) -> str:
     return "".join(request.path for request in file_server.requests)
 
 
-FAULTS = [Refuse(503), Cut(None), Cut(100), Stall(None), Stall(100)]
+FAULTS = [Refuse(503), HangUp(None), HangUp(100), Stall(None), Stall(100)]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["busy", "cut", "cut within", "stall", "stall within"])

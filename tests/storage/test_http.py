@@ -28,8 +28,8 @@ from .proxy import Proxy
 from .server import (
     After,
     Basic,
-    Cut,
     Delay,
+    HangUp,
     Headers,
     OtherRange,
     Redirect,
@@ -292,7 +292,7 @@ def test_pickled_error_keeps_its_text_without_headers():
 def test_cut_connection_is_resumed_at_the_missing_byte(big_file_server, statecli):
     """No byte is fetched twice: the later requests are for the missing ranges."""
     local = statecli("inspect", big_file_server.folder / NAME, "--stats", "-f", "json").out
-    big_file_server.behave(NAME, Times(2, Cut(after=20_000)))
+    big_file_server.behave(NAME, Times(2, HangUp(after=20_000)))
     result = inspect_url(big_file_server.url(NAME), statecli, "--stats")
     assert result.out.replace(big_file_server.url(NAME), str(big_file_server.folder / NAME)) == local
     first, second, third, *_ = big_file_server.requests
@@ -307,7 +307,7 @@ def test_cut_connection_is_resumed_at_the_missing_byte(big_file_server, statecli
 @pytest.mark.parametrize(("after", "came"), [(1000, 5000), (0, 0)])
 def test_connection_cut_in_each_attempt_is_given_up(big_file_server, after, came, inspect_error):
     """After four more attempts, the message says how many bytes came."""
-    big_file_server.behave(NAME, Cut(after=after))
+    big_file_server.behave(NAME, HangUp(after=after))
     reason = f"the connection was cut after {came:,} of 65,536 bytes, in each of 5 attempts; try again later"
     assert inspect_error(big_file_server.url(NAME)) == f"{big_file_server.url(NAME)}: {reason}"
     assert len(big_file_server.requests) == 5
@@ -315,15 +315,15 @@ def test_connection_cut_in_each_attempt_is_given_up(big_file_server, after, came
 
 def test_connection_cut_before_the_answer_is_repeated(server, statecli):
     """A single cut does no harm."""
-    server.behave(NAME, Times(1, Cut(None)))
+    server.behave(NAME, Times(1, HangUp(None)))
     inspect_url(server.url(NAME), statecli)
 
 
 def test_cut_whole_answer_is_fetched_again(big_file_server, statecli, inspect_error):
     """The server has no ranges, so the fetch cannot continue after the cut."""
-    big_file_server.behave(NAME, ignore_range, Times(1, Cut(1000)))
+    big_file_server.behave(NAME, ignore_range, Times(1, HangUp(1000)))
     inspect_url(big_file_server.url(NAME), statecli)
-    big_file_server.behave(NAME, ignore_range, reply_chunked, Cut(1000))
+    big_file_server.behave(NAME, ignore_range, reply_chunked, HangUp(1000))
     assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in inspect_error(big_file_server.url(NAME))
 
 
@@ -333,7 +333,7 @@ def test_answer_shorter_than_its_length_is_reported_as_cut(server, inspect_error
     def announce_more_bytes(request, reply):
         ignore_range(request, reply)
         reply.headers.update({"Content-Length": "500", "Connection": "close"})
-        Cut(after=80)(request, reply)
+        HangUp(after=80)(request, reply)
 
     server.behave(NAME, announce_more_bytes)
     assert inspect_error(server.url(NAME)).endswith("the connection was cut after 80 of 500 bytes; try again later")
@@ -477,8 +477,8 @@ def test_endless_or_empty_redirect_is_reported(server, inspect_error):
     [
         (Refuse(404), "does not exist (HTTP 404 from {there})"),
         (Refuse(500), "the server is busy (HTTP 500 from {there}); try again later"),
-        (Cut(None), "the connection was cut ({there}, after a redirect); try again later"),
-        (Cut(10), "the connection was cut after 10 of 80 bytes ({there}, after a redirect); try again later"),
+        (HangUp(None), "the connection was cut ({there}, after a redirect); try again later"),
+        (HangUp(10), "the connection was cut after 10 of 80 bytes ({there}, after a redirect); try again later"),
         (Stall(0), "{stalls}, after 0 of 80 bytes ({there}, after a redirect); try again later"),
         (
             OtherRange(8),
@@ -890,7 +890,7 @@ def sharded_server(file_server):
     return file_server
 
 
-@pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page])
+@pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), HangUp(0), Refuse(500), login_page])
 def test_unreadable_shard_keeps_its_rows(sharded_server, behaviour, statecli):
     """The tensors of readable shards are shown; the line on stderr names the unreadable shard and its fault."""
     sharded_server.behave("*-00002-of*", behaviour)
@@ -976,7 +976,7 @@ def test_an_answer_of_random_bytes_is_one_line_of_error(status, heads, body, ser
     def send_answer(request, reply):
         reply.become(Reply(status, {**printable, "Connection": "close"}, body))
 
-    server.behave("*", send_answer, Cut(200))
+    server.behave("*", send_answer, HangUp(200))
     result = statecli("inspect", server.url("net/any"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "internal error" not in result.err

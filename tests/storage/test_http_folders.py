@@ -16,7 +16,7 @@ from statecli.storage.http import Http
 from statecli.storage.url import is_folder_url
 
 from ..formats.attacks import Call
-from .server import Basic, Cut, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
+from .server import Basic, HangUp, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
 
 pytest.importorskip("urllib3")
 LISTING_STYLES = ["python", "nginx", "apache", "caddy"]
@@ -319,7 +319,7 @@ def test_html_page_for_every_name_counts_as_missing(file_server, inspect_error):
 
 def test_folder_with_a_failed_name_request_is_not_read(model_server, inspect_error):
     """A name whose request failed for another reason than 404 may exist."""
-    model_server.behave("net/inner/config.json", Cut(None))
+    model_server.behave("net/inner/config.json", HangUp(None))
     assert "the connection was cut" in inspect_error(model_server.url("net/inner/"))
 
 

@@ -18,7 +18,7 @@ from statecli.storage.s3 import _list_folder
 
 from .conftest import SECRET
 from .s3 import S3, refuse_as_s3
-from .server import After, Cut, Headers, OtherRange, Redirect, Reply, Server, Stall, Times, ignore_range
+from .server import After, HangUp, Headers, OtherRange, Redirect, Reply, Server, Stall, Times, ignore_range
 
 pytest.importorskip("s3fs")
 KEY = "AKIAIOSFODNN7EXAMPLE"
@@ -619,7 +619,7 @@ def test_server_that_stays_busy_gives_a_single_line(s3, aws_credentials, statecl
 def test_cut_answer_is_requested_again(s3, aws_credentials, statecli):
     """The missing range is requested again."""
     write_checkpoint(s3.folder / "models")
-    s3.behave("models/m.safetensors", Times(1, Cut(after=20)))
+    s3.behave("models/m.safetensors", Times(1, HangUp(after=20)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert len(s3.requests) == 2
 

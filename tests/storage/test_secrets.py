@@ -21,7 +21,7 @@ from statecli.storage.http import Http
 from statecli.workers.executors import dask
 
 from .s3 import S3
-from .server import After, Basic, Cut, Redirect, Refuse, Server, Signed, login_page
+from .server import After, Basic, HangUp, Redirect, Refuse, Server, Signed, login_page
 
 pytest.importorskip("urllib3")
 USER, PASSWORD, TOKEN, SIGNATURE = "kraken-user-7", "sesame/91@37", "tok3n-5f9c1e", "5igned-by-cdn-8d2"
@@ -165,8 +165,8 @@ def test_class_with_a_url_shows_no_secret(output_folder, statecli):
         Refuse(404),
         Refuse(500),
         Refuse(416, Content_Range="bytes */9"),
-        Cut(None),
-        Cut(0),
+        HangUp(None),
+        HangUp(0),
         login_page,
         Redirect("a.safetensors"),
         Redirect(f"http://127.0.0.1:9/x?Signature={SIGNATURE}"),
@@ -206,7 +206,7 @@ def iter_texts(error):
 
 @pytest.mark.parametrize(
     "behaviour",
-    [Refuse(403), Refuse(404), Cut(0), login_page, Redirect(f"http://x:{SIGNATURE}@127.0.0.1:9/x?Sig={SIGNATURE}")],
+    [Refuse(403), Refuse(404), HangUp(0), login_page, Redirect(f"http://x:{SIGNATURE}@127.0.0.1:9/x?Sig={SIGNATURE}")],
 )
 def test_frames_of_an_error_contain_no_secret(server, behaviour, secret_url, monkeypatch):
     """In tracebacks with variables, statecli's frames show neither a typed URL nor the target of a redirect."""
@@ -340,7 +340,7 @@ def test_failing_cdn_shows_no_signature(server, secret_url, tmp_path, statecli, 
     save_file({"w": torch.zeros(100_000)}, folder / "blob")
     with Server(folder) as cdn:
         server.behave("a.safetensors", Redirect(cdn.url("blob") + f"?Signature={SIGNATURE}&Key-Pair-Id=APKA77"))
-        cdn.behave("blob", Signed("Signature", SIGNATURE), After(1, Cut(10)))
+        cdn.behave("blob", Signed("Signature", SIGNATURE), After(1, HangUp(10)))
         result = statecli("inspect", secret_url("a.safetensors"), "--stats", "--debug")
         assert result.code == 2
         assert "the connection was cut" in result.err

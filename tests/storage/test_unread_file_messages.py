@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from statecli.storage import files
 
-from .server import Cut, Refuse, login_page
+from .server import HangUp, Refuse, login_page
 
 INDEX = "model.safetensors.index.json"
 
@@ -27,7 +27,7 @@ REASONS = [
     (login_page, " is an HTML page, perhaps a login or an error page (HTTP 200)"),
     (Refuse(403), ": access is refused (HTTP 403): statecli sent no user name and no password"),
     (Refuse(503), ": the server is busy (HTTP 503); try again later"),
-    (Cut(10), ": the connection was cut after 10 of "),
+    (HangUp(10), ": the connection was cut after 10 of "),
 ]
 
 

@@ -19,7 +19,7 @@ from statecli.storage import object_cache
 from statecli.storage.checksums import Checksums, combine_crc32
 from statecli.storage.files import FileVersion, Guard
 
-from .server import After, Cut
+from .server import After, HangUp
 
 MB = 1 << 20
 HEAD_BYTES = 64 << 10
@@ -152,7 +152,7 @@ def test_comparisons_before_a_failure_are_shown(file_server, statecli, tmp_path,
     local_path = write_safetensors(tmp_path, build_weights(0, 12))
     write_safetensors(file_server.folder, build_weights(0, 12))
     # One of the two threads has seven of the 13 windows, and a tensor has five windows.
-    file_server.behave("*", After(14, Cut(None)))
+    file_server.behave("*", After(14, HangUp(None)))
     result = statecli("diff", local_path, file_server.url("m.safetensors"), "--jobs", "2", "-f", "plain")
     assert result.code == 2
     url = file_server.url("m.safetensors")

@@ -18,12 +18,12 @@ from statecli.values.stats import fill_stats
 def compute(tmp_path_factory):
     path = tmp_path_factory.mktemp("values") / "a.pt"
 
-    def compute_one(tensor):
+    def compute_distribution(tensor):
         torch.save({"w": tensor}, path)
         (distribution,) = compute_distributions(fill_stats(read_checkpoint(str(path))).tensors).values()
         return distribution
 
-    return compute_one
+    return compute_distribution
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.float8_e4m3fn]

@@ -27,7 +27,7 @@ def write_content(path, content):
     return str(path)
 
 
-def cut_boxes(shape, cuts):
+def split_into_boxes(shape, cuts):
     """Return the boxes (start, shape) of an array that is cut along each axis."""
     boxes = [((), ())]
     for size, places in zip(shape, cuts, strict=True):
@@ -40,7 +40,7 @@ def cut_boxes(shape, cuts):
 def write_boxes(array, cuts, folder, *, columns_first=False, name="part"):
     """Write `array` to a file for each box of `cuts`, in C order or with the first axis fastest."""
     boxes = []
-    for n, (start, shape) in enumerate(cut_boxes(array.shape, cuts)):
+    for n, (start, shape) in enumerate(split_into_boxes(array.shape, cuts)):
         part = array[tuple(slice(a, a + size) for a, size in zip(start, shape, strict=True))]
         raw = b"before" + part.tobytes("F" if columns_first else "C")
         where = ByteRange(write_content(folder / f"{name}{n}", raw), 6, len(raw) - 6)

@@ -45,7 +45,7 @@ def list_cells(name: str, proof: Name, fqn: str) -> list[Cell]:
     return [column.cells[fqn] for column in find_check(name, proof).columns if fqn in column.cells]
 
 
-def list_broken(name: str) -> set[tuple[str, str | None]]:
+def list_findings(name: str) -> set[tuple[str, str | None]]:
     return {(finding.rule, finding.fqn) for finding in prove_model(name).findings}
 
 
@@ -102,7 +102,7 @@ def test_real_class_has_exactly_the_expected_failures(name):
     """Every failure is in the table above or a tied weight of the state_dict; all other checks pass."""
     if name == "DataParallel" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")  # DataParallel takes tensors of the real device only
-    assert list_broken(name) == list_shared_keys(name) | EXPECTED_FAILURES.get(name, set())
+    assert list_findings(name) == list_shared_keys(name) | EXPECTED_FAILURES.get(name, set())
     unclear = {check.check for check in prove_model(name).checks if check.verdict is Verdict.INCONCLUSIVE}
     assert unclear == INCONCLUSIVE_PROOFS.get(name, set())
     skipped = [check for check in prove_model(name).checks if check.verdict is Verdict.SKIPPED]
