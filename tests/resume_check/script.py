@@ -90,8 +90,8 @@ def chance(steps, save_every, save_to, checkpoint):
             training.save(f"{save_to}/step-{training.step}.pt", ())
 
 
-def plain(steps, save_every, save_to, checkpoint, lost=False):
-    """A script without random numbers after the start and without random states; `lost`: losses change the model."""
+def plain(steps, save_every, save_to, checkpoint, uses_losses=False):
+    """A script without random numbers after the start; `uses_losses`: losses change the model."""
     torch.manual_seed(0)
     data = torch.randn(64, 4)
     model = nn.Linear(4, 1)
@@ -108,15 +108,15 @@ def plain(steps, save_every, save_to, checkpoint, lost=False):
         losses.append(float(loss.detach()))
         loss.backward()
         optimizer.step()
-        if lost:
+        if uses_losses:
             with torch.no_grad():
                 model.bias.add_(sum(losses))
         if (step + 1) % save_every == 0:
             torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
 
 
-def lost(**options):
-    plain(**options, lost=True)
+def uses_losses(**options):
+    plain(**options, uses_losses=True)
 
 
 def forgetful(steps, save_every, save_to, checkpoint):
@@ -169,7 +169,7 @@ def silent(steps, save_every, save_to, checkpoint):
     plain(steps, steps + 1, save_to, checkpoint)
 
 
-def broken(steps, save_every, save_to, checkpoint):
+def raises_on_resume(steps, save_every, save_to, checkpoint):
     if checkpoint:
         raise ValueError("no such key\nsecond line")
     plain(steps, save_every, save_to, checkpoint)
@@ -311,16 +311,16 @@ class Settings:
     __slots__ = ("factor",)
 
 
-def odd(steps, save_every, save_to, checkpoint, create):
+def add_state(steps, save_every, save_to, checkpoint, create):
     """A buffer, or a setting of the optimizer, that no checkpoint has: `create` gets the number of the run."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = create(1 if checkpoint else 0)
     if isinstance(state, torch.Tensor):
-        model.register_buffer("odd", state, persistent=False)
+        model.register_buffer("extra", state, persistent=False)
     else:
-        optimizer.param_groups[0]["odd"] = state
+        optimizer.param_groups[0]["extra"] = state
     start = 0
     if checkpoint:
         saved = torch.load(checkpoint)
@@ -366,8 +366,8 @@ for _name, _create in {
     "model": lambda number: SimpleNamespace(net=fill_(nn.Embedding(2, 2), number)),
     "object": lambda number: SimpleNamespace(factor=number, call=len, kind=Settings, dtype=torch.half),
 }.items():
-    globals()[f"odd_{_name}"] = lambda _create=_create, **options: odd(**options, create=_create)
-    globals()[f"same_{_name}"] = lambda _create=_create, **options: odd(**options, create=lambda _: _create(1))
+    globals()[f"unsaved_{_name}"] = lambda _create=_create, **options: add_state(**options, create=_create)
+    globals()[f"same_{_name}"] = lambda _create=_create, **options: add_state(**options, create=lambda _: _create(1))
 
 
 def few(steps, save_to):

@@ -146,7 +146,7 @@ def test_random_numbers_that_no_step_uses_may_differ():
 
 def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
     """A list of losses is not a known state; the last checkpoints differ."""
-    (finding,) = check("lost").findings
+    (finding,) = check("uses_losses").findings
     assert (finding.rule, finding.fqn) == ("resumed-differently", "weight")
 
 
@@ -160,14 +160,20 @@ def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
 )
 def test_values_in_unusual_objects_are_compared(name, state):
     """Inner tensors of a subclass, scales of a quantized tensor, arrays of numpy, and attributes of an object."""
-    assert [finding.fqn for finding in check(f"odd_{name}").findings] == [state]
+    assert [finding.fqn for finding in check(f"unsaved_{name}").findings] == [state]
     assert check(f"same_{name}").answer is ResumeAnswer.EQUAL
 
 
-@pytest.mark.parametrize(("name", "state"), [("opaque", "buffers odd (Opaque)"), ("slots", "groups 0.odd (Settings)")])
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("opaque", "buffers['extra'] (Opaque)"),
+        ("slots", "groups['0.extra'] (Settings)"),
+    ],
+)
 def test_values_that_cannot_be_read_are_inconclusive(name, state):
     """No state that can be read differs, so nothing proves that the runs are equal."""
-    for start in ("odd", "same"):
+    for start in ("unsaved", "same"):
         result = check(f"{start}_{name}")
         assert (result.answer, result.states) == (ResumeAnswer.INCONCLUSIVE, ())
         assert result.reason.startswith(f"statecli cannot read the values of {state}, so a difference in these ")
@@ -175,7 +181,7 @@ def test_values_that_cannot_be_read_are_inconclusive(name, state):
 
 def test_state_with_too_many_paths_ends():
     """Twenty objects that all refer to each other: the first numbers differ, or nothing proves that all are equal."""
-    assert [finding.fqn for finding in check("odd_web").findings] == ["optimizer"]
+    assert [finding.fqn for finding in check("unsaved_web").findings] == ["optimizer"]
     assert check("same_web").answer is ResumeAnswer.INCONCLUSIVE
 
 
@@ -197,7 +203,7 @@ def test_a_loader_that_begins_again_is_named(name):
     ("name", "message"),
     [
         ("silent", "the script saved no checkpoint of step 2; the folder that statecli passes as `save_to` is empty"),
-        ("broken", "the resumed training raised ValueError: no such key (script.py:"),
+        ("raises_on_resume", "the resumed training raised ValueError: no such key (script.py:"),
         ("short", "the function took 1 step of the optimizer, but must take 4"),
         (
             "few",
@@ -207,7 +213,7 @@ def test_a_loader_that_begins_again_is_named(name):
         ),
         ("many", "missing a required argument: 'rate'; write `def many(steps, save_every, save_to, checkpoint):`"),
         ("STATES", "the script has no function STATES"),
-        ("nothing", "the script has no function nothing; its functions: main, chance, plain, lost, "),
+        ("nothing", "the script has no function nothing; its functions: main, chance, plain, uses_losses, "),
     ],
 )
 def test_wrong_script_is_an_error_line(name, message):

@@ -60,14 +60,14 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
 
 
 def list_unreadable(step: StepRecord) -> list[str]:
-    """Return the states whose values cannot be read, such as `parameters weight (MyTensor)`."""
+    """Return the states whose values cannot be read, such as `buffers['scale'] (MyTensor)`."""
     return list(dict.fromkeys(_iter_unreadable("", msgspec.structs.asdict(step))))
 
 
 def _iter_unreadable(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _iter_unreadable(f"{name} {key}".lstrip(), item)
+            yield from _iter_unreadable(f"{name}[{key!r}]" if name else key, item)
     elif isinstance(value, tuple):
         for item in value:
             yield from _iter_unreadable(name, item)
