@@ -594,7 +594,7 @@ def test_error_about_an_unknown_rule_suggests_similar_names(statecli):
     result = statecli("rules", "case-colision")
     assert (result.code, result.out) == (2, "")
     assert result.err == "statecli: unknown rule 'case-colision'; did you mean case-collision?\n"
-    assert statecli("rules", "mapped").err.endswith("; a note that is not a finding has no rule\n")
+    assert statecli("rules", "mapped").err.endswith("; some notes do not come from a rule\n")
 
 
 def test_a_rule_goes_into_a_file(statecli):

@@ -95,7 +95,7 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The report was written, and no finding is an error.",
-            1: "A finding is an error, such as a parameter that is not registered.",
+            1: "At least one finding is an error, such as a parameter that is not registered.",
             2: "The target or its values could not be read, the model could not be built, no tensor matched, "
             + _WRONG_LINE,
         },

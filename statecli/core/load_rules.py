@@ -61,7 +61,8 @@ RULES = (MISSING_ENTRY, UNEXPECTED_ENTRY, SHAPE_MISMATCH, WRAPPER_PREFIX)
 
 #: Remedy by rule, for a strict load that the class refuses.
 LOAD_HELP = {
-    MISSING_ENTRY.name: "load with strict=False, which keeps the initial values, or add the tensor to the checkpoint",
+    MISSING_ENTRY.name: "load with strict=False, and the tensor keeps its initial values; or add the tensor to the "
+    "checkpoint",
     UNEXPECTED_ENTRY.name: "load with strict=False, which ignores the tensor, or register a tensor of this name",
     SHAPE_MISMATCH.name: "build the class with the arguments of the saved model; strict=False does not accept this "
     "shape",

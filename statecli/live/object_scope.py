@@ -162,7 +162,9 @@ class Scope:
     def _advise(self, object_name: ObjectName) -> Advice:
         replacement = self._find_replacement(object_name)
         if replacement is None:
-            return Advice("an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)")
+            return Advice(
+                "an argument is a number, a string in quotes, or a call of a class, such as torch.nn.Linear(2, 3)"
+            )
         line = spell(self.spec, self.rewrite)
         if line == spell(self.spec):
             call = code_arguments.parse_call(f"f({format_call(self.spec.args, self.spec.kwargs)})")

@@ -113,8 +113,8 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     if edit.new_keys:
         names = _shorten_names(edit.new_keys)
         effects.append(
-            f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False), "
-            "which keeps the initial values"
+            f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False); "
+            "the missing tensors keep their initial values"
         )
     if edit.reason:
         effects.append(f"no fix: {edit.reason}")

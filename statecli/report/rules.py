@@ -33,8 +33,8 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     if text is None:
         similar_names = get_close_matches(name.lower(), by_name, n=3, cutoff=0.75)
         list_hint = (
-            f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin; a note "
-            "that is not a finding has no rule"
+            f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin; some "
+            "notes do not come from a rule"
         )
         hint = f"did you mean {', '.join(similar_names)}?" if similar_names else list_hint
         raise UsageError(f"unknown rule {name!r}; {hint}")

@@ -1255,7 +1255,7 @@ class GitSetupOptions(Options, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
     everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
-    remove: Annotated[bool, Option(("--remove",), "Remove the settings that git setup wrote.")] = False
+    remove: Annotated[bool, Option(("--remove",), "Remove the settings that 'statecli git setup' wrote.")] = False
     debug: Debug = False
 
 

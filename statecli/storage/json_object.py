@@ -141,7 +141,4 @@ def _refuse_lone_surrogate(text: str, label: str) -> None:
         return
     for escape in _ESCAPE.finditer(text):
         if escape[1]:
-            raise MalformedError(
-                f"{label} contains the escape \\{escape[1]} alone; only a pair of such escapes (surrogates) is a "
-                "character"
-            )
+            raise MalformedError(f"{label} contains only half of a surrogate pair: the escape \\{escape[1]}")

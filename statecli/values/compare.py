@@ -447,7 +447,7 @@ def _plan_pair(number: int, pair: Pair, options: CompareOptions) -> Plan:
 def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
     needed_parts = sparse.PARTS_OF_LAYOUT.get(pair.after.layout, ("values",))
     if not all({name for name, _ in tensor.parts}.issuperset(needed_parts) for tensor in (pair.before, pair.after)):
-        return NotCompared("its stored values are not in the file")
+        return NotCompared("the file does not contain its stored values")
     return sparse.compare_sparse(pair.before, pair.after, options)
 
 

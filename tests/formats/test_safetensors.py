@@ -185,15 +185,15 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "lone high surrogate": (
         pack_file(HEADER_START.replace('"a"', r'"\ud800"') + "}", bytes(8)),
-        "its header contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
+        "its header contains only half of a surrogate pair: the escape \\ud800",
     ),
     "lone low surrogate": (
         pack_file(HEADER_START.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
-        "its header contains the escape \\uDC00 alone; only a pair of such escapes (surrogates) is a character",
+        "its header contains only half of a surrogate pair: the escape \\uDC00",
     ),
     "two high surrogates": (
         pack_file(HEADER_START.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
-        "its header contains the escape \\ud83d alone; only a pair of such escapes (surrogates) is a character",
+        "its header contains only half of a surrogate pair: the escape \\ud83d",
     ),
     "byte order mark": (
         pack_file(b"\xef\xbb\xbf" + HEADER_START.encode() + b"}", bytes(8)),

@@ -540,7 +540,7 @@ def test_attributes_of_all_tensors_have_a_common_limit(tmp_path, monkeypatch):
     torch.save({str(n): build_tensor(a=[shared]) for n in range(9)}, tmp_path / "many.pt")
     damage = formats.read(str(tmp_path / "many.pt")).tensors[-1].damage
     assert damage is not None
-    assert "the attributes of all tensors have more than 1,000 entries" in damage
+    assert "the attributes of all tensors together have more than 1,000 entries" in damage
 
 
 def test_chain_of_parameters_in_attributes_is_read(tmp_path):

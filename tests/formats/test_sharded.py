@@ -383,7 +383,7 @@ INVALID_INDEXES: dict[str, tuple[bytes, str]] = {
     "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
     "half a surrogate pair": build_case(
         encode_index({"model.\ud800": ONE}),
-        "{} contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
+        "{} contains only half of a surrogate pair: the escape \\ud800",
     ),
     "NaN": build_case('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
     "an endless number": build_case(

@@ -632,7 +632,7 @@ def test_objects_are_built_again_for_each_instance(net):
         ("cfg=relu", "relu is not defined in net.py; for a string, write \"net.py:Net\\(cfg='relu'\\)\""),
         (
             "cfg=oz.system",
-            "oz.system is not defined in net.py; an argument is a number, a string in quotes, or a class",
+            "oz.system is not defined in net.py; an argument is a number, a string in quotes, or a call of a class",
         ),
         ("cfg=Config()", "Config: missing a required argument: 'size'; Config takes size, depth, inner"),
         ("cfg=Config(sise=3, size=2)", "Config: got an unexpected keyword argument 'sise'"),

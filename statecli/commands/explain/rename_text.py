@@ -59,7 +59,7 @@ def _describe_prefix(step: Step, changed_names: Sequence[str], total: int, model
     elif step.at_start:
         message = f"{names} have the prefix {step.old!r}, which {model} does not have"
     else:
-        message = f"{names} contain {step.old!r} of a wrapper; the names of {model} do not"
+        message = f"{names} contain {step.old!r}, which a wrapper adds; the names of {model} do not"
     return CauseEvidence(Cause.PREFIX, message, len(changed_names), example)
 
 

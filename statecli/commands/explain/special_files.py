@@ -108,7 +108,7 @@ def _diagnose_quantized(state: ModelState, names: Sequence[str], library: str) -
     evidence = CauseEvidence(Cause.QUANTIZED, message, len(names), names[0])
     folder = _find_folder(state, CONFIG)
     if folder is None:
-        return Diagnosis((evidence,), proof=f"{NO_CODE}; in the class, use the layers of {library}")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; build the class with the layers of {library}")
     code = (
         "from transformers import AutoModelForCausalLM",
         f"model = AutoModelForCausalLM.from_pretrained({folder!r})  # needs the quantization library",

@@ -79,7 +79,7 @@ def _recognize_names(model: str, missing: Sequence[str], unexpected: Sequence[st
     quantized = special_files.find_quantized_names(unexpected)
     if quantized is not None:
         evidence = CauseEvidence(Cause.QUANTIZED, quantized.describe(), len(quantized.names), quantized.names[0])
-        return Diagnosis((evidence,), proof=f"{NO_CODE}; in the class, use the layers of {quantized.library}")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; build the class with the layers of {quantized.library}")
     quantized = special_files.find_quantized_names(missing)
     if quantized is not None:
         message = f"{model} has quantized layers ({quantized.library}), and the checkpoint has other weights"

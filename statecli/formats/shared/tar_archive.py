@@ -125,7 +125,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         yield FoundMember(header, extended, at + BLOCK, size)
         at = _compute_next_header(at, size)
         size_of_next, extended = None, b""
-    raise MalformedError("tarfile may find other members than statecli")
+    raise MalformedError("tarfile may find other members than statecli finds")
 
 
 def _compute_next_header(at: int, size: int) -> int:
