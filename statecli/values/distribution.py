@@ -7,6 +7,7 @@ of blocks merge in any order, and a quantile has an error of at most 0.4 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,37 @@ from statecli.values.read import explain_not_numeric, explain_overlap, open_view
 from statecli.values.stats import explain_no_data
 
 BINS = 40
-#: Number of codes of bfloat16.
-CODE_COUNT = 1 << 16
 FIRST_VALUES = 16
+
+
+class _Coding(NamedTuple):
+    """Codes of values: the first `bits` bits of a float, as integers in the order of the values."""
+
+    float_type: type[np.floating[Any]]
+    uint_type: type[np.unsignedinteger[Any]]
+    bits: int
+
+    @property
+    def dropped_bits(self) -> int:
+        return np.dtype(self.uint_type).itemsize * 8 - self.bits
+
+    @property
+    def sign(self) -> int:
+        return 1 << (self.bits - 1)
+
+    def encode(self, values: Array) -> Array:
+        bits = (values.astype(self.float_type).view(self.uint_type) >> self.dropped_bits).astype(np.int64)
+        return np.where(bits & self.sign, 2 * self.sign - 1 - bits, bits + self.sign)
+
+    def decode(self, codes: Array) -> Array:
+        """Return, for each code, the middle of its values; 0 for the code of 0."""
+        bits = np.where(codes >= self.sign, codes - self.sign, 2 * self.sign - 1 - codes)
+        middle = (bits << self.dropped_bits | 1 << (self.dropped_bits - 1)).astype(self.uint_type)
+        return np.where(bits % self.sign == 0, 0.0, middle.view(self.float_type).astype(np.float64))
+
+
+#: Sign, exponent and 7 bits of the fraction.
+_SINGLE, _DOUBLE = _Coding(np.float32, np.uint32, 16), _Coding(np.float64, np.uint64, 19)
 
 
 @with_denormals
@@ -72,17 +101,19 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
 
 def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Return the quantiles, and the number of values of each bin."""
-    is_small = tensor.elements < CODE_COUNT  # for few values, sorting is faster than counting
+    coding = _DOUBLE if data.dtype == "float64" or data.quantizer is not None else _SINGLE
+    code_count = 1 << coding.bits
+    is_small = tensor.elements < code_count  # for few values, sorting is faster than counting
     blocks: list[Array] = []
-    totals = np.zeros(0 if is_small else CODE_COUNT, np.int64)
+    totals = np.zeros(0 if is_small else code_count, np.int64)
     bins = np.zeros(BINS, np.int64)
     with np.errstate(all="ignore"):
         for values in _read_finite(data, tensor.fqn):
-            codes = _convert_to_ordered_codes(values)
+            codes = coding.encode(values)
             if is_small:
                 blocks.append(codes)
             else:
-                totals += np.bincount(codes, minlength=CODE_COUNT)
+                totals += np.bincount(codes, minlength=code_count)
             if low < high:
                 wide = values.astype(np.float64)
                 places = (wide / 2 - low / 2) / (high / 2 - low / 2) * BINS  # in halves, as a range may exceed float64
@@ -93,7 +124,8 @@ def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tup
     else:
         sums = np.cumsum(totals)
         quantiles = np.searchsorted(sums, _compute_ranks(int(sums[-1])), side="right")
-    return _convert_to_values(quantiles, low, high), tuple(bins.tolist()) if low < high else ()
+    middles = np.clip(coding.decode(quantiles), low, high)
+    return tuple(middles.tolist()), tuple(bins.tolist()) if low < high else ()
 
 
 def _compute_ranks(count: int) -> Array:
@@ -112,18 +144,3 @@ def _read_finite(data: TensorData, name: str) -> Iterator[Array]:
             finite = np.isfinite(flat) if flat.dtype.kind == "f" else None
             yield flat if finite is None or finite.all() else flat[finite]
         del view, ordered_view
-
-
-def _convert_to_ordered_codes(values: Array) -> Array:
-    """Return the upper 16 bits of each value as float32, as integers in the order of the values."""
-    bits = values.astype(np.float32).view(np.uint32) >> 16
-    return np.where(bits & 0x8000, 0xFFFF - bits, bits + 0x8000).astype(np.int64)
-
-
-def _convert_to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
-    """Return, for each code, the middle of its values."""
-    ordered_codes = codes.astype(np.uint32)
-    bits = np.where(ordered_codes >= 0x8000, ordered_codes - 0x8000, 0xFFFF - ordered_codes).astype(np.uint32) << 16
-    middles = (bits | 0x8000).view(np.float32).astype(np.float64)
-    zeros = bits & 0x7FFF0000 == 0
-    return tuple(np.clip(np.where(zeros, 0.0, middles), low, high).tolist())

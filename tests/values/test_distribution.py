@@ -54,6 +54,14 @@ def test_quantiles_equal_numpy_within_their_precision(compute, numbers):
     assert np.allclose(actual.quantiles, expected, rtol=0.004, atol=1e-37)
 
 
+@pytest.mark.parametrize("count", [500, 600_000], ids=["few", "many"])
+def test_quantiles_of_float64_may_exceed_float32(compute, count):
+    """Values beyond the range of float32 have quantiles with the same precision."""
+    values = np.geomspace(1e-300, 1e300, count) * np.resize([-1.0, 1.0, 1.0], count)
+    expected = np.quantile(values, QUANTILE_LEVELS, method="lower")
+    assert np.allclose(compute(torch.from_numpy(values)).quantiles, expected, rtol=0.004, atol=0)
+
+
 def test_first_values_are_in_element_order(compute):
     """Values are in the order of the elements, also for a transposed view; NaN and infinities are null."""
     tensor = torch.arange(24.0).reshape(4, 6)
