@@ -66,13 +66,8 @@ from statecli.report.layer_changes import describe_largest_layers, list_module_c
 from statecli.report.problems import group_findings
 from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
 from statecli.report.tie_changes import describe_ties, is_tie_only
-from statecli.report.transformations import (
-    GROUP_HEADING,
-    build_transformation_group,
-    describe_transformation,
-    make_fold_key,
-    select_summarized,
-)
+from statecli.report.transformation_text import describe_transformation, make_fold_key
+from statecli.report.transformations import GROUP_HEADING, build_transformation_group, select_summarized
 from statecli.targets.location import add_places
 from statecli.values.delta import ZERO_BEFORE
 

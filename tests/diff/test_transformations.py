@@ -22,7 +22,7 @@ from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.transformations.views import locate, narrow, take_rows
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.tensor_parts import replace_data
-from statecli.report.transformations import describe_transformation
+from statecli.report.transformation_text import describe_transformation
 from statecli.targets.load import read_checkpoint
 from statecli.values import element_checks
 
