@@ -38,7 +38,7 @@ def optimizer_forms() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
+@pytest.mark.parametrize(("before", "after"), [*permutations(["numbers", "names", "flat"], 2)])
 @pytest.mark.parametrize("is_in_section", [True, False])
 def test_optimizer_with_other_keys_is_identical(diff, optimizer_forms, before, after, is_in_section):
     """Tensors and settings of groups are the same, and a note says how they were paired."""
@@ -50,7 +50,7 @@ def test_optimizer_with_other_keys_is_identical(diff, optimizer_forms, before, a
     assert len(result.changes) == 18
 
 
-@pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
+@pytest.mark.parametrize(("before", "after"), [*permutations(["numbers", "names", "flat"], 2)])
 def test_a_changed_moment_and_a_changed_setting_are_the_only_changes(diff, optimizer_forms, before, after):
     """One element of one parameter's moment and the learning rate of one group are changed."""
     changed_form = copy.deepcopy(optimizer_forms[after])
