@@ -223,7 +223,7 @@ def floor_cosine(cosine: float) -> str:
 
 
 def describe_merged(transformation: Transformation) -> str:
-    """Return `= base + adapter (r 8)`: the sum that the tensor is equal to."""
+    """Return `= before + 2 × B·A (r 8)`: the sum that the tensor is equal to."""
     rank = "" if transformation.rank is None else f" (r {transformation.rank})"
     return f"= {name_merged(transformation)}{rank}"
 
