@@ -9,7 +9,8 @@ from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.render import Output, RenderOptions
-from statecli.report.diff import DiffView, build_diff_report
+from statecli.report.diff import build_diff_report
+from statecli.report.diff_view import DiffView
 from statecli.values.delta import Delta
 
 

@@ -18,7 +18,8 @@ from statecli.core.terminal_width import get_terminal_width
 from statecli.render import Output, RenderOptions, format_report, html
 from statecli.report import Report, RowView, View
 from statecli.report.audit import build_audit_report
-from statecli.report.diff import DiffView, build_diff_report
+from statecli.report.diff import build_diff_report
+from statecli.report.diff_view import DiffView
 from statecli.report.inspect import build_inspect_report
 from statecli.report.verify import build_verify_report
 

@@ -13,7 +13,8 @@ from statecli.commands.diff.snapshot import refuse_value_options
 from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.render import Output
-from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
+from statecli.report.diff import build_diff_report
+from statecli.report.diff_view import DiffView, NameList, list_broken
 from statecli.requests.options import CUDA_PATTERN, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.parameters import name_division, refuse_contradictions

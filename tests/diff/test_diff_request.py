@@ -10,7 +10,7 @@ from statecli.core.errors import UsageError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
 from statecli.render import Output
-from statecli.report.diff import DiffView, NameList
+from statecli.report.diff_view import DiffView, NameList
 from statecli.requests import diff
 from statecli.requests.options import DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs

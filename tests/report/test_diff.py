@@ -20,8 +20,9 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import Kind, Oddity
 from statecli.core.output import ChangeOrder
 from statecli.render import Output
-from statecli.report import Bars, Spread, change_text as changed, diff as diffing
-from statecli.report.diff import DiffView, NameList, build_diff_report
+from statecli.report import Bars, Spread, change_text as changed, diff as diffing, diff_table
+from statecli.report.diff import build_diff_report
+from statecli.report.diff_view import DiffView, NameList
 from statecli.report.documents import diff as documents
 from statecli.values.delta import CompareOptions
 
@@ -810,7 +811,7 @@ def test_dtype_that_a_load_casts_is_a_finding_of_every_output(output):
 @pytest.mark.parametrize("output", ["plain", "json", "jsonl", "csv"])
 def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
     """For 300,000 changed tensors both would take as long as the comparison, and the rows have all facts."""
-    monkeypatch.delattr(diffing, "_build_groups")
+    monkeypatch.delattr(diffing, "build_groups")
     monkeypatch.setattr(diffing, "add_places", lambda *_: pytest.fail("a finding was located"))
     assert "layers.7.w" in render_diff(diff(*(nudge_tensor(f"layers.{n}.w") for n in range(50))), output)
 
@@ -834,7 +835,7 @@ def test_a_row_of_json_is_built_when_it_is_written(monkeypatch, output):
 def test_plain_text_reads_each_row_once(monkeypatch):
     """Plain text does not compute the columns for programs."""
     read = []
-    monkeypatch.setattr(diffing, "_get_side_field", lambda *facts: read.append(facts))
-    monkeypatch.setattr(diffing, "_get_measure", lambda name, change: read.append((name, change.fqn)))
+    monkeypatch.setattr(diff_table, "_get_side_field", lambda *facts: read.append(facts))
+    monkeypatch.setattr(diff_table, "_get_measure", lambda name, change: read.append((name, change.fqn)))
     render_diff(diff(*(nudge_tensor(f"layers.{n}.w") for n in range(50))), "plain", terminal=False)
     assert len(read) == 4 * 50

@@ -1,0 +1,57 @@
+"""The options of a view of a diff, and the changes that this view lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from statecli.commands.diff.result import Change, Diff, Status
+from statecli.core.model_state import TensorInfo
+from statecli.report import RowView
+from statecli.report.change_text import format_name
+
+
+class NameList(str, Enum):
+    """The forms of a list of names, as in git."""
+
+    ONLY = "only"
+    STATUS = "status"
+
+
+class DiffView(RowView, frozen=True):
+    """The options of a diff. `unchanged` lists identical tensors too."""
+
+    names: NameList | None = None
+    unchanged: bool = False
+
+
+def needs_sections(diff: Diff) -> bool:
+    """Return whether names need their section in front."""
+    sections = {change.section for change in diff.changes}
+    return len(sections | {failure.section for failure in diff.broken if failure.section}) > 1
+
+
+def list_damaged(diff: Diff) -> list[TensorInfo]:
+    """Return the tensors of after without a change, because a file failed: whether they differ is unknown."""
+    if not diff.broken:
+        return []
+    compared_names = {(change.section, change.fqn) for change in diff.changes}
+    missing = {(failure.section, failure.fqn) for failure in diff.broken} - compared_names
+    return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
+
+
+def list_broken(diff: Diff) -> list[tuple[str, str]]:
+    """Return name and reason of each tensor that could not be compared."""
+    has_sections = needs_sections(diff)
+    names = [(format_name(failure.fqn, failure.section, has_sections), failure) for failure in diff.broken]
+    return [(name, failure.message.replace(f": {failure.fqn}: ", f": {name}: ", 1)) for name, failure in names]
+
+
+def select_different(diff: Diff) -> list[Change]:
+    """Return the changes without identical tensors."""
+    return [change for change in diff.changes if change.status is not Status.IDENTICAL]
+
+
+def select_listed(diff: Diff, view: DiffView) -> Sequence[Change]:
+    """Return the changes with a row: the differences or, with `--unchanged`, all changes."""
+    return diff.changes if view.unchanged else select_different(diff)
