@@ -1,4 +1,4 @@
-"""Modules of all packages: state, findings, errors, dtypes, kinds of tensors, suggestions, and text safe to print.
+"""Modules that all packages use: state, findings, errors, dtypes, kinds of tensors, suggestions, and safe text.
 
 Modules that few runs need are imported when they are first used (`core.quoting.quote_for_shell(…)`).
 """

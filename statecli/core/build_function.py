@@ -1,4 +1,4 @@
-"""Write the function to paste for a model class whose arguments a command line cannot spell. Nothing is imported."""
+"""Write a function to paste, for a model class whose arguments a command line cannot spell. Imports no model code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
 
 
 def write_for_class(module: str, name: str, file: str) -> str | None:
-    """Return how to build a class of a file whose arguments are objects; None for another name."""
+    """Return how to build a class of a file, with its arguments; None if the class or its arguments are unknown."""
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     if model is None:
         return None
@@ -59,7 +59,7 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
 
 
 def spell(line: str) -> str:
-    """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
+    """Return advice to type a line that builds a class and its configuration; `...` stands for an unknown value."""
     with_values = ", with a value for each `...`" if "..." in line else ""
     or_file = f", or give {option('--config-json', 'FILE')}" if with_values and _CONFIGURATION.search(line) else ""
     return f"write {quote_for_shell(line)}{with_values}{or_file}"
@@ -82,7 +82,7 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
 def write_function(
     module: str, call: str, names: Sequence[str], used_names: Sequence[str] | set[str] = (), imports: str = ""
 ) -> str:
-    """Return the line of Python that builds a model by `call`, the file for the line, and the command to type then.
+    """Return the line of Python that builds a model by `call`, the file to add it to, and the target to type.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `used_names`: names of functions of the file. `imports`: lines of other imports, which end in "; ".

@@ -1,4 +1,4 @@
-"""Evidence that an argument such as `cfg` takes a certain class: the attributes read from the argument.
+"""Find the class that fits an argument such as `cfg`, by the attributes that the code reads from the argument.
 
 `self.fc = nn.Linear(cfg.width, 2)` reads the field `width`, which the class of the configuration must have.
 """
@@ -15,7 +15,7 @@ MAX_ANCESTORS = 50
 def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
     """Return the attributes that `__init__` of the class `owner` reads from `argument` or `self.argument`.
 
-    If the constructor passes the argument on to other classes, their attributes are fields too.
+    If the constructor passes the argument on to other classes, the attributes that they read are included.
     """
     fields: set[str] = set()
     visited_names: set[str] = set()
@@ -37,13 +37,13 @@ def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassD
 
 
 def find_init(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
-    """Return the `__init__` of a class, or of the nearest class from which it derives in the file."""
+    """Return the `__init__` of a class, or of its nearest base class in the file."""
     parts = (part for ancestor in list_ancestors(node, classes) for part in ancestor.body)
     return next((part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
 
 
 def list_ancestors(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Return the class and those of the file from which it derives, the nearest and the first base first."""
+    """Return a class and its base classes in the file; a base and its bases come before the next base."""
     ancestors: dict[str, ast.ClassDef] = {}
     pending = [node]
     while pending and len(ancestors) < MAX_ANCESTORS:
@@ -104,7 +104,7 @@ def _list_bases(node: ast.ClassDef, classes: Iterable[str]) -> list[str]:
 
 
 def write_code(node: ast.AST) -> str:
-    """Return the code of a part of a file; "" for code that is nested too deeply for Python to write."""
+    """Return the source code of a syntax node; "" if it is nested too deeply for `ast.unparse`."""
     try:
         return ast.unparse(node)
     except RecursionError:

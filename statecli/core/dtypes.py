@@ -110,7 +110,7 @@ def is_floating(dtype: str) -> bool:
 
 
 def nbytes(dtype: str, elements: int) -> int:
-    """Return the bytes of `elements` consecutive elements of `dtype`."""
+    """Return the size in bytes of `elements` consecutive elements of `dtype`."""
     values_per_byte = VALUES_PER_BYTE.get(dtype)
     if values_per_byte:
         return -(-elements // values_per_byte)

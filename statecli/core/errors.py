@@ -64,7 +64,7 @@ class StateError(Exception):
 
     @property
     def message(self) -> str:
-        """The message without the choices and the advice, for another error: options are as `option` returns them."""
+        """The message without the choices and the advice, for another error; options are marked as by `option`."""
         return super().__str__()
 
     def describe(self) -> str:
@@ -72,12 +72,12 @@ class StateError(Exception):
         return spell_options(self.message)
 
     def use_arguments(self, arguments: Mapping[str, str]) -> None:
-        """Spell options as Python arguments: `arguments` has flags, each with its argument."""
+        """Spell options as Python arguments: `arguments` maps flags to argument names."""
         self.args = (spell_options(self.message, arguments),)
         self.advice = self.advice and spell_options(self.advice, arguments)
 
     def list_lines(self) -> list[str]:
-        """Return the message; below it each choice if there are several, and the advice."""
+        """Return the lines to print: the message, each choice if there are several, and the advice."""
         if len(self.choices) < 2:
             return [str(self)]
         further_count = len(self.choices) - MAX_CHOICES_IN_LIST
@@ -91,7 +91,7 @@ TRUNCATED = "file is truncated"
 
 
 def strip_copy_advice(message: str) -> str:
-    """Return the message of an error without the advice to copy the file again, for a finding with this help."""
+    """Return the message of an error without the advice to copy the file again, for a finding whose help says this."""
     return message.removesuffix("; copy or download the file again")
 
 
@@ -125,9 +125,9 @@ def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
 
 
 def spell_options(text: str, arguments: Mapping[str, str] | None = None) -> str:
-    """Return a text with its options as Python arguments.
+    """Return a text with its marked options spelled for Python or for the command line.
 
-    `arguments`: flags, each with its argument; None for those of the Python function that runs. Other options are
+    `arguments` maps flags to Python arguments; None takes those of the running Python function. Other options are
     spelled for the command line.
     """
     if _BEGIN not in text:
@@ -186,7 +186,7 @@ class IndexMismatch(MalformedError):
 class ChecksumMismatch(MalformedError):
     """The bytes of a record do not match their checksum; `difference` has both checksums.
 
-    `place` is set if the record is a tensor's.
+    `place` is set if the record belongs to a tensor.
     """
 
     rule = "checksum-mismatch"

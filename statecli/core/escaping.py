@@ -75,7 +75,7 @@ def truncate_middle(text: str, width: int) -> str:
 
 
 def escape_json(line: str) -> str:
-    """Return encoded JSON with the same characters as JSON escapes; they occur only inside strings."""
+    """Return encoded JSON with unsafe characters as JSON escapes; such characters occur only inside strings."""
     return _UNSAFE.sub(_escape_json_character, line)
 
 

@@ -1,4 +1,4 @@
-"""Exit code of a command: its choice, and its way out of the process, distinct from a SystemExit of model code."""
+"""Choose the exit code of a command, and exit with an exception that differs from a SystemExit of model code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class CommandExit(SystemExit):
 
 
 def decide_exit_code(*, has_findings: bool, has_failures: bool, findings_first: bool = False) -> int:
-    """Return 0 without findings, 1 for findings, 2 if part of the work failed; `findings_first`: 1 for both."""
+    """Return 0 without findings, 1 for findings, 2 for failures; with both, 2, or 1 if `findings_first` is set."""
     if has_failures and not (has_findings and findings_first):
         return 2
     return int(has_findings)

@@ -1,4 +1,4 @@
-"""The words of a filter of tensors: the fields, their other spellings, and the answers to a wrong word.
+"""Language of the filters of tensors: the fields, their other spellings, and the answers to a wrong word.
 
 `browse/filter.py` and `render/filter.js` read filters; the page gets this table as data. `tests/filter_cases.py` has
 cases on which both must agree.
@@ -16,7 +16,7 @@ class FilterLanguage(msgspec.Struct, frozen=True):
 
     Attributes:
         texts: Fields with a text, written `field:text`.
-        choices: Texts of which a target has few, so that an answer can list them.
+        choices: Text fields with few different values, so that an answer can list them.
         numbers: Fields with a number, written `field>number`.
         statistics: Numbers of the values, which may not have been read.
         spectra: Numbers of the singular values, which may not have been computed.

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core.model_state import Oddity, Origin, Place
 
-#: The rule of harmful functions that loading a file imports or calls.
+#: Name of the rule about harmful functions that loading a file imports or calls.
 UNSAFE_GLOBAL = "unsafe-global"
 
 
@@ -71,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         origin: Origin | UnsetType,
         about: str | UnsetType,
     ) -> Finding:
-        """Return a finding for this finding and further findings with the same cause; the place stays."""
+        """Return one finding for this and others with the same cause; it keeps the place of this finding."""
         return Finding(
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )

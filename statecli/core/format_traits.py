@@ -11,7 +11,7 @@ import msgspec
 
 
 class FormatTraits(msgspec.Struct, frozen=True):
-    """Contents of a format and uses of its files. The defaults fit most formats.
+    """Properties of a format that commands depend on. The defaults fit most formats.
 
     Attributes:
         is_class: The state is of a live model class, not of a checkpoint.
@@ -34,7 +34,8 @@ class FormatTraits(msgspec.Struct, frozen=True):
         is_partitioned: Weights without elements may be in the partitions of other ranks.
         is_header_and_tensors: A file has one header and the tensors: the header lists the tensors quickly, and
             `safetensors.torch.load_file` reads the file.
-        is_in_pieces: The folder has pieces or ranks of a checkpoint. Weights next to the pieces are of another loader.
+        is_in_pieces: The folder has a checkpoint's pieces or ranks. Weights next to the pieces belong to another
+            loader.
         is_loaded_by_dcp: `torch.distributed.checkpoint.load` reads the folder, whose tensors have the paths of the
             saved dict as names.
         has_own_loader: A library loads the pickles, not `torch.load(path)`.
@@ -69,7 +70,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
 
 
 def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
-    """Return the traits of a checkpoint in several files: the traits of a file that apply to all files together.
+    """Return the traits of a checkpoint in several files, combined from the traits of each file.
 
     Traits of a whole checkpoint (a program, partitions, collections) and of a single file (a header and tensors) are
     not inherited.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def pause_gc() -> Iterator[None]:
     """Disable the garbage collector while the block runs.
 
-    Reading only allocates: the collector would walk the growing graph again and again, for a third of the time.
+    Reading only allocates: the collector would walk the growing graph again and again, which takes a third of the time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Element types by ggml's numbers, and the block sizes of the quantized types.
+"""Element types by their numbers in ggml, and the block sizes of the quantized types.
 
 Sources: `enum ggml_type` and the structs of ggml-common.h in llama.cpp; `GGML_QUANT_SIZES` of the package gguf 0.19.
 """

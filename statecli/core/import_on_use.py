@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def import_on_use(
     package: str, build_context: Callable[[], AbstractContextManager[object]] | None = None
 ) -> Callable[[str], ModuleType]:
-    """Return a `__getattr__` for the package, which imports the package's module of a name.
+    """Return a `__getattr__` for the package that imports the submodule with the requested name.
 
-    `build_context` makes a context for the import: `require_numpy`. The function raises AttributeError if the package
-    has no such module, and what importing the module raises.
+    `build_context` builds a context for the import, such as `require_numpy`. `__getattr__` raises AttributeError if the
+    package has no such module, and passes on errors of the import.
     """
 
     def __getattr__(name: str) -> ModuleType:

@@ -26,13 +26,13 @@ _ALIASES = {
     "int": "int32",
     "short": "int16",
 }
-#: Default bound: integers are 0 or 1, because every table has rows of these numbers.
+#: Default bound: integers are 0 or 1, because every embedding table has these two rows.
 DEFAULT_BOUND = 2
 _SHAPE = compile_on_use(r"[0-9]+([x×][0-9]+)*")
 #: Largest number of elements of an input: 8 GB of float32. A mistyped size is reported, not tried.
 _MAX_ELEMENTS = 2**31
 _EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
-#: Texts that nobody would pass to forward as a text.
+#: Texts that surely describe an input tensor: nobody would pass them to forward as strings.
 _CLEAR_INPUT_TEXT = compile_on_use(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?")
 
 

@@ -17,7 +17,7 @@ MODEL_LIBRARIES = (
     *("timm", "torchvision", "transformers", "diffusers", "kornia", "monai", "torch_geometric", "torchmetrics", "peft"),
     *("sentence_transformers", "open_clip_torch", "torchaudio"),
 )
-#: Command that installs packages, in a text.
+#: Pattern of a command in a text that installs packages.
 INSTALL_COMMAND = compile_on_use(r"\bpip install (?:-U )?[\w.-]+(?:\[[\w,-]+\])?(?<![.])")
 #: Names of packages that differ from the name of their module.
 _PACKAGES = {
@@ -44,7 +44,7 @@ def install_extra(extra: str) -> str:
 
 
 def install_packages(*names: str, upgrade: bool = False) -> str:
-    """Return the command to install packages outside the extras of the package."""
+    """Return the command to install packages that no extra of statecli installs."""
     return " ".join(["pip install", *(["-U"] if upgrade else []), *names])
 
 

@@ -26,7 +26,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_json_lines(values: Sequence[Any], separator: bytes) -> bytes:
-    """Return the JSON of each value, with `separator` between them; at least one value, by `encode_json`'s rules."""
+    """Return the JSON of one or more values as `encode_json` writes it, with `separator` between the values."""
     try:
         lines = _ENCODER.encode_lines(values)
     except UnicodeEncodeError:

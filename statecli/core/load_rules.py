@@ -1,4 +1,4 @@
-"""Rules about entries refused by `load_state_dict` of a class, reported by inspect, diff and audit."""
+"""Rules about entries that the `load_state_dict` of a class refuses, reported by inspect, diff and audit."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
         bits: Bits of a code; None if not known.
         shape: None if the tensors do not record the shape.
         elements: None if not known. Without a shape, an upper limit.
-        missing: Full names of tensors required by the layout and missing in the checkpoint.
+        missing: Full names of tensors that the layout requires and the checkpoint lacks.
         defect: The problem with the tensors, in one line; "" without a problem.
     """
 
@@ -62,7 +62,7 @@ class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredShape(NamedTuple):
-    """The values of a small tensor: the shape of the weight, and the values of a scale."""
+    """Shape of a weight, and number of values per scale, as recorded in a small tensor."""
 
     shape: Shape
     block: int | None = None
@@ -91,7 +91,7 @@ class _FlattenedWeight(msgspec.Struct):
 
 
 class _Facts(NamedTuple):
-    """Facts about a weight, from its tensors. `elements` alone is an upper limit."""
+    """Facts about a weight, from its tensors. Without `shape`, `elements` is an upper limit."""
 
     dtype: str
     bits: int | None
@@ -104,7 +104,7 @@ class _Facts(NamedTuple):
 def describe_weight(
     weight: QuantizedWeight, stored_shape: StoredShape | None = None, settings: Mapping[str, Scalar] | None = None
 ) -> LogicalWeight:
-    """Return the weight with its shape.
+    """Describe a quantized weight: its shape, its elements, the type of its codes, and its defect.
 
     `stored_shape` is from `quant_state` or `weight_shape`, `settings` are the settings of the checkpoint.
     """
@@ -132,9 +132,9 @@ def describe_weight(
 
 
 def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> LogicalWeight | None:
-    """Return the weight of a row with the inner tensors of a subclass of torchao; None for any other row.
+    """Describe a weight that is a tensor subclass of torchao, by its inner tensors; None for any other tensor.
 
-    The subclass has the shape of the weight, and may say the type of its codes (`target_dtype`).
+    The subclass has the shape of the weight, and may record the type of its codes (`target_dtype`).
     """
     inner = dict(row.parts)
     codes = inner.get("qdata")
@@ -161,7 +161,7 @@ def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> Logica
 
 
 def count_bits(dtype: str) -> int | None:
-    """Return the number in `int4`, `uint8` and `float8_e4m3fn`."""
+    """Return the number of bits in a dtype's name: 4 for `int4`, 8 for `float8_e4m3fn`; None if it has no number."""
     digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
     return int(digits) if digits.isdigit() else None
 
@@ -191,7 +191,7 @@ def _find_target_dtype(text: Scalar) -> str | None:
 
 
 def _find_misfit(source: _Source, shape: Shape) -> str:
-    """Return that the scales do not fit a weight of this shape; "" if they do, or without scales."""
+    """Return the defect if the scales do not fit a weight of this shape; "" if they fit or do not exist."""
     scales = source.weight.parts.get(QuantizedPart.SCALES)
     if scales is None or _fits_scales(shape, scales.shape or (), source.weight, source.settings):
         return ""
@@ -199,9 +199,9 @@ def _find_misfit(source: _Source, shape: Shape) -> str:
 
 
 def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> bool:
-    """Return True for a single scale, or a scale for each row, for part of a row, or for a block of a size in use.
+    """Return True if the scales fit: one for all values, for each row, for each part of a row, or for each block.
 
-    LLM.int8() has a scale for each row only.
+    Blocks must have a known size. LLM.int8() has a scale for each row only.
     """
     is_by_row = bool(scales) and scales[0] == shape[0] and math.prod(scales) == shape[0]
     if is_by_row or weight.divisor != 1:
@@ -220,7 +220,7 @@ def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings:
 
 
 def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> set[int]:
-    """Return the sizes of blocks named by the configuration, and the sizes in use."""
+    """Return the block sizes that the configuration names, and those in common use."""
     keys = ("weight_block_size", "block_structure")
     configured_sizes = {
         value
@@ -386,7 +386,7 @@ def _format_not_matrix(codes: TensorInfo) -> str:
 
 
 def _format_misfit(part: TensorInfo, codes: TensorInfo, shape: Shape | None = None) -> str:
-    """Return `absmax [7] does not fit weight [64,64]`."""
+    """Return a text such as `absmax [7] does not fit weight [64,64]`."""
     size = codes.shape if shape is None else shape
     name, of = (row.fqn.rpartition(".")[2] for row in (part, codes))
     return f"{name} {format_shape(part.shape)} does not fit {of} {format_shape(size)}"

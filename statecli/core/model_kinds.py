@@ -25,7 +25,7 @@ from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 def classify_by_model(
     state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
 ) -> tuple[ModelState, list[Finding]]:
-    """Return the checkpoint with the kinds registered by a class, and the findings of a strict `load_state_dict`.
+    """Return the checkpoint with the kinds that a class registers, and findings about entries that it refuses to load.
 
     `model` is the state of the class. Entries of optimizer and other sections are unchanged. The prefix of a wrapper is
     stripped from names and reported, since loading would fail. `renamed` maps names of entries to the names expected by
@@ -42,7 +42,7 @@ def classify_by_model(
     ]
     if not entries:
         raise NothingMatched(f"{state.target}: contains no model tensors to compare with {model.target}")
-    # A pickle records devices, and hence shared memory; safetensors does not.
+    # A pickle records devices and shared memory; safetensors does not.
     records_devices = any(tensor.device is not None for tensor in tensors)
     for section in dict.fromkeys(tensors[n].section for n in entries):
         section_rows = [n for n in entries if tensors[n].section == section]
@@ -89,7 +89,7 @@ def _pair_names(
     registered: Collection[str],
     renamed: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
-    """Return the names in the class of each row, and the names that differ by the prefix of a wrapper."""
+    """Return, for each row, its names in the class; and the names that differ by the prefix of a wrapper."""
     names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
     matchable_rows = [n for n in rows if tensors[n].fqn not in renamed]
     renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
@@ -170,7 +170,7 @@ def _format_shape(tensor: TensorInfo) -> str:
 
 
 def _list_ties_left_out(present_names: Set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
-    """Return each tied name left out on purpose by safetensors' save_model and save_pretrained, and the kept name."""
+    """Return each tied name that save_model or save_pretrained of safetensors leaves out, and the kept name."""
     ties = []
     for fqn, tensor in registered.items():
         kept_name = next((name for name in tensor.tied_to if name in present_names), None)

@@ -1,7 +1,7 @@
 """State of a model or checkpoint as plain frozen data, read from a file or a live module.
 
 Readers (`formats/`, `live/`) build a `ModelState`; commands look only at the state, never at a file or a module. This
-module imports two statecli modules without imports, and neither torch nor numpy.
+module imports neither torch nor numpy, and only statecli modules that import nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REGISTERED_KINDS = (Kind.PARAMETER, Kind.BUFFER)
 
 
 class NoteKind(Enum):
-    """Kind of a tensor's note that commands decide by; all other notes are only shown."""
+    """Kind of a tensor's note on which commands act; all other notes are only shown."""
 
     #: torchmetrics keeps the tensor in a plain attribute, and moves it by its own code.
     METRIC_STATE = "metric-state"
@@ -63,7 +63,7 @@ ARCHIVE = "torch-zip"
 
 
 class Packing(msgspec.Struct, frozen=True, gc=False):
-    """Packing of a storage in `length` bytes of its file.
+    """How a storage is packed in `length` bytes of its file.
 
     `how` is "deflate" (a zip's method 8), or `ARCHIVE`: the bytes are a whole archive of torch.save with a single
     tensor, whose offset is looked up when the tensor is read.
@@ -91,7 +91,7 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_archive(self) -> bool:
-        """True if the range names only the archive of torch.save with a tensor."""
+        """True if the range is a whole archive of torch.save that contains the tensor."""
         return self.packing is not None and self.packing.how == ARCHIVE
 
     @property
@@ -123,8 +123,8 @@ class Box(msgspec.Struct, frozen=True, gc=False):
 class Quantizer(msgspec.Struct, frozen=True, gc=False):
     """Parameters that turn stored integers into values: (q - zero_point) * scale.
 
-    `axis` None: a single scale for the whole tensor. Per-channel scales and zero points are tensors in `scales` and
-    `zero_points`.
+    If `axis` is None, a single scale applies to the whole tensor. Per-channel scales and zero points are tensors in
+    `scales` and `zero_points`.
     """
 
     scheme: str
@@ -249,7 +249,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_input: bool = False
     #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
-    #: Kind of the note, if commands decide by the note.
+    #: Kind of the note, if commands act on it.
     note_kind: NoteKind | None = None
 
     @property
@@ -297,7 +297,7 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
     """Something unusual but readable, recorded by a reader and judged by rules.
 
     `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name. `place` is
-    unset if no bytes are concerned, `origin` if no source line is.
+    unset if the oddity concerns no bytes, and `origin` if it concerns no source line.
     """
 
     name: str
@@ -308,7 +308,7 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> OddityKind | None:
-        """Kind that commands decide by; None if the oddity is only shown."""
+        """Kind on which commands act; None if the oddity is only shown."""
         return _KINDS.get(self.name)
 
 
@@ -341,8 +341,8 @@ class StateDict(msgspec.Struct, frozen=True):
 
     `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
     the keys of values other than tensors, `holders` the keys among `others` of values that may contain tensors.
-    `is_module`: a module pickled whole; only its class knows all this. `keys` lead from the loaded object to the
-    state_dict, () if the object is the state_dict, None if they do not or are unknown.
+    `is_module`: a module pickled whole; only its class knows these facts. `keys` lead from the loaded object to the
+    state_dict: () if the object is the state_dict, None if no keys lead there or they are unknown.
     """
 
     section: str
@@ -356,10 +356,10 @@ class StateDict(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """Values recorded by a source besides its tensors (`__metadata__`, epoch, lr), by dotted path.
 
-    `types` holds the key types of each path ambiguous as text: one letter per character, and a dot between two keys.
-    {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is the
-    type of the container at a path: `dict`, `list`, or a class. `companion_names`: names of the files of a folder whose
-    settings are stored below these names.
+    `types` holds the key types of each path that is ambiguous as text: one letter per character, and a dot between two
+    keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is
+    the type of the container at a path: `dict`, `list`, or a class. `companion_names`: names of the files of a folder
+    whose settings are stored below these names.
     """
 
     values: Mapping[str, Scalar] = {}
@@ -409,7 +409,7 @@ class ModelState(msgspec.Struct, frozen=True):
 class Mention(msgspec.Struct, frozen=True, gc=False):
     """Python name in a pickle: `position` is the byte of its first mention.
 
-    `called`: the pickle calls the object of this name. `misuse` describes a use not made by any serializer of data.
+    `called`: the pickle calls the object of this name. `misuse` describes a use that no serializer of data makes.
     """
 
     module: str
@@ -425,7 +425,7 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bomb(msgspec.Struct, frozen=True, gc=False):
-    """Memory or time of loading a pickle beyond the size of the file.
+    """Call that takes more memory or time when a pickle is loaded than the file's size explains.
 
     `text` is a verb phrase; `position` the byte of the called name in the pickle, 0 without a name.
     """
@@ -435,7 +435,7 @@ class Bomb(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hazard(msgspec.Struct, frozen=True, gc=False):
-    """Plain data that makes a loader do harm: the place of the data, and their use by the loader.
+    """Plain data that makes a loader do harm. `text` names the data and how the loader uses it.
 
     `is_error` is False for data that may be correct: a note, or a warning if `needs_review`. `help` is the advice to
     the owner of the data.
@@ -448,7 +448,7 @@ class Hazard(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScannedPickle(msgspec.Struct, frozen=True):
-    """One pickle of a file, scanned for the code run by loading the pickle.
+    """One pickle of a file, scanned for the code that loading the pickle runs.
 
     Attributes:
         where: The record of the pickle, in words.
@@ -465,8 +465,8 @@ class ScannedPickle(msgspec.Struct, frozen=True):
         hazards: Plain data by which loaders do harm.
         uses_storages: The pickle names storages of the file, and may pass their bytes to its calls.
         sparse_tensors: Number of sparse tensors made by the pickle.
-        digest: SHA-256 of its bytes, of all possible bytes of a pickle without an end; "" if there are too many. Of the
-            whole file, if loading is harmful and other bytes of the file may decide how.
+        digest: SHA-256 of its bytes, or of all bytes that may belong to a pickle without an end; "" if there are too
+            many. Covers the whole file if loading is harmful and other bytes of the file may decide how.
         refused_opcode: An opcode unknown to the unpickler of `torch.load(path)`.
     """
 

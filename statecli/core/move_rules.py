@@ -66,7 +66,7 @@ _TIE_HELP = {
 
 
 def report_broken_ties(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each name separated by a move of the class from another name of the same memory."""
+    """Yield a finding for each name that no longer shares memory with another name after the model moves."""
     tie_oddities = [(oddity, _TIE_RULES[oddity.kind]) for oddity in state.oddities if oddity.kind in _TIE_RULES]
     owners = {alias: tensor for tensor in state.tensors for alias in tensor.aliases} if tie_oddities else {}
     for oddity, rule in tie_oddities:
@@ -81,17 +81,17 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def map_stale_views(state: ModelState) -> dict[str | None, Finding]:
-    """Return the finding for each further name left at the old memory by a move."""
+    """Return, by name, the finding for each second name or view that points to the old memory after a move."""
     return {finding.fqn: finding for finding in report_broken_ties(state) if finding.rule == STALE_VIEW.name}
 
 
 def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:
-    """Return the finding of `report_broken_ties` for each name of a tie broken by a move."""
+    """Return the finding of `report_broken_ties` for each name of a tie that a move breaks."""
     return map_tied_names(report_broken_ties(state), state.tensors)
 
 
 def map_tied_names(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> dict[str | None, Finding]:
-    """Return the finding about a broken tie for each name of the tie; of several about a name, the first."""
+    """Return the finding about a broken tie for each name of the tie; if a name has several, the first."""
     finding_by_name: dict[str | None, Finding] = {}
     for finding in findings:
         finding_by_name.setdefault(finding.fqn, finding)

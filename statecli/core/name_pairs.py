@@ -10,15 +10,15 @@ from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIX
 
 #: Largest number of parts of a prefix to look for, because each costs a pass over all names, perhaps a million.
 MAX_PREFIX_PARTS = 32
-#: Positions of a name before and after, and the prefixes stripped on each side.
+#: Positions of two paired names, before and after; the prefixes stripped from them, or None.
 Link = tuple[int, int, tuple[str, str] | None]
 
 
 def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
-    """Return the pairs of names: equal names, then names equal without wrappers' prefixes.
+    """Return the pairs of names: equal names, then names that are equal without the prefixes of wrappers.
 
-    A prefix is stripped only if the rest is unique on both sides, all names counted. `model.` is stripped last, because
-    the name is also common inside models. If no names match, a prefix of all names of one side is tried (`net.` of a
+    A prefix is stripped only if the rest is unique among all names of each side. `model.` is stripped last, because the
+    name is also common inside models. If no names match, a prefix of all names of one side is tried (`net.` of a
     LightningModule).
     """
     links: list[Link] = match_equal_names(before, after)
@@ -42,7 +42,7 @@ def match_equal_names(before: Sequence[str], after: Sequence[str]) -> list[Link]
 
 
 def _list_unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
-    """Return the names; a repeated name (two paths of a pickle may be written alike) with its count."""
+    """Return a unique key for each name; a repeated name (two paths of a pickle may look alike) gets a count."""
     if len(set(names)) == len(names):
         return names
     counts: Counter[str] = Counter()
@@ -66,7 +66,7 @@ def _match_cores(
 
 
 def _index_unique(cores: list[str]) -> dict[str, int | None]:
-    """Return the position of each core; None for a repeated core."""
+    """Return the position of each core (name without prefixes); None for a repeated core."""
     at: dict[str, int | None] = {}
     for n, core in enumerate(cores):
         at[core] = None if core in at else n
@@ -93,7 +93,7 @@ def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _find_stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
-    """Return the parts of two names missing in the other, `module._orig_mod.` and ``."""
+    """Return the parts of each name that the other name lacks, such as `module._orig_mod.` and ``."""
     if before.endswith(core) and after.endswith(core):
         return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])
     return _compare_parts(before, after)
@@ -110,7 +110,7 @@ def _join_parts(parts: Iterable[str]) -> str:
 
 
 def _find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """Return the prefix before every name if no name is registered with it: `module.`, or an attribute of a Trainer."""
+    """Return the prefix of all names, such as `module.`, without which a name is registered; "" if there is none."""
     prefix = ""
     for _ in range(MAX_PREFIX_PARTS):
         if not names or any(name[len(prefix) :] in registered for name in names):

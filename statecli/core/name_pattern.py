@@ -1,4 +1,4 @@
-"""Names with braces as patterns: `layers.{3,4}.*` and `layers.{0..3}`, as statecli writes the names of equal layers."""
+"""Match names with patterns such as `layers.{3,4}.*` and `layers.{0..3}`, which statecli writes for equal layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGE = compile_on_use(r"(?P<first>\d{1,6})\.\.(?P<last>\d{1,6})")
 
 @lru_cache(maxsize=64)
 def compile_name_pattern(pattern: str, *, ignores_case: bool = False) -> re.Pattern[str]:
-    """Return the expression of a glob with braces. A number in braces is a whole number: `{3}` is not in `30`."""
+    """Return the regular expression of a glob with braces. `{3}` matches the whole number 3, not a digit of `30`."""
     return re.compile(_translate(pattern), re.S | (re.I if ignores_case else 0))
 
 
@@ -50,7 +50,7 @@ def _translate_item(item: str) -> str:
 
 
 def _list_blocks(first: int, last: int) -> Iterator[str]:
-    """Yield expressions for the numbers from first to last, ten, a hundred and so on at once: `8`, `9`, `1[0-9]`."""
+    """Yield expressions that together match the numbers from first to last, in blocks: `8`, `9`, `1[0-9]`."""
     if first == 0 <= last:
         yield "0"
     first = max(first, 1)

@@ -9,12 +9,12 @@ from statecli.core.lazy_pattern import compile_on_use
 
 _NUMBER = compile_on_use(r"0*([0-9]+)")
 _TO_LAST_DIGIT = compile_on_use(r".*[0-9]", re.DOTALL)
-#: Largest number of digits that a character can count.
+#: Largest number of digits whose count fits in one character.
 _MAX_COUNTED_DIGITS = 0x10FFFF
 
 
 def make_natural_key(name: str) -> str:
-    """Return a text that sorts a name by its numbers: a number with more digits is larger.
+    """Return a sort key that orders the numbers in names by value: a number with more digits is larger.
 
     No number is converted, because Python converts 4,300 digits at most.
     """

@@ -1,4 +1,4 @@
-"""Kinds of oddities that commands decide by; all other oddities are only shown.
+"""Kinds of oddities on which commands act; all other oddities are only shown.
 
 This module imports nothing of ours.
 """

@@ -1,4 +1,4 @@
-"""Defaults that the help of an option states, and that a module below the table of options applies."""
+"""Defaults of options, for their help and for modules that must not import the table of options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the notes added by an output to the findings of a command."""
+"""Rules of the notes that an output adds to the findings of a command."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ, SKIPPED)
 
 
 def choose_case(entries: Iterable[NotChecked]) -> str | None:
-    """Return the case of NOT_CHECKED for these entries."""
+    """Return the name of the case of NOT_CHECKED that fits these entries; None if none of its cases does."""
     return "tensors" if has_unread_tensors(entries) else None

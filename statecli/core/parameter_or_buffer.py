@@ -62,7 +62,7 @@ BUFFER_NAMES = frozenset(
         "pe",
     ]
 )
-#: Ends of such names that may follow a prefix.
+#: Ends of names of buffers that may follow any prefix.
 _BUFFER_SUFFIXES = ("_position_ids", "_inv_freq")
 
 #: Attributes in which only wrappers store the wrapped module: torch.compile; FSDP; activation checkpointing; Lightning
@@ -91,7 +91,7 @@ def list_model_sections(state: ModelState) -> list[str]:
 
 
 def classify_tensors(state: ModelState) -> ModelState:
-    """Return the state with the best evidence for each entry whose kind is only assumed."""
+    """Return the state after deciding the kind, by the best evidence, of each entry whose kind was only assumed."""
     tensors = list(state.tensors)
     parameter, assumed = Kind.PARAMETER, Evidence.ASSUMED
     unclassified = [
@@ -291,7 +291,7 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the part of `rows` certainly trained by the optimizer; empty if undecidable.
+    """Return the rows that the optimizer certainly trains; empty if undecidable.
 
     If the optimizer saved names, all names must be in the file. Otherwise shapes decide: the optimizer's ids follow the
     order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the leftmost
@@ -299,7 +299,7 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
 
     To avoid chance matches, at least half of the entries must be accounted for, and at least half of the ids, and two
     or more, must have a shape. A group that follows another group but fits only before the other group is not evidence:
-    a loss with parameters may own the group, and its ids would make parameters of the model's buffers. Shapes cannot
+    a loss with parameters may own the group, and its ids would turn buffers of the model into parameters. Shapes cannot
     reveal ids that fit the entries in order and belong partly to another model.
     """
     names = {name for group in optimizer.groups for name in group.names or group.params if isinstance(name, str)}
@@ -338,7 +338,7 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
 def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> bool:
     """Return True if the moments of the optimizer have the shapes of some of the rows, in the order of the rows.
 
-    Names must fit too if the optimizer has no ids, but `load_state_dict` of an optimizer matches by order alone.
+    If the optimizer saved names, shapes must also fit by name, although its `load_state_dict` matches by order alone.
     """
     claimed_entries = [
         (name, shape) for group in optimizer.groups for name, shape in zip(group.params, group.shapes, strict=True)
@@ -359,7 +359,7 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
 
 
 def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the rows trained by the optimizer if the order of the entries means nothing, as in safetensors.
+    """Return the rows that the optimizer trains, by the counts of shapes, because safetensors loses the order.
 
     All rows of a shape are returned if the optimizer trains as many tensors of that shape as there are. All rows are
     returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
@@ -385,7 +385,7 @@ def _strip_wrappers(fqn: str) -> str:
 
 
 def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the rows yielded by `parameters()`, and the tied rows of each.
+    """Return the rows that `parameters()` yields, and for each row the other rows tied to it.
 
     `parameters()` yields a tied tensor once, under its first name.
     """

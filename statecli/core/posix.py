@@ -73,7 +73,7 @@ def call_after_fork_in_child(function: Callable[[], object]) -> None:
 
 
 def count_usable_cores() -> int:
-    """Return the number of cores that this process may use: of all cores where the system does not say."""
+    """Return the number of cores that this process may use, or of all cores if the system does not report it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
@@ -85,7 +85,7 @@ def is_own_file(status: os.stat_result) -> bool:
 
 
 def discard_typed_keys(terminal: IO[str]) -> None:
-    """Discard the keys that were typed and not read; on Windows they stay."""
+    """Discard the keys that were typed but not read yet. Does nothing on Windows."""
     try:
         import termios
     except ImportError:

@@ -14,7 +14,7 @@ _show_stage: ContextVar[Callable[[str], None] | None] = ContextVar("show_stage",
 
 
 def report_stage(text: str) -> None:
-    """Report the stage that begins now: `importing torch`."""
+    """Report the stage that begins now, such as `importing torch`."""
     show = _show_stage.get()
     if show is not None:
         show(text)

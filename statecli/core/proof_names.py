@@ -1,4 +1,4 @@
-"""Names of the proofs."""
+"""Names of the checks that `verify` runs; the code calls them proofs."""
 
 from __future__ import annotations
 

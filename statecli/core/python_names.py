@@ -1,4 +1,4 @@
-"""Names defined by a Python file, from its syntax tree: nothing is imported."""
+"""List the names that a Python file defines, from its syntax tree, without importing the file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXAMPLES = {
     "PeftConfig": "LoraConfig()",
     "PreTrainedModel": PRETRAINED_EXAMPLES[0],
 }
-#: Names in an annotation of a class, and in an annotation of a sequence.
+#: Words of an annotation by which an argument takes a class, or a sequence.
 CLASS_ANNOTATIONS = {"type", "Type"}
 SEQUENCE_ANNOTATIONS = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
 #: Names of arguments that take a module, if they have no useful annotation.
@@ -45,7 +45,7 @@ _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
 
 class ModelClass(NamedTuple):
-    """Module class of a file, and the required arguments of its `__init__`.
+    """Class of a file that derives from `nn.Module`, and the required arguments of its `__init__`.
 
     `takes_object`: an argument is an object of a class outside the file, which a command line cannot spell. `call` is
     the code that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names` are the
@@ -67,7 +67,7 @@ class ModelFactory(NamedTuple):
 
 
 def list_model_classes(path: str) -> Iterator[ModelClass]:
-    """Yield each module class of a file."""
+    """Yield each class of a file that derives from `nn.Module`."""
     classes = _map_classes(_parse(path))
     for name in _list_module_names(classes):
         required = _list_init_arguments(classes[name], classes)
@@ -80,7 +80,7 @@ def list_model_classes(path: str) -> Iterator[ModelClass]:
 
 
 def list_model_factories(path: str) -> Iterator[ModelFactory]:
-    """Yield each function of `list_factories` that returns a model, such as `return Net(…)`."""
+    """Yield each public function of a file that needs no arguments and returns a model (`return Net(…)`)."""
     body = _parse(path)
     classes = _map_classes(body)
     functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
@@ -131,7 +131,7 @@ def takes_object(name: str, annotation: str) -> bool:
 
 
 def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str | None:
-    """Return code that builds an object for an argument of any module, or of another base class; else None.
+    """Return code of an example object, if an argument takes any module or a known base class; else None.
 
     `names`: all arguments of the function.
     """
@@ -148,7 +148,7 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
 
 
 def list_classes(path: str) -> Iterator[str]:
-    """Yield the name of each class of a file with a base class, possibly a module defined by another file."""
+    """Yield the name of each class of a file with a base class: this may be a module of another file."""
     yield from (node.name for node in _parse(path) if isinstance(node, ast.ClassDef) and node.bases)
 
 
@@ -161,7 +161,7 @@ def list_factories(path: str) -> Iterator[str]:
 
 
 def find_syntax_error(path: str) -> SyntaxError | None:
-    """Return the error of a file that is not in Python's syntax; None for a correct or unreadable file."""
+    """Return the syntax error of a Python file; None for a correct or unreadable file."""
     try:
         _parse_file(path)
     except _PARSE_ERRORS as error:
@@ -170,7 +170,7 @@ def find_syntax_error(path: str) -> SyntaxError | None:
 
 
 def _parse(path: str) -> list[ast.stmt]:
-    """Return the statements of a file, including statements under `if` and `try`; [] for a file not in Python."""
+    """Return the statements of a file, including statements under `if` and `try`; [] if it is not valid Python."""
     try:
         return [*_iter_statements(_parse_file(path))]
     except _PARSE_ERRORS:
@@ -193,7 +193,7 @@ def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def map_classes(source: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a module by name; {} for a text that is not in Python's syntax."""
+    """Return the classes in source code by name; {} if it is not valid Python."""
     try:
         return _map_classes([*_iter_statements(ast.parse(source).body)])
     except _PARSE_ERRORS:
@@ -205,7 +205,7 @@ def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
 
 
 def _list_module_names(classes: Mapping[str, ast.ClassDef]) -> list[str]:
-    """Return the classes that derive from a module: another module of the file, a class of torch.nn, `...Model`."""
+    """Return the classes that derive from a module class: of the file, of torch.nn, or with a name like `...Model`."""
     modules: list[str] = []
     for name, node in classes.items():
         bases = [write_code(base) for base in node.bases]
@@ -221,7 +221,7 @@ def _is_module(base: str) -> bool:
 
 
 class _ReturnedModels(NamedTuple):
-    """Functions of a file that return a model, by the expressions in their `return` statements."""
+    """Finds the functions of a file that return a model, by the expressions in their `return` statements."""
 
     functions: Mapping[str, ast.FunctionDef]
     classes: Mapping[str, ast.ClassDef]
@@ -268,7 +268,7 @@ def _format_annotation(argument: ast.arg) -> str:
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class of the file whose instance an argument of the class `owner` takes.
+    """Return the class of the file whose instance an argument of `owner`'s constructor takes; else None.
 
     The class is the annotation, or the only configuration with the fields that the code reads from the argument.
     """
@@ -299,7 +299,7 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
 class _CallWriter:
     """Writes the call of a class with its required arguments, and notes the classes of the call.
 
-    `takes_object`: an argument of the call is an object of no class of the file.
+    `takes_object`: an argument of the call is an object whose class is not in the file.
     """
 
     def __init__(self, classes: Mapping[str, ast.ClassDef], *, has_examples: bool = True) -> None:
@@ -330,7 +330,7 @@ class _CallWriter:
 
 
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:
-    """Return the required arguments of the class's own `__init__`, of its fields, or of its bases in the file."""
+    """Return the required arguments of a class, from its `__init__` or dataclass fields, or those of its bases."""
     required: list[ast.arg] = []
     for ancestor in configuration_fields.list_ancestors(node, classes):
         own_init = configuration_fields.find_init(ancestor, {})

@@ -11,6 +11,6 @@ CODE_DTYPES = frozenset(["uint8", "int32", "int8", "float8_e4m3fn", "float8_e4m3
 
 
 def may_be_quantized(tensors: Collection[TensorInfo]) -> bool:
-    """Return False if no tensor holds codes, or belongs to codes of bitsandbytes in storage of another type."""
+    """Return False if no tensor has a dtype of codes, or a `quant_map` (bitsandbytes with codes of another dtype)."""
     has_codes = not CODE_DTYPES.isdisjoint({tensor.dtype for tensor in tensors})
     return has_codes or bool([tensor for tensor in tensors if tensor.fqn.endswith(".quant_map")])

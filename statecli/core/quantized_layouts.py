@@ -50,7 +50,7 @@ class QuantizedPart(str, Enum):
 
 
 class LayoutNames(NamedTuple):
-    """Last names of a layout's tensors; names in `optional` may be missing. `owner` is the weight's last name."""
+    """Ends of the names of a layout's tensors; those in `optional` may be missing. `owner` is that of the weight."""
 
     layout: QuantizedLayout
     required: Mapping[str, QuantizedPart]

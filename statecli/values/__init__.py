@@ -1,4 +1,4 @@
-"""Tensor values at memory speed: where their bytes are, what the bytes mean, and how values arrive on a device.
+"""Read and compare tensor values at memory speed: find their bytes, decode them, and copy them to a device.
 
 Importing this package does not import numpy. Its modules need numpy, which may not be installed, and are imported on
 first use (`values.stats.fill_stats(…)` after `from statecli import values`):
@@ -6,19 +6,18 @@ first use (`values.stats.fill_stats(…)` after `from statecli import values`):
     elements.py      stored bytes -> numbers: every element type torch can save
     ranges.py        a `ByteRange` -> its bytes: plain, compressed, quantized, or in pieces of several files
     read.py          a `TensorData` -> its values, chunk by chunk, in bounded memory
-    ggml_blocks.py   blocks that ggml quantized, as they are stored or as float32, by the package gguf
+    ggml_blocks.py   blocks that ggml quantized -> the stored blocks, or float32 by the package gguf
     live_tensor.py   a live torch tensor -> the same view of its storage
     summary.py       `Facts` of some values: counts, range, moments; facts of parts merge
     stats.py         values -> `Stats`
-    facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: of one block, _native.c or numpy
+    facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: the same for one block
     digest.py        tensors -> digests for lock files
-    to_device.py     tensors of a checkpoint -> a device, and back, compared
-    compare.py       pairs of tensors -> how they differ: the plan, and adding it up; compare_task.py: one task
-    neighbours.py    small tensors next to each other in a file, by one read; small_pairs.py: pairs of these
-    sparse.py        two sparse tensors by value
-    kernels.py       two blocks of values -> their `Tally` (tally.py): _native.c where compiled, numpy
-                     otherwise; gpu_kernel.py: the same on a GPU
-    histogram.py     how the differences of one tensor are spread
+    to_device.py     checks whether tensors arrive on a device unchanged
+    compare.py       pairs of tensors -> how they differ, by tasks; compare_task.py: runs one task
+    neighbours.py    reads small adjacent tensors together; small_pairs.py: compares pairs of these
+    sparse.py        compares two sparse tensors by value
+    kernels.py       two blocks of values -> their `Tally` (tally.py), by _native.c or numpy; gpu_kernel.py: on a GPU
+    histogram.py     two tensors -> histogram of their differences
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Estimate the numerical rank of a matrix's change: the number of its directions beyond rounding.
+"""Estimate the numerical rank of a matrix's change: the number of singular values that rounding cannot explain.
 
-The singular values of a sketch, change @ random [columns, 136], are compared with the singular values of the rounding
-of the values after. Halko, Martinsson, Tropp: Finding structure with randomness (2011), section 4; the norm of a
-product with a Gaussian matrix is bounded as by Chevet's inequality.
+The singular values of a sketch, change @ random [columns, 136], are compared with those that rounding the new values
+can cause. Halko, Martinsson, Tropp: Finding structure with randomness (2011), section 4; the norm of a product with a
+Gaussian matrix is bounded as by Chevet's inequality.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from statecli.values.delta import MAX_RANK
 from statecli.values.elements import Array
 from statecli.values.read import iter_row_blocks
 
-#: Number of columns of the sketch: some more than the largest rank to show.
+#: Number of columns of the sketch: slightly more than the largest rank to report.
 _SKETCH_COLUMNS = MAX_RANK + 8
-#: Maximum number of columns of a matrix: the random matrix then takes 70 MB.
+#: Maximum number of columns of a matrix: the random matrix then takes 36 MB.
 MAX_COLUMNS = 1 << 16
-#: Roundings of a computed change before it is added, in spacings of floats, because a matrix product sums rounded
+#: Rounding error of a computed change before it is added, in spacings between floats: a matrix product sums rounded
 #: terms.
 _ROUNDINGS_OF_CHANGE = 4
-#: Minimum ratio of a singular value to the bound of rounding, so that it counts.
+#: A singular value counts if it exceeds the bound of rounding by at least this factor.
 _BOUND_MARGIN = 1.25
 
 
 class RankTask(DataTask, frozen=True, gc=False):
-    """Estimate the rank of after - before, two matrices of equal shape with strides; at most 128.
+    """Estimate the rank (at most 128) of after - before, two strided matrices of equal shape.
 
     The result is None if a value is not finite.
     """

@@ -4,7 +4,7 @@
 
 If both tensors are contiguous, their bytes are read into two small buffers and compared as 64-bit words. Only differing
 blocks are decoded; if any differs, the norms of the equal blocks are computed too. All other layouts (strides,
-quantization, byte order) go through `read.read_values`, a tensor a task. The limits of blocks and tasks are fixed and
+quantization, byte order) go through `read.read_values`, one task per tensor. Blocks and tasks have fixed limits, and
 results are added up in order, so that every executor gives the same result, bit for bit.
 """
 
@@ -47,7 +47,7 @@ from statecli.values.tally import EQUAL_TALLY, Tally
 from statecli.workers import pool
 from statecli.workers.task import Piece, WholeTask, catch_error
 
-#: Number of pairs that are planned together, so that the ends of their remote archives are fetched at once.
+#: Number of pairs that are planned together, so that both ends of each of their remote archives are fetched at once.
 PAIRS_PLANNED_TOGETHER = 512
 
 
@@ -84,16 +84,16 @@ def compare_pairs(
     header_versions: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[PairOutcome]:
-    """Return the outcome of each pair, in order. An error of a file affects only its own pairs.
+    """Return the outcome of each pair, in order. An error in a file affects only pairs of its tensors.
 
     Recorded checksums are verified for tensors that differ, so that damage is not reported as a change by training.
 
     Args:
-        header_versions: Versions of files when their headers were read. A different version at the end fails the file's
-        pairs.
-        progress: Called with bytes of `before`.
+        header_versions: Versions of files when their headers were read. If a version differs at the end, the file's
+            pairs fail.
+        progress: Called with the name of a tensor and the number of bytes of `before` that were compared.
         jobs: Number of workers; 0 for a worker per core.
-        derived: See `pool.run_tasks`: the pairs follow from results of earlier tasks.
+        derived: True if the pairs depend on results of earlier tasks (see `pool.run_tasks`).
     """
     paths = {storage.path for pair in pairs for tensor in (pair.before, pair.after) for storage in tensor.ranges}
     before = {**read_versions(path for path in paths if path not in (header_versions or {})), **(header_versions or {})}
@@ -112,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Return the tallies of small adjacent pairs, by the number of the pair; these pairs need no tasks."""
+    """Return the tallies of small pairs that are adjacent in their files, by pair number. These need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -162,13 +162,13 @@ def _prefer_error(pair: Pair, outcome: PairOutcome, errors: Mapping[str | ByteRa
     return outcome if isinstance(outcome, NotCompared) else _find_error(pair, errors) or outcome
 
 
-#: Placeholder for the result of a task that another process does.
+#: Placeholder for the result of a task that another shard of the command runs.
 NOT_COMPUTED = Comparison(Tally())
 TaskResults = list[tuple[CompareTask, Comparison | StateError]]
 
 
 class _Results:
-    """Results of tasks, by pair."""
+    """Results of the tasks, grouped by pair."""
 
     def __init__(self, pairs: int, options: CompareOptions) -> None:
         self._results_of_pair: list[TaskResults] = [[] for _ in range(pairs)]
@@ -189,7 +189,7 @@ class _Results:
         return pair not in self._other_shards
 
     def iter_number_tasks(self, number: int, pair: Pair) -> Iterator[CompareTask]:
-        """Yield a task that compares a pair's numbers, if its quantized blocks differ and can be dequantized."""
+        """Yield a task that compares dequantized values, if a pair's quantized blocks differ and can be decoded."""
         before, after = pair.before.data, pair.after.data
         if (
             before
@@ -201,7 +201,7 @@ class _Results:
             yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
     def replace_blocks(self, results: TaskResults) -> None:
-        """Replace results of blocks by results of numbers, unless `bitwise` is set and only bits differ."""
+        """Replace results for blocks by those for dequantized values, unless `bitwise` is set and only bits differ."""
         for task, result in results:
             if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
                 self._results_of_pair[task.pair] = [(task, result)]
@@ -212,7 +212,7 @@ class _Results:
         return dtype if dtype in BLOCK_SIZES else None
 
     def iter_equal_norm_tasks(self) -> Iterator[CompareTask]:
-        """Yield tasks for the norms of equal blocks of differing pairs: only their bytes were compared so far."""
+        """Yield tasks that compute the norms of equal blocks in differing pairs: so far only bytes were compared."""
         for pair, results in enumerate(self._results_of_pair):
             for task, result in results if self.has_difference(pair) else ():
                 for start, count in result.equal if isinstance(result, Comparison) else ():
@@ -306,7 +306,7 @@ def _run_on_device(
 
 
 def _have_different_checksums(pair: Pair) -> bool:
-    """Return whether equal bytes have different recorded checksums: then one of the files is damaged."""
+    """Return whether the recorded checksums differ. If the bytes are equal, one of the files is then damaged."""
     before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
     return len(before_ranges) == len(after_ranges) and any(
         before.length == after.length
@@ -317,7 +317,7 @@ def _have_different_checksums(pair: Pair) -> bool:
 
 
 def _get_recorded_checksum(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 that the container records; None without one, or if the container cannot be read."""
+    """Return the CRC-32 that the container records; None if it records none or cannot be read."""
     try:
         return locate_storage(byte_range, "storage").crc32
     except StateError:
@@ -364,7 +364,7 @@ class ChecksumTask(WholeTask, frozen=True, array_like=True, gc=False):
 
     @property
     def paths(self) -> Iterable[str]:
-        """File of the storage, or the files of its pieces."""
+        """File of the storage, or the folder of its pieces."""
         return (storage.path for storage in (self.storage,) if storage.path)
 
 
@@ -379,7 +379,7 @@ def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | Non
 
 
 def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
-    """Return the numbers of small adjacent storages on disk whose bytes match their checksums."""
+    """Return the indexes of tasks whose small storages are adjacent in a local file and match their checksums."""
     neighbours = [
         Neighbour(storage.path, storage.offset, storage.length, n)
         for n, storage in enumerate(task.storage for task in tasks)
@@ -409,7 +409,7 @@ Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Return whether damage may explain the outcome of a pair that was compared, or refused, during planning."""
+    """Return whether file damage may explain an outcome that was already known during planning."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 
@@ -451,13 +451,13 @@ def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
     return sparse.compare_sparse(pair.before, pair.after, options)
 
 
-#: Layouts of nested tensors -> parts with the inner shapes, and parts with the positions of inner tensors in the
-#: values.
+#: Layouts of nested tensors -> names of the parts that hold the inner shapes, and of the parts that hold the positions
+#: of the inner tensors in the values.
 RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
 
 
 def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the values of both sides if both have the same arrangement, else the reason."""
+    """Return the values of both sides if their inner tensors have equal shapes and order; else the difference."""
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
@@ -473,12 +473,12 @@ _REORDERED = NotCompared("its inner tensors have another order than before")
 
 
 def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the strided parts to compare, with names: the tensor, or the parts of a sparse tensor or subclass."""
+    """Return the named strided tensors to compare: the tensor itself, or the parts of a sparse tensor or subclass."""
     before, after = pair.before, pair.after
     if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
         return NotCompared(f"statecli does not compare {before.dtype} with {after.dtype}")
     if before.data is not None and after.data is not None:
-        # Parts are tensors among its attributes; a name on one side only is compared as a setting.
+        # Here the parts are attributes that are tensors. A name on one side only is compared as a setting.
         attributes = dict(before.parts)
         pairs = [(f"{after.fqn}: {name}", attributes[name], new) for name, new in after.parts if name in attributes]
         if mismatched_name := next((name for name, old, new in pairs if old.shape != new.shape), None):
@@ -498,7 +498,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
 
 
 def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
-    """Return both sides as quantized blocks if their ggml types are equal, else as numbers if readable."""
+    """Return both sides as quantized blocks if their ggml types are equal; else as numbers where gguf can decode."""
     convert = to_stored_blocks if find_ggml_type(before.storage) == find_ggml_type(after.storage) else to_readable
     return convert(before), convert(after)
 
@@ -550,7 +550,9 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 
 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
-    """Return the contiguous pieces of the elements by their first element, each as if it began at element 0.
+    """Return the contiguous pieces of a tensor by the index of their first element.
+
+    The offset of each piece is moved back to where element 0 would be.
 
     Empty if the elements are in another order, or if the stored bytes are not the elements themselves.
     """
@@ -583,11 +585,11 @@ def compute_fingerprints(
     group_keys: Sequence[object] | None = None,
     derived: bool = False,
 ) -> list[int | StateError | None]:
-    """Return the CRC-32 of each tensor's elements (C order, little-endian); None without elements to read.
+    """Return the CRC-32 of each tensor's elements (C order, little-endian); None if it has no readable elements.
 
     The parts of a composed tensor are concatenated. Equal fingerprints are only a hint, to be confirmed by
-    `compare_pairs`. A zip archive's checksum of a whole storage is used instead of computing it. An error of a tensor
-    or its worker is its result, because its equals are then unknown. `group_keys` and `derived`: see `pool.run_tasks`.
+    `compare_pairs`. A zip archive's checksum of a whole storage is used instead of computing it. If a tensor cannot be
+    read or its worker fails, the error is its result. `group_keys` and `derived`: see `pool.run_tasks`.
     """
     tasks = [FingerprintTask(tensor.nbytes, tensor.fqn, tuple(_list_data(tensor))) for tensor in tensors]
     return pool.run_tasks(
@@ -610,7 +612,7 @@ class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
 
 @with_denormals
 def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | StateError | None]:
-    """Return the fingerprint of each tensor, or its error; None without elements to read."""
+    """Return the fingerprint or the error of each tensor; None if it has no readable elements."""
     fingerprints = _find_fingerprints_of_neighbours(tasks)
     remaining_tasks = [task for n, task in enumerate(tasks) if n not in fingerprints]
     with prefetch(*(data for task in remaining_tasks for data in task.parts)):
@@ -619,7 +621,7 @@ def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | S
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:
-    """Return the fingerprints of small adjacent tensors on disk, by number: one read serves many tensors."""
+    """Return the fingerprints of small tensors that are adjacent in a local file, by task index; reads many at once."""
     neighbours = [
         neighbour
         for n, task in enumerate(tasks)
@@ -655,8 +657,8 @@ def _compute_crc(data: TensorData, name: str) -> int | None:
             for block in read_items(view):
                 checksum = zlib.crc32(block.data, checksum)
     except UnreadableError as error:
-        # No fingerprint if the error has no cause: these bytes cannot be read as elements. An error of a file or store
-        # has one.
+        # An error without a cause means that the bytes cannot be read as elements. An error of a file or store has a
+        # cause.
         if type(error) is UnreadableError and error.__cause__ is None:
             return None
         raise

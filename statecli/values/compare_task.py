@@ -1,6 +1,6 @@
 """Compare a batch of tasks in a worker: read both sides block by block, compare, and add the results.
 
-Tasks are plain data and results are small, so any process, here or on another machine, can do a task.
+Tasks are plain data and results are small, so any process, here or on another machine, can run a task.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from statecli.values.read import (
 from statecli.values.tally import BLOCK_ELEMENTS, EQUAL_TALLY, Tally
 from statecli.workers.task import Piece, catch_error
 
-#: Number of elements of a task.
+#: Maximum number of elements of a task.
 TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
 
 
@@ -239,7 +239,7 @@ def _is_lazy(view: Strided) -> bool:
 
 
 def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
-    """Return both views with size 1 along dimensions that both repeat, and the count of each element."""
+    """Return both views with size 1 in dimensions that both repeat, and how often each element is repeated."""
     if before.affine is not None or after.affine is not None or not before.elements:
         return before, after, 1
     strides = zip(before.shape, before.strides, after.strides, strict=True)
@@ -272,7 +272,7 @@ def _is_same_view(before: Strided, after: Strided) -> bool:
 
 
 def rechunk(chunks: Iterable[Array], block: int = BLOCK_ELEMENTS) -> Iterator[Array]:
-    """Yield the same values in blocks of `block` values (the last may be shorter), each valid until the next."""
+    """Yield values in blocks of `block` values (the last may be shorter). A block is valid until the next one."""
     buffer: Array | None = None
     filled = 0
     for chunk in chunks:

@@ -34,7 +34,7 @@ _COMPARED_TYPES = frozenset(
         *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     ]
 )
-#: Types in which a value has several codes, which the kernel does not distinguish.
+#: Types in which several bit patterns have the same value. The kernel does not distinguish these bit patterns.
 _COMPARED_BY_VALUE = frozenset(["bool", "float64", *_COMPLEX])
 _EXACT_OPTIONS = CompareOptions()
 
@@ -44,8 +44,8 @@ def tally_stored(
 ) -> Tally | None:
     """Tally two flat blocks of equal length of stored elements of the given types.
 
-    None if `kernels.tally_values` must tally: for other types, for values that are not finite or whose squares are
-    beyond float64, or without the kernel.
+    Return None if `kernels.tally_values` must do it: for other types, for values that are not finite or whose squares
+    are beyond float64, or without the kernel.
     """
     if native is None or not _are_comparable(*types):
         return None

@@ -1,4 +1,4 @@
-"""Bases of tasks on tensor elements: sizes and files, by which the pool plans them, and functions for batches."""
+"""Base classes of tasks that read tensor elements (the pool plans by their sizes and files), and batch functions."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class ComputedTask(Task, Protocol[_Result_co]):
 
 @with_denormals
 def derived_batch(_: None, tasks: Sequence[ComputedTask[_Result_co]]) -> list[_Result_co | StateError]:
-    """Return the result or the error of each task of a batch, after a common prefetch of all their bytes."""
+    """Return the result or the error of each task of a batch. The bytes of all tasks are prefetched together."""
     with prefetch(*(data for task in tasks for data in task.all_data)):
         return [catch_error(task.compute) for task in tasks]
 
 
 def compute_derived(tasks: Sequence[ComputedTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:
-    """Return the result or the error of each task, in order. The tasks follow from results of earlier tasks."""
+    """Run tasks that depend on results of earlier tasks; return the result or the error of each, in order."""
     if not tasks:
         return []
     results: list[Any] = pool.run_tasks(derived_batch, None, tasks, jobs=jobs, absent=None, derived=True)

@@ -13,7 +13,8 @@ MAX_RANK = 128
 class CompareOptions(msgspec.Struct, frozen=True):
     """Conditions for equality of two elements.
 
-    By default exact: NaN equals NaN at the same position, -0.0 equals 0.0, complex values are compared part by part.
+    By default, the values must be equal. NaN equals NaN at the same position, -0.0 equals 0.0, complex values are
+    compared part by part.
 
     Attributes:
         bitwise: Elements are equal if their bits and the meaning of the bits are equal (scale, lazy conjugation,
@@ -32,16 +33,17 @@ class CompareOptions(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """Difference of the values of a tensor; Δ is after - before, in float64.
 
-    Null if undefined (no position is finite on both sides, a norm of zero) or beyond float64; then `reason` is set.
+    A value is None if it is undefined (no position is finite on both sides, a norm is zero) or beyond float64; `reason`
+    then says why.
 
     Attributes:
         elements: Number of elements of the tensor.
         changed: Number of differing elements.
-        max_abs, mean_abs, l2: Of Δ over the positions finite on both sides, changed or not.
-        relative_l2: l2 of Δ over l2 of before.
+        max_abs, mean_abs, l2: Largest and mean |Δ| and L2 norm of Δ, over all positions that are finite on both sides.
+        relative_l2: L2 norm of Δ divided by the L2 norm of before.
         cosine: Cosine similarity of before and after over the same positions.
-        nan_before, nan_after, inf_before, inf_after: Counts of each side.
-        left_out: Number of positions not finite on both sides.
+        nan_before, nan_after, inf_before, inf_after: Number of NaN and of infinite values on each side.
+        left_out: Number of positions that are not finite on at least one side.
         rank: Numerical rank of Δ of a matrix (128 means 128 or more); None if not estimated.
         first: Index of the first differing element, in C order.
     """

@@ -1,4 +1,4 @@
-"""Values of a quantized weight, some rows at a time: each layout by its own library's rule.
+"""Dequantize rows of a weight; each layout by the rule of the library that writes it.
 
 scaled              (q - z) * s / divisor                                    compressed-tensors, torchao, bitsandbytes
 bitsandbytes 4-bit  values[q] * absmax, high nibble first                    bitsandbytes, functional.dequantize_4bit
@@ -55,7 +55,7 @@ class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
 
 
 class _NestedState(msgspec.Struct):
-    """Facts about quantized scales in the JSON text of bitsandbytes."""
+    """Block sizes and offset from the JSON text that bitsandbytes stores with a weight."""
 
     blocksize: int
     nested_blocksize: int = 0
@@ -110,7 +110,7 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[QuantizedPart, Tenso
 def _dequantize_scales(
     codes: Array, parts: Mapping[QuantizedPart, TensorData], state: _NestedState, name: str
 ) -> Array:
-    """Return the scales that bitsandbytes itself quantized."""
+    """Return the scales of a weight whose scales bitsandbytes quantized too."""
     table = _read_part(parts[QuantizedPart.NESTED_VALUES], name, (256,))
     nested_scales = _read_part(parts[QuantizedPart.NESTED_SCALES], name).reshape(-1)
     blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # a file may state any number
@@ -266,7 +266,7 @@ def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = Non
 
 
 def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
-    """Return the codes as rows, with strides. Raises MalformedError for a wrong size."""
+    """Return the codes as a strided matrix of `shape`. Raises MalformedError if size or strides do not fit."""
     data = resolve_data(data, name)
     if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
         raise MalformedError(
@@ -299,7 +299,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
 
 
 def _unpack_zeros(words: Array, bits: int, scales: Array, name: str) -> Array:
-    """Return the zero points. Raises MalformedError unless there is one for each scale."""
+    """Return the zero points. Raises MalformedError unless each scale has one."""
     if words.ndim != 2 or words.shape[0] != scales.shape[0]:
         raise MalformedError(
             f"{name}: zero points of shape {list(words.shape)} do not fit scales of {list(scales.shape)}"
@@ -308,7 +308,7 @@ def _unpack_zeros(words: Array, bits: int, scales: Array, name: str) -> Array:
 
 
 def _unpack(words: Array, bits: int, count: int, name: str) -> Array:
-    """Return the first `count` codes of each row of words, a stream of bits, lowest bits first."""
+    """Return the first `count` codes of each row of words. A row is a stream of bits, lowest bits first."""
     if not 1 <= bits <= 8 or words.shape[1] * 32 < count * bits:
         raise MalformedError(
             f"{name}: {words.shape[1]} packed words are too few for {count} quantized codes of {bits} bits"
@@ -322,7 +322,7 @@ def _unpack(words: Array, bits: int, count: int, name: str) -> Array:
 
 
 def _unpack_awq(words: Array) -> Array:
-    """Return AWQ's codes: eight columns per word."""
+    """Return the codes of AWQ words; each word holds the codes of eight columns."""
     nibbles = words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(15)
     codes = np.empty(nibbles.shape, np.uint8)
     codes[..., list(_AWQ_ORDER)] = nibbles

@@ -1,14 +1,14 @@
 """Compute a digest of each tensor's elements that does not depend on how they are stored.
 
 Hashed are the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and shared
-storages have no effect; torch's lazy conjugation and negation are applied. Bits count: -0.0 differs from 0.0. A tensor
-other than a single strided view has the digest of a text with one line per part, sorted by name:
+storages have no effect; torch's lazy conjugation and negation are applied. Bits are hashed: -0.0 differs from 0.0. A
+tensor other than a single strided view has the digest of a text with one line per part, sorted by name:
 
     indices int64 [2, 5] 1f3a…
     values float32 [5] 77b0…
 
-For compressed columns, the text begins with a line of their layout. A quantized tensor has the digest of its codes, its
-scheme, and its scale and zero point, per tensor or per channel.
+For compressed columns, the text begins with a line that names the layout. A quantized tensor has the digest of its
+codes, its scheme, and its scale and zero point, per tensor or per channel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compute_digests(
     progress: pool.Progress | None = None,
     derived: bool = False,
 ) -> list[str | None]:
-    """Return the digest of each tensor in hexadecimal; None if the source does not have its values.
+    """Return the digest of each tensor in hexadecimal; None if the tensor has no values.
 
     Tied tensors are read once. `jobs` is the number of workers, 0 for a worker per core. `derived`: see
     `pool.run_tasks`.
@@ -101,10 +101,10 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
 
 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:
-    """Return the digests of small adjacent tensors on disk, by number.
+    """Return the digests of small tensors that are adjacent in a local file, by their index in `tensors`.
 
-    Other tensors are left out. So are tensors of a file with an error, because reading each alone determines the tensor
-    to name.
+    Other tensors are left out, and so are tensors of a file with an error: the caller reads each of these alone to name
+    the bad one.
     """
     neighbours = [
         neighbour

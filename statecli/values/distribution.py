@@ -59,7 +59,7 @@ _SINGLE, _DOUBLE = _Coding(np.float32, np.uint32, 16), _Coding(np.float64, np.ui
 def compute_distributions(
     tensors: Iterable[TensorInfo], progress: Callable[[str, int], None] | None = None
 ) -> dict[tuple[str, str], Distribution]:
-    """Return the distribution of each tensor with `stats`, by section and name; tied tensors are read once."""
+    """Return the distribution of each tensor, by section and name. Needs `stats`; tied tensors are read once."""
     distributions: dict[tuple[str, str], Distribution] = {}
     computed: dict[TensorData, Distribution] = {}
     for tensor in tensors:

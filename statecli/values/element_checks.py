@@ -1,4 +1,4 @@
-"""Check on every element whether a tensor is another tensor after an operation: a cast, a factor, or a copy.
+"""Check element by element whether a tensor is the result of an operation on another: a cast, a scaling, or a copy.
 
 A check reads both tensors once, block by block. Their shapes are equal; their dtypes may differ.
 """
@@ -23,7 +23,7 @@ from statecli.values.read import Strided, open_view, read_items, read_values
 from statecli.values.tally import BLOCK_ELEMENTS
 from statecli.workers import pool
 
-#: Number of bits of the float types between which casts are checked; a cast goes to fewer bits.
+#: Float types between which casts are checked -> number of bits. A cast never goes to more bits.
 _FLOAT_BITS = {
     "float64": 64,
     "float32": 32,
@@ -34,12 +34,12 @@ _FLOAT_BITS = {
     "float8_e4m3fnuz": 8,
     "float8_e5m2fnuz": 8,
 }
-#: Maximum number of differing rows whose numbers are kept.
+#: Maximum number of differing rows whose indexes are kept.
 MAX_LISTED_ROWS = 8
 
 
 class Operation(str, Enum):
-    """Operation that may have been applied to the tensor before."""
+    """Operation that may have turned the old tensor into the new tensor."""
 
     CAST = "cast"
     SCALE = "scale"
@@ -52,11 +52,12 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         elements: Number of checked elements.
         changed: For a cast, number of elements with another value than before.
-        exceptions: Number of elements that are not the result, rounded to the nearest value of the dtype, ties to even.
+        exceptions: Number of elements that differ from the result rounded to the nearest value of the dtype, ties to
+            even.
         not_truncated: For a cast, number of elements that are not rounded towards zero.
         not_neighbours: For a cast, number of elements that are neither of the two nearest values.
-        rows: For a copy, number of indexes along the first dimension with an exception.
-        first_rows: First indexes with an exception.
+        rows: For a copy, number of rows (indexes along the first dimension) with an exception.
+        first_rows: Indexes of the first rows with an exception.
     """
 
     elements: int = 0
@@ -74,7 +75,7 @@ class CheckTask(DataTask, frozen=True, gc=False):
     A copy to another float type must have the nearest values of this type.
 
     Attributes:
-        factor: For `Operation.SCALE`, the factor of the values before.
+        factor: For `Operation.SCALE`, the factor applied to the old values.
         max_exceptions: For `Operation.SCALE`, the number of exceptions beyond which the check stops.
     """
 
@@ -96,12 +97,12 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
 
 def can_copy(before: str, after: str) -> bool:
-    """Return whether a tensor of one type may be a copy of a tensor of another: float types, or equal types."""
+    """Return whether a tensor may be a copy of one of another type: the types are equal, or both are float types."""
     return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
 
 
 def can_cast(before: str, after: str) -> bool:
-    """Return whether storing a float type (or both parts of a complex type) in the other type rounds values."""
+    """Return whether a cast from one float (or complex) type to the other may round values."""
     if (before in COMPLEX_PARTS) is not (after in COMPLEX_PARTS):
         return False
     wide, narrow = _FLOAT_BITS.get(COMPLEX_PARTS.get(before, before)), _FLOAT_BITS.get(COMPLEX_PARTS.get(after, after))
@@ -127,7 +128,7 @@ def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResul
 
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check for the nearest values. Only a tensor with exceptions is read again, for other ways of rounding."""
+    """Check for rounding to the nearest. If there are exceptions, read again and check other ways of rounding."""
     elements = exceptions = changed_count = 0
     parts, dtype = (2, COMPLEX_PARTS[task.after.dtype]) if task.after.dtype in COMPLEX_PARTS else (1, task.after.dtype)
     for old, new in _pair_parts(before, after):
@@ -156,12 +157,12 @@ def _pair_parts(before: Strided, after: Strided) -> Iterator[tuple[Array, Array]
 
 
 def _count_elements(are_parts: Array, parts: int) -> int:
-    """Return the number of elements of which at least one part is True."""
+    """Return the number of elements that have at least one True part."""
     return int(np.count_nonzero(are_parts.reshape(-1, parts).any(axis=1) if parts > 1 else are_parts))
 
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
-    """Return a mask of values that are not nearest. numpy rounds float64 to float16 in one step, torch in two."""
+    """Return a mask of values that are not the nearest. numpy rounds float64 to float16 in one step, torch in two."""
     exception_mask: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
     if dtype == "float16" and old.dtype == np.float64 and exception_mask.any():
         with np.errstate(all="ignore"):
@@ -170,7 +171,7 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check products, and quotients by the inverse of the factor (often a whole number), because both round once.
+    """Check for values * factor, and for values / (1 / factor), whose divisor is often whole, because both round once.
 
     Quotients are checked only if a product differs.
     """
@@ -195,7 +196,7 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
 
 
 def _scale_values(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:
-    """Return the result of an operation with a number, rounded to the dtype after."""
+    """Return the values multiplied or divided by a number, rounded to the dtype of `after`."""
     with np.errstate(all="ignore"):
         scaled_values: Array = operation(
             values, np.asarray(number, np.float64 if values.dtype == np.float64 else np.float32)
@@ -206,7 +207,7 @@ def _scale_values(task: CheckTask, operation: np.ufunc, number: float, values: A
 def _compare_scaled_values(
     _: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the number of elements of each block, and the number of them that are scaled."""
+    """Yield, for each block, its number of elements and how many of them equal the scaled old values."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         result = scale(old)
         equal = int(np.count_nonzero(new == result))
@@ -216,7 +217,7 @@ def _compare_scaled_values(
 def _compare_scaled_codes(
     task: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield counts as `_compare_scaled_values`, with a table of the answers for pairs of one-byte codes."""
+    """Yield the counts of `_compare_scaled_values`, from a table of the answers for all pairs of one-byte codes."""
     values = build_small_float_table(task.before.dtype)
     old, new = (side.ravel() for side in np.meshgrid(scale(values), values, indexing="ij"))
     answers = (new == old) | (np.isnan(new) & np.isnan(old))
@@ -324,7 +325,7 @@ def _step_values(values: Array, dtype: str, direction: int) -> Array:
 
 
 def _list_magnitudes(dtype: str) -> Array:
-    """Return the values from 0 up, indexed by code, and last the value that torch stores beyond the largest.
+    """Return the finite values from 0 up, indexed by code, and last the value that torch stores for larger numbers.
 
     The last value is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
     """

@@ -25,8 +25,8 @@ from statecli.core.lazy_pattern import compile_on_use
 
 Array = npt.NDArray[Any]
 
-#: Size of values from which on (or below its inverse) they are scaled before they are squared in float64. Below, a sum
-#: of 2 ** 22 squares of differences stays in range.
+#: Values of at least this size (or at most its inverse) are scaled before they are squared in float64. Between these
+#: limits, a sum of 2 ** 22 squares of differences stays in range.
 MAX_UNSCALED = 2.0**500
 
 #: Types whose stored bits numpy can interpret: dtype -> numpy's name.
@@ -57,7 +57,8 @@ SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
     "float4_e2m1fn": (2, 1, 1, "none"),
 }
 
-#: Types with several values in a byte, lowest bits first -> number of values. torch counts the bytes of a float4.
+#: Types with several values in a byte, lowest bits first -> number of values. torch counts a byte of float4 as one
+#: element.
 _PACKED_VALUES: dict[str, int] = {**VALUES_PER_BYTE, "float4_e2m1fn_x2": 2}
 
 #: Quantized types, whose values need a scale.
@@ -82,9 +83,9 @@ class Element(NamedTuple):
         stored: numpy's name of a stored item.
         items: Number of stored items of an element (2 for complex32).
         values: Number of values in a stored item (2 for float4).
-        table: Value or values of each stored item; None if the item is the value, or with `shift`.
+        table: Value or values of each stored item; None if the item itself is the value, or if `shift` is set.
         shift: True for bfloat16, the upper half of a float32.
-        half: True for float16, which is decoded faster than with its table.
+        half: True for float16 and complex32, which are mostly decoded without the table, because this is faster.
         numbers: False if items can be equal or different, but have no value.
     """
 
@@ -98,7 +99,7 @@ class Element(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of an element in bytes; of a stored item if it has several values."""
+        """Size of an element in bytes; if a stored item has several values, the size of the item."""
         return np.dtype(self.stored).itemsize * self.items
 
 

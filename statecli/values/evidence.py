@@ -1,4 +1,4 @@
-"""Measure the evidence in values: equal values show a copy only if chance would not make them equal."""
+"""Measure how strongly equal values show that a tensor is a copy: values may also be equal by chance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.core.model_state import TensorData
 from statecli.values.elements import Array
 from statecli.values.read import read_all_values
 
-#: Maximum number of bits of a value: the mantissa of float32.
+#: Maximum number of bits of information in a value: the mantissa bits of float32.
 _MAX_BITS = 24
 #: Minimum number of equal pairs in a sample for estimating the probability of an equal pair.
 _MIN_EQUAL_PAIRS = 16
@@ -21,10 +21,10 @@ _MIN_EQUAL_PAIRS = 16
 
 @with_denormals
 def measure_bits(sample: Sequence[TensorData], name: str) -> float:
-    """Return the bits of information per element, from a small sample; 0 for equal values or an unreadable sample.
+    """Return the bits of information per element, estimated from a small sample; 0 if all are equal or unreadable.
 
-    Two elements of the sample are equal with probability 2 ** -bits. If few or no elements are equal, the sample does
-    not show the bits, so they are limited to the size of an element.
+    Two elements of the sample are equal with probability 2 ** -bits. If few or no elements are equal, the result is
+    limited to the mean number of bits that the values use.
     """
     try:
         values = np.concatenate([read_all_values(part, name) for part in sample])
@@ -41,7 +41,7 @@ def measure_bits(sample: Sequence[TensorData], name: str) -> float:
 
 
 def _count_written_bits(values: Array) -> float:
-    """Return the mean number of mantissa bits without trailing zeros; for whole numbers, the bits of their range."""
+    """Return the mean number of mantissa bits, without trailing zeros; for integers, the bits of their range."""
     if values.dtype.kind == "c":
         return _count_written_bits(values.real) + _count_written_bits(values.imag)
     if values.dtype.kind in "iu":
@@ -56,9 +56,9 @@ def _count_written_bits(values: Array) -> float:
 
 
 def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
-    """Return the bits of evidence, beyond chance, in `elements` of which `exceptions` differ, at `bits` per element.
+    """Return the bits of evidence for a copy: `elements` with `bits` each were compared, and `exceptions` differ.
 
-    The probability of as many or more equal elements is at most 2 ** -result (Chernoff bound).
+    By chance, as many or more elements are equal with a probability of at most 2 ** -result (Chernoff bound).
     """
     chance, share = 2.0**-bits, (elements - exceptions) / elements if elements else 0.0
     if share <= chance:

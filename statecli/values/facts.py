@@ -70,9 +70,9 @@ class FactsTask(WholeTask, frozen=True, gc=False):
 
 @with_denormals
 def read_facts(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: pool.Progress | None = None) -> list[Facts]:
-    """Return the facts of each tensor, in order; tensors at the same place are read once.
+    """Return the facts of each tensor, in order. Tensors that share the same bytes are read once.
 
-    An error of a tensor affects only its own facts. `jobs` is the number of processes, 0 for one per core. Checksums
+    An error in a tensor affects only its own facts. `jobs` is the number of processes, 0 for one per core. Checksums
     are not verified.
     """
     before = read_versions({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
@@ -115,9 +115,9 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the tensor inside its own archive, because only there can it be sliced.
+    """Return the location of a tensor inside its own archive, because only this location can be sliced.
 
-    An error is ignored here: the later read reports it.
+    Errors are ignored, because the later read reports them.
     """
     try:
         return resolve_data(data, name)
@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view whose first element begins block number `block`. Raises as `values.read`."""
+    """Return the facts of a strided view whose first element begins block number `block`. Raises its errors."""
     if not view.elements:
         return Facts()
     times = 1
@@ -200,7 +200,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
-    """Yield the stored items in logical order, in whole blocks (the last may be shorter), each valid until the next."""
+    """Yield whole blocks of stored items in order (the last may be shorter). A block is valid until the next."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     is_plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
@@ -241,7 +241,7 @@ def _check_indices(tensor: TensorInfo) -> str | None:
 
 
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:
-    """Return the facts of a sparse or nested tensor or a subclass. The digest covers all its parts together."""
+    """Return the facts of a sparse or nested tensor or a tensor subclass. The digest covers all parts together."""
     names = [name for name, _ in tensor.parts]
     damaged_part = next((facts for facts in part_facts if facts.damaged), None)
     if damaged_part is not None:
@@ -270,7 +270,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
 
 
 def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int) -> list[Facts]:
-    """Return the facts, with SHA-256 as the digest of tensors whose digest equals that of a similar tensor."""
+    """Return the facts. Replace equal digests of tensors of equal dtype and shape by SHA-256."""
     groups: dict[object, list[int]] = {}
     for n, (tensor, tensor_facts) in enumerate(zip(tensors, facts, strict=True)):
         if tensor_facts.digest and tensor_facts.elements and tensor_facts.only is None:

@@ -1,7 +1,7 @@
-"""Compute the `Facts` of a block of stored elements: NaN and infinities, range, equality of all, digest.
+"""Compute the `Facts` of a block of stored elements: counts of NaN and infinities, range, constancy, digest.
 
-Floats need not be decoded: without the sign, the bits of an IEEE float are an integer in the order of the numbers, with
-NaN above infinity above all others, and denormals below the smallest normal number. One-byte types are counted by code.
+Floats need not be decoded: without the sign bit, the bits of IEEE floats, read as integers, have the order of the
+numbers. Denormals are below the smallest normal number, and NaN is above infinity. One-byte types are counted by code.
 `_native.c`, if compiled, does the same in a single pass.
 """
 
@@ -46,13 +46,13 @@ def count_block_elements(dtype: str) -> int:
 
 
 def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
-    """Return the facts of flat stored items in native byte order: of block number `block`, or its beginning."""
+    """Return the facts of flat stored items in native byte order: block number `block`, or the beginning of it."""
     element = require_element(dtype)
     return _add_bits(_scan_numbers(items, dtype, element, decoder), items, element, block)
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
-    """Return the facts of items whose `values` differ from the items (scaled, negated): float, integer, complex."""
+    """Return the facts of items whose float, integer or complex values were scaled, negated or conjugated."""
     name = values.dtype.name
     facts = _scan_complex(values, name) if values.dtype.kind == "c" else _scan_plain(values, name)
     return _add_bits(facts, items, require_element(dtype), block)
@@ -215,7 +215,7 @@ def _compute_hash_keys() -> tuple[Array, Array, Array]:
 
 @cache
 def _compute_golden_powers(rows: int) -> Array:
-    """Return the golden-ratio number raised to rows - 1, ..., 1, 0."""
+    """Return the powers of `GOLDEN` (modulo 2 ** 64) with the exponents rows - 1, ..., 1, 0."""
     factors = np.full(rows, GOLDEN, np.uint64)
     factors[-1:] = 1
     return np.ascontiguousarray(np.multiply.accumulate(factors[::-1])[::-1])

@@ -35,7 +35,7 @@ def to_stored_blocks(data: TensorData) -> TensorData:
 
 
 def to_readable(data: TensorData) -> TensorData:
-    """Return a tensor unchanged if its numbers can be read; as its blocks if gguf cannot decode its type here."""
+    """Return a tensor unchanged if its numbers can be read, or as quantized blocks if gguf cannot decode its type."""
     name = find_ggml_type(data.storage)
     return data if name is None or explain_unreadable_blocks(name) is None else to_stored_blocks(data)
 
@@ -55,7 +55,7 @@ def explain_unreadable_blocks(name: str) -> str | None:
 
 
 def dequantize_blocks(blocks: Array, name: str) -> Array:
-    """Return the values of whole consecutive blocks, given as bytes: flat float32."""
+    """Return the values of consecutive whole blocks, given as bytes, as a flat float32 array."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

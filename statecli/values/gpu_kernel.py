@@ -1,4 +1,4 @@
-"""Compare blocks on a GPU with torch, with the same results as the kernels for the CPU.
+"""Compare blocks on a GPU with torch, with the same counts as the kernels for the CPU.
 
 Bytes are read and compared on the CPU. Differing blocks are transferred as stored, then widened to float64 and summed
 on the GPU. Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed
@@ -55,7 +55,7 @@ def resolve_device(name: str) -> Any:
 
 
 class DeviceWorker(Worker):
-    """Worker that sums on `device`. Its blocks are larger, because each takes a transfer."""
+    """Worker that sums on `device`. Its blocks are larger, because each needs a transfer."""
 
     block = 16 * BLOCK_ELEMENTS
 

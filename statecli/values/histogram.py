@@ -1,4 +1,4 @@
-"""Compute the distribution of the differences of a tensor."""
+"""Compute histograms of the differences between two tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Bins = tuple[tuple[float, ...], tuple[int, ...]]
 
 @with_denormals
 def compute_histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: int = 48) -> list[Bins | None]:
-    """Return edges and counts of after - before between -max |Δ| and max |Δ| for each pair with its `Delta`.
+    """Return, for each pair, the bin edges (from -max |Δ| to max |Δ|) and the counts of Δ = after - before.
 
-    Positions that are not finite on both sides are left out. None if the values are complex or cannot be read.
+    Only differences that are finite are counted. None if all are zero, or if the values are complex or unreadable.
     """
     return [_compute_histogram(pair, delta, bins) for pair, delta in zip(pairs, deltas, strict=True)]
 

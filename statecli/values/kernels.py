@@ -1,7 +1,7 @@
-"""Tally two blocks of values: number of differing elements, size of the differences, nonfinite elements.
+"""Tally two blocks of values: count differing and nonfinite elements, and sum the differences.
 
-`compiled_kernel` processes blocks in a single pass. Without it, numpy does if float32 can represent the sums, in reused
-buffers that fit a core's second-level cache. Blocks beyond both are widened to float64.
+`compiled_kernel` processes blocks in a single pass. Without it, numpy processes blocks whose sums float32 can represent
+in reused buffers that fit a core's second-level cache. All other blocks are widened to float64.
 
 Only ufuncs compute numpy's sums, so IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`)
 and `einsum` may be faster, but their number of lanes depends on the processor or on their release.
@@ -23,7 +23,7 @@ from statecli.values.tally import MIN_SQUARES, TERMS_PER_SUM, Tally, Wide
 def kernel_name() -> str:
     """Return the name of the kernel that computes sums, "C" or "numpy".
 
-    Their sums differ in the last bits, but do not depend on the processor or on a release.
+    The sums of the two kernels differ in the last bits, but do not depend on the processor or on a release.
     """
     return "numpy" if compiled_kernel.native is None else "C"
 
@@ -36,7 +36,7 @@ def tally_values(
     changed_mask: Array | None = None,
     values: int = 1,
 ) -> Tally:
-    """Tally two flat blocks of equal length of decoded values, as from `read_values`: float, integer or complex.
+    """Tally two flat blocks of equal length with decoded values (float, integer or complex), as from `read_values`.
 
     `changed_mask` replaces the comparison, because with `options.bitwise` only equal bits are equal. `values` is the
     number of values of an element. The blocks are not modified.
@@ -148,7 +148,7 @@ def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed_mask
 
 
 def _pad_rows(block: Array, decoder: Decoder, purpose: str) -> Array:
-    """Return the block padded with zeros to a multiple of TERMS_PER_SUM; the block itself if it is one."""
+    """Return the block, padded with zeros to a multiple of TERMS_PER_SUM if necessary."""
     if block.size % TERMS_PER_SUM == 0:
         return block
     size = -(-block.size // TERMS_PER_SUM) * TERMS_PER_SUM
@@ -163,7 +163,7 @@ def _sum_squares(block: Array, decoder: Decoder) -> float:
 
 
 def _sum_rows(block: Array) -> float:
-    """Return the sum of a block in TERMS_PER_SUM rows: each column in float32, then the columns in float64."""
+    """Return the sum of a block of TERMS_PER_SUM rows: sum each column in float32, then all columns in float64."""
     return float(np.add.reduce(np.add.reduce(block.reshape(TERMS_PER_SUM, -1), axis=0).astype(np.float64)))
 
 
@@ -188,7 +188,7 @@ def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Ar
 
 
 def _compute_magnitude(values: Array) -> Array:
-    """Return |values|; not by numpy for complex values, because its last bits differ between processors."""
+    """Return |values|. np.abs is not used for complex values, because its last bits differ between processors."""
     return _compute_hypotenuse(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
 
 
@@ -213,7 +213,7 @@ def _compute_rounding_error(integers: Array) -> Array:
 
 
 def _find_changed(before: Array, after: Array, finite: Array, gap: Array, options: CompareOptions) -> Array:
-    """Return a mask of differing elements: beyond the tolerance if both are finite, otherwise if not equal."""
+    """Return a mask of differing elements: finite values beyond the tolerance, and other values that are not equal."""
     changed_mask: Array = ~_is_equal_or_nan(before, after)
     finite_before, finite_after = before[finite], after[finite]
     changed_mask[finite] = (
@@ -307,7 +307,7 @@ def _sum_products(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 
 def compare_bits(before: Array, after: Array, items: int) -> Array:
-    """Return a mask of elements with different stored bits, also of NaN; an element has `items` stored items."""
+    """Return a mask of elements whose stored bits differ, even if both are NaN. An element has `items` stored items."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
     return _any_in_element(before.view(word) != after.view(word), items * max(size // 8, 1))

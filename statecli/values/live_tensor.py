@@ -1,4 +1,4 @@
-"""View a live torch tensor as a strided view, like a tensor in a file.
+"""Read live torch tensors through the same strided view as tensors in files.
 
 This module never imports torch: if there is a live tensor, torch is already imported.
 """
@@ -23,7 +23,7 @@ PIECE_BYTES = 64 << 20
 
 @contextmanager
 def _translate_errors(tensor: Any) -> Iterator[None]:
-    """Raise `UnreadableError` for any error of a tensor, without calling a subclass's own `__torch_function__`."""
+    """Convert any error in the block to `UnreadableError`; no `__torch_function__` of a subclass runs in the block."""
     torch: Any = sys.modules["torch"]
     try:
         with torch._C.DisableTorchFunctionSubclass():
@@ -37,7 +37,7 @@ def _translate_errors(tensor: Any) -> Iterator[None]:
 
 
 def format_first_line(error: Exception) -> str:
-    """Return the first sentence of an exception's message, because torch adds pages."""
+    """Return the first sentence of an exception's message, because torch's messages may fill pages."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line.split(". ")[0][:200]
 
@@ -81,7 +81,7 @@ def _build_affine(tensor: Any) -> Affine:
 
 
 def get_stored_values(tensor: Any) -> Any:
-    """Return the stored values of a sparse or mkldnn tensor as a detached strided tensor; others unchanged.
+    """Return a detached tensor; for a sparse or mkldnn tensor, a strided tensor of its stored values.
 
     Raises `UnreadableError` for unreadable tensors: lazy parameters, wrappers.
     """
@@ -98,7 +98,7 @@ def get_stored_values(tensor: Any) -> Any:
 
 
 def skip_expanded(tensor: Any) -> tuple[Any, int]:
-    """Return a tensor without its expanded dimensions, and how many times each element counts."""
+    """Return a tensor with size 1 in its expanded dimensions, and how often each element was repeated."""
     times = 1
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:

@@ -1,4 +1,4 @@
-"""Check on every element whether a weight is the weight before plus a low-rank update."""
+"""Check element by element whether a new weight is the old weight plus a low-rank update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_RESIDUAL = 0.05
 
 
 class MergeResult(msgspec.Struct, frozen=True, gc=False):
-    """Difference between a weight and the weight before plus the update.
+    """Difference between the new weight and the old weight plus the update.
 
     Attributes:
         elements: Number of checked elements.

@@ -28,7 +28,7 @@ def choose_largest(a: _Number | None, b: _Number | None) -> _Number | None:
 
 
 def choose_given(a: _Value, b: _Value) -> _Value:
-    """Return the first value that is not None."""
+    """Return the first value that is not None or empty; else the second."""
     return a or b
 
 

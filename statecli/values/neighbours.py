@@ -16,7 +16,7 @@ from statecli.values.open_files import keep_files_open
 from statecli.values.ranges import get_element_width, open_range
 from statecli.values.read import find_piece
 
-#: Maximum size in bytes of a tensor that is read with others. For larger tensors a separate read costs little more.
+#: Maximum size in bytes of a tensor that is read together with others. For larger ones a separate read costs little.
 MAX_TENSOR_BYTES = 64 << 10
 #: Maximum size of a read in bytes.
 MAX_READ_BYTES = 4 << 20
@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 
 
 class Neighbour(NamedTuple):
-    """Bytes of a tensor in a file, sorted by place. `number` identifies the tensor for the caller."""
+    """Location of a small tensor in a file; sorts by path and offset. `number` identifies the tensor for the caller."""
 
     path: str
     offset: int
@@ -36,7 +36,7 @@ class Neighbour(NamedTuple):
 
 
 def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
-    """Return the bytes of a small tensor whose elements are stored unchanged in a local file; else None."""
+    """Return the location of a small tensor if its elements are stored unchanged in a local file; else None."""
     length = prod(data.shape) * get_element_width(data.dtype)
     piece = find_piece(data) if 0 < length <= MAX_TENSOR_BYTES else None
     if piece is None or files.reads_are_requests(piece.path):
@@ -47,7 +47,7 @@ def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
 def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of each tensor that is read together with others, in file order.
 
-    Runs with an error are left out, because reading each tensor alone determines the tensor to name.
+    Runs with an error are left out: the caller reads each of their tensors alone to name the bad one.
     """
     with keep_files_open():
         for run in group_into_runs(sorted(neighbours), _is_in_run):

@@ -30,7 +30,7 @@ class _OpenFile:
 
 
 class OpenFiles:
-    """Open files by path. At most `MAX_OPEN_FILES`, the last used, stay open after their readers."""
+    """Open files by path. The last used files, at most `MAX_OPEN_FILES`, stay open without a reader."""
 
     def __init__(self) -> None:
         self._files: dict[str, _OpenFile] = {}
@@ -59,7 +59,7 @@ class OpenFiles:
             self._files.pop(path).file.close()
 
 
-#: Open files on disk of the running batch, or None.
+#: Local files that the running batch keeps open, or None.
 _batch_files: ContextVar[OpenFiles | None] = ContextVar("batch_files", default=None)
 
 

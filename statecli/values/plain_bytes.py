@@ -14,9 +14,9 @@ from statecli.core.errors import UnreadableError
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.storage import files
 
-#: Maximum size of all tensors in bytes: reading as many takes as long as importing numpy.
+#: Maximum size of all tensors in bytes: reading this many takes as long as importing numpy.
 MAX_BYTES = 1 << 20
-#: Number of tensors per additional `MAX_BYTES`, because numpy takes longer per tensor, and the maximum factor.
+#: The limit grows by `MAX_BYTES` with this number of tensors, because numpy takes longer per tensor; maximum factor.
 TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR = 1024, 128
 #: Maximum size of a small tensor, and number of bytes read at once for small adjacent tensors; both in bytes.
 SMALL_BYTES, READ_BYTES = 1 << 10, 1 << 18
@@ -34,7 +34,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     """Return the bytes of each tensor's elements.
 
     None if a tensor needs more than a read (strides, a scale, another store), the tensors together are too large, a
-    read fails, or a checksum is wrong. The reader of all tensors then determines the tensor to name.
+    read fails, or a checksum is wrong. The general reader then reports the tensor.
     """
     max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR)
     if sum([tensor.nbytes for tensor in tensors]) > max_bytes:
@@ -56,7 +56,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
 
 
 class _Place(NamedTuple):
-    """Bytes of a file. With a checksum, they are a whole storage that contains the tensor."""
+    """Location of bytes in a file. With a checksum, it is the whole storage that contains the tensor."""
 
     path: str
     offset: int

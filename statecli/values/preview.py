@@ -67,7 +67,7 @@ def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]
 
 
 def _take_start(data: TensorData, count: int) -> TensorData:
-    """Return the beginning of a tensor with at least `count` elements, or the whole tensor, always if quantized."""
+    """Return the beginning of a tensor, at least `count` elements; a quantized or small tensor is returned whole."""
     if data.quantizer is not None or 0 in data.shape or prod(data.shape) <= count:
         return data
     shape = list(data.shape)

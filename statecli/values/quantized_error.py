@@ -1,4 +1,4 @@
-"""Measure the error of a quantized weight after dequantizing, relative to the weight before."""
+"""Measure the error of a quantized weight after dequantizing, relative to the original weight."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class StoredPart(NamedTuple):
 
 
 class QuantizedError(msgspec.Struct, frozen=True, gc=False):
-    """Error of a quantized weight, relative to the weight before, in L2 norms.
+    """Error of a dequantized weight Q relative to the original weight W, in L2 norms.
 
     Attributes:
         relative: ‖W - Q‖ / ‖W‖.
         by_channel: The same after Q is multiplied by the best factor for each input channel, which minimizes the error:
             AWQ and SmoothQuant move such factors into the layer before. Such factors are positive and differ by
-            channel; if the best factors do not, `by_channel` is `relative`.
+            channel; otherwise `by_channel` is `relative`.
         changed: Number of elements that differ after rounding Q to the dtype of W.
     """
 

@@ -30,12 +30,12 @@ _Task = TypeVar("_Task")
 
 #: Number of bytes read at once when only some of the elements are needed.
 WINDOW_BYTES = 1 << 20
-#: Distance in bytes from which on elements are read one by one.
+#: Elements that are further apart than this number of bytes are read one by one.
 MAX_GAP_BYTES = 16 << 10
 
 
 class _RemoteFacts:
-    """Facts about remote files that were read by this command, because asking again would take requests.
+    """Facts about remote files that are kept while the command runs, because reading them again takes requests.
 
     Attributes:
         tensors: The tensor of each archive with a single tensor.
@@ -78,7 +78,7 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, length) of the bytes that are read in order, each range once.
+    """Yield (path, offset, length) of the byte ranges that are read in order.
 
     Bytes that are read in another order, or whose place is unknown, are left out.
     """
@@ -105,14 +105,14 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
 
 @contextmanager
 def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the sources' remote bytes together while the block reads in order; open each local file once."""
+    """Fetch the sources' remote bytes together for a block that reads them in order; open each local file once."""
     remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
     with keep_files_open(), prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
 
 
 def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
-    """Return remote tasks in the order of their bytes, to save requests; local tasks unchanged."""
+    """Return tasks in the order of their bytes if any file is remote, to save requests; otherwise unchanged."""
     if not files.is_anything_remote():
         return tasks
 
@@ -132,7 +132,7 @@ ARCHIVE_END_BYTES = 1 << 10
 
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the ends of the sources' remote archives together while the block locates storages in them."""
+    """Fetch both ends of the sources' remote archives together, for a block that locates storages in them."""
     ends: dict[str, list[tuple[int, int]]] = {}
     for byte_range in _iter_remote_archives(sources):
         assert byte_range.packing is not None  # noqa: S101 - it is an archive
@@ -160,7 +160,7 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
 
 
 def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
-    """Return whether a box of an array is a run of elements: full along all axes after the first longer than 1."""
+    """Return whether a box of an array is contiguous: it is full along all axes after the first longer than 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == full_shape[axis + 1 :]
 
@@ -175,7 +175,7 @@ def get_element_width(dtype: str) -> int:
 
 
 class Range:
-    """Bytes of a range of an open file. `what` names the tensor in messages."""
+    """Bytes of a range of an open file. `storage_name` names the storage in messages."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
         self.size = byte_range.length
@@ -195,9 +195,9 @@ class Range:
         )
 
     def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
-        """Fill `into` with elements at distances of `strides` bytes, the first at `at`.
+        """Fill `into` with strided elements: the first is at byte `at`, and `strides` are in bytes.
 
-        Strides descend along the axes.
+        Strides must descend along the axes.
         """
         if into.flags.c_contiguous and tuple(strides) == into.strides:
             self.read(at, into)
@@ -382,7 +382,7 @@ class Assembled(Range):
             )
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
-        """Copy the bytes of a piece's box from `start` on; return their number."""
+        """Copy the bytes of a piece that are in the box `into` at `start`; return their number."""
         piece = self._pieces[number]
         low = tuple(map(max, start, piece.start))
         high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
@@ -413,7 +413,7 @@ class Assembled(Range):
 
 
 class _Piece(NamedTuple):
-    """Box in bytes: its span `at` to `stop`, and its place, with an additional axis for the bytes of an element."""
+    """Box of bytes with the span `at` to `stop`; `start` and `shape` have an additional axis for an element's bytes."""
 
     at: int
     stop: int
@@ -468,7 +468,7 @@ def _reader_class(byte_range: ByteRange) -> type[Range]:
 
 
 def resolve_data(data: TensorData, name: str) -> TensorData:
-    """Return the tensor at its own bytes if `data` only names their archive.
+    """Return the exact location of a tensor if `data` only names the archive that contains it.
 
     Raises `MalformedError` if the archive contains another tensor.
     """
@@ -484,7 +484,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
 
 def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
-    """Return the storage itself if `byte_range` only names its archive. Raises the errors of opening the archive."""
+    """Return the location of a storage if only its archive is given. Raises the errors of opening the archive."""
     return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 
@@ -510,7 +510,7 @@ def _find_cached_crc(byte_range: ByteRange) -> int | None:
 
 
 def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:
-    """Yield the bytes of a storage in chunks, with the position of the first byte; each is valid until the next."""
+    """Yield the position of each chunk of a storage's bytes, and the chunk, which is valid until the next."""
     buffer = np.empty(min(size, byte_range.length), np.uint8)
     with open_range(byte_range, name) as source:
         for start in range(0, byte_range.length, size):

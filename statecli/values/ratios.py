@@ -13,7 +13,7 @@ from statecli.core.model_state import TensorData
 from statecli.values.elements import Array
 from statecli.values.read import read_all_values
 
-#: Minimum fraction of the elements whose ratio is near the median.
+#: Minimum fraction of the elements whose ratio must be near the median.
 _MIN_SHARE = 0.5
 #: Maximum relative distance of a ratio from the median, for types with at most 3 bits of mantissa.
 _MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
@@ -21,7 +21,7 @@ _MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
 
 @with_denormals
 def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], name: str) -> float | None:
-    """Return after / before of two small samples of arrays; None if most ratios are not near each other.
+    """Return the factor after / before, estimated from two small samples; None if most ratios are far from the median.
 
     Elements that are zero or not finite on either side are ignored. None for an unreadable sample.
     """

@@ -134,7 +134,7 @@ def count_span(view: Strided) -> int:
 
 
 def skip_expanded(view: Strided) -> tuple[Strided, int]:
-    """Return the view without its expanded dimensions, and how many times each element counts."""
+    """Return the view without its expanded dimensions, and how often each element was repeated."""
     dims = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if stride and size != 1]
     times = prod(size for size, stride in zip(view.shape, view.strides, strict=True) if not stride)
     shape = tuple(size for size, _ in dims)
@@ -148,10 +148,7 @@ def to_memory_order(view: Strided) -> Strided:
 
 
 def explain_overlap(view: Strided) -> str | None:
-    """Return why the view is not read: its windows overlap so much that reading takes too long.
-
-    None for a readable view.
-    """
+    """Return why a view is not read: its windows overlap so much that reading takes too long. None if it can be."""
     count, stored_count = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored_count):
         return None
@@ -191,8 +188,8 @@ def _iter_block_indices(shape: tuple[int, ...], limit: int) -> Iterator[tuple[in
 def read_items(view: Strided) -> Iterator[Array]:
     """Yield the stored items of all elements in logical (C) order and native byte order, flat.
 
-    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types that share
-    bytes are yielded as one code each. Raises `UnreadableError` for a type with unknown items.
+    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Quantized elements that share bytes are
+    yielded as one code each. Raises `UnreadableError` for an unknown type.
     """
     element = require_element(view.dtype)
     if 0 in view.shape:
@@ -389,14 +386,14 @@ def read_all_values(data: TensorData, name: str = "tensor") -> Any:
 
 
 def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
-    """Return rows [start, stop) of a matrix. `data` has strides."""
+    """Return rows [start, stop) of a matrix. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
     return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
 
 
 def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterator[tuple[int, int, Array, Array]]:
-    """Yield the first row of a block, the row after its last, and the block of both matrices, which have strides."""
+    """Yield blocks of rows of two strided matrices: start row, stop row, rows of `before`, rows of `after`."""
     height, width = after.shape
     step = max(1, ROW_BLOCK_ELEMENTS // max(width, 1))
     for start in range(0, height, step):
@@ -407,14 +404,14 @@ def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterato
 
 
 def is_plain(data: TensorData) -> bool:
-    """Return whether the elements are the storage's elements, in its order and as stored."""
+    """Return whether the elements are in the order of the storage and need no conversion."""
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
     return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
 
 
 def find_piece(data: TensorData) -> Piece | None:
-    """Return where the elements begin; None if they are not contiguous or not in this machine's byte order."""
+    """Return where the elements begin; None if they are not contiguous or need a conversion."""
     element, storage = find_element(data.dtype), data.storage
     if element is None or storage.packing is not None or storage.boxes is not None or not is_plain(data):
         return None

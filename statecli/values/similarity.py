@@ -1,4 +1,4 @@
-"""Find, for each of several tensors, the most similar tensor of another checkpoint, by samples."""
+"""Find, for each of several tensors, the most similar tensor of another checkpoint, by comparing samples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MIN_CORRELATION, _MIN_LEAD = 0.8, 0.25
 
 
 def find_most_similar(samples: Sequence[TensorInfo], candidates: Sequence[TensorInfo]) -> list[int | None]:
-    """Return, for each sample, the number of the candidate with the clearly best correlation, or None.
+    """Return, for each sample, the index of the candidate with the clearly best correlation, or None.
 
-    All samples have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
+    All samples must have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
     """
     sample_rows, other_rows = _read_centred(samples), _read_centred(candidates)
     if sample_rows is None or other_rows is None:

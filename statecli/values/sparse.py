@@ -42,11 +42,11 @@ PARTS_OF_LAYOUT: dict[str, tuple[str, ...]] = {
 def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOptions) -> Delta:
     """Return how two sparse tensors of equal shape differ.
 
-    With `options.bitwise` the bits of values count; a place without a stored value has the bits of 0.0.
+    With `options.bitwise`, bits are compared; an index without a stored value has the bits of 0.0.
 
     Raises:
         MalformedError: The parts of a tensor contradict each other.
-        UnreadableError: Too many stored values, a type without numbers, or a sum that torch does not have either.
+        UnreadableError: Too many stored values, a type without numbers, or a sum that torch cannot compute either.
     """
     shape = after.shape or ()
     parts = zip(before.parts, after.parts, strict=True)
@@ -251,7 +251,7 @@ def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
 
 
 def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Array]:
-    """Return each place once, in order, with the sum of its values in their own type and order.
+    """Return each index once, in ascending order, with the sum of its values, added in their own type and order.
 
     `to_dense` does the same. `coalesce` adds in any order, so its last digit may differ.
     """
@@ -273,7 +273,7 @@ def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Ar
 
 
 def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
-    """Return sums of runs of float32 values of a shorter type, rounded to this type at each step."""
+    """Return the sum of each run of values (float16 or bfloat16 as float32), rounded to the type at each step."""
     counts = np.diff(starts, append=values.size)
     if counts.max() > MAX_DUPLICATES:
         raise UnreadableError(f"stores more than {MAX_DUPLICATES:,} {dtype} values at one index, the limit of statecli")

@@ -70,7 +70,7 @@ def _count_operations(tensor: TensorInfo) -> int:
 
 
 def _explain(tensor: TensorInfo) -> str | None:
-    """Return why a matrix has no spectrum, before it is read; None if a spectrum is possible."""
+    """Return why a matrix has no spectrum, without reading it; None if a spectrum is possible."""
     if tensor.damage is not None:
         return tensor.damage
     if tensor.data is None:

@@ -112,7 +112,7 @@ def explain_no_data(tensor: TensorInfo) -> str:
 
 
 def _summarize_data(data: TensorData, name: str, decoder: Decoder) -> Facts | str:
-    """Return the facts, or the reason why there are none."""
+    """Return the facts of a tensor, or the reason why it has none."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:
@@ -167,7 +167,7 @@ def _add_implicit_zeros(
 
 
 class StatsTask(TensorTask, frozen=True, gc=False):
-    """Compute the statistics of a tensor, and verify the checksums of `storages`, which no earlier task has."""
+    """Compute the statistics of a tensor, and verify the checksums of `storages`, if no earlier task does."""
 
     storages: tuple[ByteRange, ...]
 
@@ -179,7 +179,7 @@ class StatsTask(TensorTask, frozen=True, gc=False):
 
 @with_denormals
 def fill_stats(state: ModelState, progress: pool.Progress | None = None) -> ModelState:
-    """Return `state` with the `stats` of every tensor; storages are verified once, tied tensors read once.
+    """Return `state` with `stats` filled in for every tensor. Storages are verified once; tied tensors are read once.
 
     Raises `MalformedError` for a storage that is truncated or contradicts its checksum, and `UnreadableError` for a
     missing file.
@@ -216,7 +216,7 @@ def compute_stats(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[Stats
 
 
 def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
-    """Return a task for each tensor that is not tied to an earlier tensor, by its content."""
+    """Return a task for each tensor that is not tied to an earlier tensor, keyed by the tensor's content."""
     tasks: dict[Any, StatsTask] = {}
     assigned_storages: set[ByteRange] = set()
     for tensor in tensors:

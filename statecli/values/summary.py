@@ -51,9 +51,9 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         elements: Number of elements.
-        nan, inf, denormal: Counts; a complex element counts if either part does. `inf` has both signs.
+        nan, inf, denormal: Counts; a complex element counts if either part does. `inf` counts both signs.
         minus_inf: Count of -inf.
-        low, high: Range of the finite values; None without finite values or without an order.
+        low, high: Range of the finite values; None if no value is finite, or if the values are complex.
         moments: Mean and deviation, if computed.
         only: The stored bytes of an element if all elements are equal bit for bit, else None.
         digest: Equal for pieces whose elements are equal; None if not known.
@@ -87,7 +87,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
 
     def repeat(self, count: int) -> Facts:
-        """Return the facts of the same elements `count` times, in unknown order; `count` is at least 1."""
+        """Return the facts of the same elements repeated `count` times (at least 1), in unknown order."""
         if count == 1:
             return self
         names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")
@@ -96,7 +96,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, digest=None, moments=moments, **counts)
 
     def to_stats(self, reason: str | None = None) -> Stats:
-        """Return the public `Stats`: None values if no value is finite, std over n - 1."""
+        """Return the public `Stats`. If no value is finite, min, max, mean and std are None. std divides by n - 1."""
         if self.low is None or self.high is None:
             return Stats(zeros=self.zeros, nan=self.nan, inf=self.inf, reason=reason)
         finite = self.moments.finite
@@ -199,7 +199,7 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
 
 
 def summarize_codes(counts: Array, values: Array) -> Facts:
-    """Return the facts of values that occur `counts[i]` times each: float64, one row per code for packed types."""
+    """Return the facts of elements whose code i, with the value or row `values[i]`, occurs `counts[i]` times."""
     counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
     elements = int(counts.sum())
     occurs, finite = counts > 0, np.isfinite(values)

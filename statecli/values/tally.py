@@ -21,7 +21,7 @@ from statecli.values.merging import Rule, choose_smallest, merge_fields
 BLOCK_ELEMENTS = 64 * 1024
 #: Number of products summed in float32 before their sum is added in float64.
 TERMS_PER_SUM = 16
-#: Sum of squares in float32 below which terms may have vanished.
+#: Sum of squares in float32 below which terms may have been rounded to 0.
 MIN_SQUARES = 2.0**-80
 
 
@@ -48,7 +48,7 @@ class Wide(NamedTuple):
             return math.inf
 
     def divide(self, other: Wide) -> Wide:
-        """Return the quotient; `other` is not zero. Mantissas may be too far apart for a division in float64."""
+        """Return the quotient; `other` must not be zero. Mantissas may be too far apart for a division in float64."""
         (fraction, power), (divisor, divisor_power) = math.frexp(self.mantissa), math.frexp(other.mantissa)
         fours, odd_power = divmod(power - divisor_power, 2)
         return Wide(math.ldexp(fraction / divisor, odd_power), self.exponent - other.exponent + fours)
@@ -69,10 +69,9 @@ class Tally(NamedTuple):
     """Sums over the positions that are finite on both sides (`finite` of them), and counts over all positions.
 
     Attributes:
-        first: Flat index of the first changed element in C order; None without a change.
-        sum_abs: |Δ|, scaled like `Wide`.
-        squares, before, after, product: Δ², before², after², before · after.
-        left_out: Number of positions not finite on both sides.
+        first: Flat index of the first changed element in C order; None if nothing changed. sum_abs: Sum of |Δ|.
+            squares, before, after, product: Sums of Δ², before², after², and before · after. left_out: Number of
+            positions that are not finite on at least one side.
         lost: Number of changed positions among `left_out`.
     """
 
