@@ -1,4 +1,4 @@
-"""The arguments of the running Python function. Reasons in its result name arguments in place of options."""
+"""Arguments of the running function of the Python API: messages in its result name them instead of options."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class QuantizedWeight(NamedTuple):
 
     Attributes:
         divisor: Divisor of the scales.
-        square: Size of the square blocks with a scale each, if the layout has such blocks.
+        square: Side of the square blocks that have one scale each, if the layout has such blocks.
         in_one_row: True if the parts are the inner tensors of one tensor.
-        missing: Full names of tensors required by the layout and missing in the checkpoint.
+        missing: Full names of tensors that the layout requires and the checkpoint lacks.
     """
 
     fqn: str
@@ -107,7 +107,7 @@ def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeig
 
 
 def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
-    """Return the scales of all sections without codes, if other weights of the section have both."""
+    """Return the scales in all sections whose codes are missing, if other weights of the section have both."""
     lost_codes: list[LostCodes] = []
     for rows in _group_by_section(tensors).values():
         modules = _group_by_module(rows)
@@ -131,13 +131,13 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
 
 
 def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWeight]:
-    """Return the quantized weights of all models' sections, including incomplete weights; quickly [] without codes."""
+    """Return the quantized weights of all model sections, including incomplete weights; [] if no tensor holds codes."""
     rows_by_section = _group_by_section(tensors).values()
     return [weight for rows in rows_by_section for weight in find_all_quantized_weights(rows)]
 
 
 def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInfo]]:
-    """Return the tensors of models by section; quickly {} without codes."""
+    """Return the tensors of models by section; {} if no tensor holds codes."""
     sections: dict[str, list[TensorInfo]] = {}
     if not may_be_quantized(tensors):
         return sections
@@ -179,7 +179,7 @@ class _WholeWeights:
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
 
     def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
-        """Return the last name of a tensor required by loaders and present for other weights of the layout."""
+        """Return the last name of a tensor that loaders need and only other weights of the layout have; else None."""
         needed_part = _NEEDED_BY_LOADERS.get(names.layout)
         if needed_part is None or any(
             part is needed_part and name in tensors_by_name for name, part in names.optional.items()
@@ -247,7 +247,7 @@ def _split_name(fqn: str) -> tuple[str, str]:
 
 
 def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | None:
-    """Return the layout of which a module has all tensors, in shapes possible for the layout."""
+    """Return the layout whose tensors the module has, all of them and in possible shapes; else None."""
     for names in LAYOUTS:
         parts = _take_parts(names, tensors_by_name) if tensors_by_name.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
@@ -271,7 +271,7 @@ def _build_weight(
 
 
 def _list_nested_names(names: LayoutNames, parts: Mapping[QuantizedPart, TensorInfo]) -> tuple[str, ...]:
-    """Return the tables that double quantization of bitsandbytes needs: both, if the scales are codes."""
+    """Return the names of the two tables for the scales if bitsandbytes quantized the scales too; else ()."""
     if names.layout is not QuantizedLayout.BITSANDBYTES:
         return ()
     scales = parts.get(QuantizedPart.SCALES)
@@ -292,7 +292,7 @@ def _take_parts(
 
 
 def _has_layout(layout: QuantizedLayout, parts: Mapping[QuantizedPart, TensorInfo]) -> bool:
-    """Return True if the shapes of codes and scales can be of this layout: GPTQ and AWQ have the same names."""
+    """Return True if the shapes of codes and scales fit the layout, because GPTQ and AWQ use the same names."""
     codes, scales = (parts[part].shape or () for part in (QuantizedPart.CODES, QuantizedPart.SCALES))
     if layout is QuantizedLayout.GPTQ:
         return len(codes) == len(scales) == 2 and codes[1] == scales[1]

@@ -17,7 +17,7 @@ _FIRST_VERB = compile_on_use(
 
 
 def name(text: str) -> str:
-    """Return the name; with escapes if there are line breaks or control characters, '' if empty."""
+    """Return the name, with escapes for line breaks and control characters; two quotes for an empty name."""
     if not text:
         return "''"
     text = _truncate(text)

@@ -24,7 +24,7 @@ class RecordField(NamedTuple):
 def format_fields(fields: Iterable[RecordField], size: int) -> str:
     """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes outside fields are unnamed void.
 
-    A field that overlaps the field before has its offset: `dtype.descr` has no form for overlaps.
+    A field that overlaps the field before is written with its offset: `dtype.descr` has no form for overlaps.
     """
     parts, end = [], 0
     for field in fields:
@@ -46,7 +46,7 @@ def format_code(code: str) -> str:
 
 
 def name_dtype(code: str, fields: str) -> str:
-    """Return the dtype `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; the end of a long dtype is a digest."""
+    """Return the name of a dtype: `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; a long name ends with a digest."""
     if len(fields) > MAX_CHARACTERS:
         import hashlib  # OpenSSL, which hashlib imports, takes longer to load than most checkpoints to list
 

@@ -8,7 +8,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
 
 _COMMANDS = ("inspect", "verify", "audit")
-#: Severity by case that a proof of `verify` or a file shows. For other cases, `decide_tensor_severity` decides.
+#: Severity of each case that a check of `verify` or a file shows. For other cases, `decide_tensor_severity` decides.
 _SEVERITY_BY_CASE = {"lost": Severity.ERROR, "no effect": Severity.WARNING, "kept": Severity.NOTE}
 
 UNREGISTERED_TENSOR = Rule(
@@ -77,7 +77,7 @@ def describe_unregistered(tensor: TensorInfo) -> str:
 
 
 def choose_rule(tensor: TensorInfo) -> Rule:
-    """Return the rule of an unregistered tensor: for its module, for a parameter or for any tensor."""
+    """Return the rule that reports an unregistered tensor: that for modules, for parameters, or for any tensor."""
     if tensor.within is not None:
         return UNREGISTERED_MODULE
     return UNREGISTERED_PARAMETER if is_trainable(tensor) else UNREGISTERED_TENSOR

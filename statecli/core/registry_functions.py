@@ -1,4 +1,4 @@
-"""The functions of libraries that build models by name: `timm.create_model('resnet50')`. Nothing is imported."""
+"""Functions of libraries that build models by name: `timm.create_model('resnet50')`. The libraries are not imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take relative entries off Python's search path when the process starts, because the current folder may be hostile.
+"""Remove relative entries from Python's search path at the start, because the current folder may be hostile.
 
 The start of every command imports this module, so it imports only what Python has loaded.
 """
@@ -15,7 +15,7 @@ DROPPED_ENTRIES: list[str] = []
 
 
 def drop_relative_entries() -> None:
-    """Take the relative entries of `sys.path` and PYTHONPATH off the path, for the rest of the process."""
+    """Remove relative entries of `sys.path` and PYTHONPATH from `sys.path`, for the rest of the process."""
     setting = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
     try:
         relative = {

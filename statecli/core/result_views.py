@@ -34,7 +34,7 @@ class ResultViews:
         return document
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with the columns of `-f csv`: a row for each tensor, of an Audit for each finding.
+        """Return a data frame with the columns of `-f csv`: a row for each tensor, or for each finding of an Audit.
 
         The rows of a Diff include identical tensors. Raises MissingDependency if pandas is not installed.
         """

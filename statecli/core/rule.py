@@ -1,4 +1,4 @@
-"""Rule: a kind of finding, with its name, default severity and explanation. Commands build findings from it.
+"""Rule: a kind of finding, with its name, default severity and explanation. Commands build findings from rules.
 
 `statecli.rules` joins the rules of all commands in one dictionary. A module that reports findings imports its rules
 from a lower module, so listing a checkpoint does not import the rules of `audit`.
@@ -47,7 +47,7 @@ class Rule(msgspec.Struct, frozen=True):
         fix: The remedy.
         cases: Severity of each case with another severity, by the name of the case. `core/severity.py` decides about
             tensors that are not registered or do not move.
-        plugin: The module or file of a rule of an organisation, as named by the user.
+        plugin: The module or file that defines an organisation's own rule, as the user named it.
         heading: Heading of several findings with one cause; "" for a heading made of the summary. The first `{}` is the
             number of tensors, the second the class or the options.
     """
@@ -87,7 +87,7 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` is its case's severity, `configured` the user's."""
+        """Return a finding of this rule. `severity` is that of its case, `configured` that of the configuration."""
         decided_severity = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided_severity, message, target, fqn, help, section, origin, place, about, content)
 

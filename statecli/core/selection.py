@@ -47,7 +47,7 @@ class Selection(msgspec.Struct, frozen=True):
         return bool(self.kind or self.dtype or self.shape)
 
     def check(self) -> None:
-        """Raise UsageError for a shape not written as sizes."""
+        """Raise UsageError for a shape that is not written as sizes."""
         for text in self.shape:
             if not all(_SIZE.fullmatch(size) for size in split_sizes(text)):
                 raise UsageError(f"{option('--shape', text)}: write sizes or * for any size, such as 768x3072 or *x768")
@@ -119,7 +119,7 @@ def select(
 
 
 def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str, ...]:
-    """Return the names to match with a glob: the FQN and, if `by_section`, the FQN behind its section.
+    """Return the names to match with a glob: the FQN and, if `by_section`, the FQN after its section.
 
     Callers set `by_section` only for several sections, because `-x 'model.*'` must not exclude the `lm_head` of a
     state_dict whose only section is called `model`.

@@ -1,4 +1,4 @@
-"""Settings by dotted path: rename, select and join them, and write a path.
+"""Rename, select and join settings by their dotted paths, and format a path.
 
 Needs no reader of a format, so that a diff of settings imports none.
 """
@@ -25,7 +25,7 @@ def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
-    """Return the settings with another beginning for each path, (old, new), and without the paths mapped to None."""
+    """Return the settings with new prefixes: `renaming` maps a path to (old, new) prefix, or to None to drop it."""
     prefixes_by_key = {
         key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None
     }
@@ -72,7 +72,7 @@ def join(parts: Iterable[Settings]) -> Settings:
 
 
 def drop_same(settings: Settings, other: Settings) -> Settings:
-    """Return the settings not equal in `other` by value, type of key and container."""
+    """Return the settings that differ from those in `other` by value, type of key or container."""
     return select(settings, lambda key: not is_same_setting(key, settings, other))
 
 
@@ -99,7 +99,7 @@ def _choose_letter(step: str) -> str:
 
 
 def format_path(path: str, types: str) -> str:
-    """Format the path; texts readable as another type are in brackets and quotes."""
+    """Format the path; a text key that looks like another type is in brackets and quotes."""
     steps, at = [], 0
     for letters in types.split("."):
         step = path[at : at + len(letters)]

@@ -1,4 +1,4 @@
-"""Decide the severity of a finding by the loss, equally in all commands that report the same state."""
+"""Decide the severity of a finding by the damage, in the same way in all commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_worst_severity(severities: Iterable[Severity]) -> Severity:
 
 
 class Effect(Enum):
-    """Effect of a tensor, measured by a proof."""
+    """Effect of an unregistered tensor, or of one that does not move, as a check of `verify` measured it."""
 
     LOSS = "loss"
     HARMLESS = "harmless"
@@ -51,12 +51,12 @@ def measure_effect(
 def decide_tensor_severity(tensor: TensorInfo, effect: Effect | None = None) -> Severity:
     """Return the severity of an unregistered tensor, or of a tensor that does not move with the model.
 
-    The measured effect decides, if there is one: a loss is an error, a harmless tensor a note. Without an effect:
-    A note if the tensor is a scalar, is empty, or follows by the class's own code. An error if a checkpoint or a
+    The measured effect decides, if there is one: a loss is an error, a harmless tensor a note. Without an effect: A
+    note if the tensor is a scalar, is empty, or is moved by the class's own code. An error if a checkpoint or a
     training loses something: a trainable tensor, a tensor of an unregistered module, a value drawn at random by the
-    constructor; if a registered tensor stays; and for the result of an operation that requires grad, which breaks
-    `copy.deepcopy` and the second backward. Otherwise a warning: an unregistered tensor stays, and forward may or may
-    not copy the tensor.
+    constructor; if a registered tensor does not move; and for the result of an operation that requires grad, which
+    breaks `copy.deepcopy` and the second backward. Otherwise a warning: an unregistered tensor does not move, and
+    forward may or may not copy the tensor.
     """
     if effect is not None:
         return Severity.ERROR if effect is Effect.LOSS else Severity.NOTE

@@ -1,4 +1,4 @@
-"""Names cut to a width: first the ends shared by all names of a list, never a number, which names a layer.
+"""Shorten names to a width: cut first the ends that all names of a list share, and keep numbers, which name layers.
 
 `render/names.js` has the same rule for the page; `tests/test_short_names.py` compares the two.
 """
@@ -20,14 +20,14 @@ _NUMBER = compile_on_use(r"[0-9]")
 
 
 class CommonEnds(NamedTuple):
-    """Numbers of characters that all names of a list begin with, and end with: whole parts of the names."""
+    """Lengths of the prefix and the suffix, in whole parts of names, that all names of a list share."""
 
     start: int = 0
     end: int = 0
 
 
 def find_common_ends(names: Sequence[str]) -> CommonEnds:
-    """Return the ends that all names share, as `model.` and `.weight`; nothing for a single name."""
+    """Return the lengths of the shared prefix and suffix, such as `model.` and `.weight`; 0 for a single name."""
     if len(names) < 2:
         return CommonEnds()
     backward = [name[::-1] for name in names]
@@ -37,7 +37,7 @@ def find_common_ends(names: Sequence[str]) -> CommonEnds:
 
 
 def _count_common(first: str, second: str) -> int:
-    """Return the characters of the parts at the start of both names."""
+    """Return the number of characters in the parts with which both names begin."""
     equal = next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
@@ -64,7 +64,7 @@ def shorten_name(name: str, ends: CommonEnds, width: int) -> str:
 
 
 def _list_cuts(name: str, ends: CommonEnds) -> Iterator[tuple[int, int]]:
-    """Yield the ranges to cut, one after the other."""
+    """Yield the ranges of a name to cut, the least important first."""
     stop = len(name) - ends.end
     if ends.start:
         yield 0, ends.start

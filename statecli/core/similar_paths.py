@@ -1,4 +1,4 @@
-"""Existing paths with names like those of a missing path, for the suggestion in an error."""
+"""Find existing paths that resemble a missing path, for the suggestion in an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def suggest_similar_paths(path: str, extension: str = "") -> str:
 
 
 def append_suggestion(problem: str, path: str) -> str:
-    """Return the problem with a path, and a similar path if the path does not exist."""
+    """Return the problem with a path; if the path does not exist, suggest a similar path."""
     suggestion = "" if os.path.lexists(path) else suggest_similar_paths(path)
     return f"{problem}; {suggestion}" if suggestion else problem
 

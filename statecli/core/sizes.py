@@ -25,7 +25,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def _sum_tensors(tensors: Sequence[TensorInfo]) -> Totals:
-    """Return the sums, with at most the size of each storage; nearly all tensors are the only one of their storage."""
+    """Return the sums. No storage counts for more than its size; nearly all tensors have a storage of their own."""
     rare = [tensor for tensor in tensors if tensor.tied_to or tensor.storage_bytes is not None]
     unshared = (
         [tensor for tensor in tensors if not tensor.tied_to and tensor.storage_bytes is None] if rare else tensors

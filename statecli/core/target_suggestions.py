@@ -80,7 +80,7 @@ _Error = TypeVar("_Error", bound=StateError)
 
 
 class Suggestion(NamedTuple):
-    """Sentence, the targets to type named in the sentence, and how to build the classes that are not targets."""
+    """A sentence, the targets to type that follow it, and advice on classes that need more than a target."""
 
     text: str = ""
     choices: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ def find_imported_name(text: str) -> str | None:
 def find_model_in_code(text: str) -> str | None:
     """Return `torch.nn.Linear(2, 3)` for `import torch.nn as nn; model = nn.Linear(2, 3)`; None for other texts.
 
-    `timm:resnet18` for `model = timm:resnet18`.
+    Also returns `timm:resnet18` for `model = timm:resnet18`.
     """
     command = _PYTHON_COMMAND.fullmatch(text)
     code = command["code"] if command else text
@@ -156,7 +156,7 @@ def find_model_in_code(text: str) -> str | None:
 
 
 def _correct_punctuation(path: str) -> Suggestion | None:
-    """Return the line for `net.py::Net`, `torch-geometric:GCNConv` and `timm:resnet-50`; None for other texts."""
+    """Suggest the target for `net.py::Net`, `torch-geometric:GCNConv` and `timm:resnet-50`; None for other texts."""
     head, parenthesis, call = path.partition("(")
     module, colon, name = head.partition(":")
     module = module if module.endswith(".py") else module.replace("-", "_")
@@ -214,25 +214,25 @@ def describe_python_file(path: str) -> Suggestion:
 
 
 def suggest_classes_near(path: str) -> Suggestion:
-    """Return the classes and functions to type of the Python files in the checkpoint's and the current folder."""
+    """Suggest classes and functions of the Python files in the checkpoint's folder and in the current folder."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     return suggest_classes_in(*([""] if os.path.realpath(folder) == os.getcwd() else [folder, ""]))
 
 
 def suggest_classes_in(*folders: str) -> Suggestion:
-    """Return the classes and functions to type of the Python files in the folders."""
+    """Suggest classes and functions of the Python files in the folders."""
     names = [_list_names(file) for folder in folders for file in _list_python_files(folder)]
     choices = tuple(dict.fromkeys(choice for part in names for choice in part.choices))
     return Suggestion("", choices, None if choices else next((n.advice for n in names if n.advice), None))
 
 
 def suggest_models_of(module: str, file: str | None) -> Suggestion:
-    """Return the classes and functions of a Python file; `file` is the file of a dotted module, if known."""
+    """Suggest classes and functions of a Python file; `file` is the file of a dotted module, if known."""
     return _list_names(module) if module.endswith(".py") else _list_names(file, module) if file else Suggestion()
 
 
 def find_example(module: str) -> str | None:
-    """Return the word to type for a model of the package of a module; None for a package without an example."""
+    """Return an example of a target in the package of a module; None for a package without an example."""
     example = _EXAMPLES.get(module.partition(".")[0])
     return None if example is None else quote_for_shell(example)
 
@@ -267,7 +267,7 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
 
 
 def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Suggestion:
-    """Return `net.py:Net(3)`; how to build the class, if the class needs an object and `call` gives nothing."""
+    """Suggest `net.py:Net(3)`, or how to build the class if it needs an object and `call` has no arguments."""
     if module.partition(".")[0] in _REGISTRIES and not call and name in _REGISTRY_FUNCTIONS:
         registry = module.partition(".")[0]
         return Suggestion(f"{name} does not build a model without a name; for a model, write {registry}:resnet18")
@@ -380,7 +380,7 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
 
 
 def _list_names(path: str, module: str | None = None) -> Suggestion:
-    """Return the builders of a model in a file: classes, then functions; and how to build the other classes."""
+    """Suggest the classes, then the functions of a file that build a model; advise how to build its other classes."""
     models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
     module = module or path
     callable_models = (model for model in models if not model.takes_object)
@@ -397,7 +397,7 @@ class ModuleName(NamedTuple):
 
 
 def split_module_name(name: str) -> ModuleName | None:
-    """Return the longest module in a name with dots, without an import; None if no package has the name."""
+    """Split a dotted name after its longest module, without an import; None if no package has the name."""
     parts = name.split(".")
     count = len(list(_find_modules(parts)))
     return ModuleName(".".join(parts[:count]), ".".join(parts[count:])) if 0 < count < len(parts) else None

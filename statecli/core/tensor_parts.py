@@ -1,4 +1,4 @@
-"""Parts of tensors as tensors of their own."""
+"""Describe a part of a tensor as a tensor of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.core.model_state import TensorData, TensorInfo
 
 
 def replace_data(row: TensorInfo, data: TensorData) -> TensorInfo:
-    """Return the tensor of the elements `data`, for example a part of `row`: its dtype and all sizes come from `data`.
+    """Return `row` with other elements, such as a part of its own: dtype, shape and sizes come from `data`.
 
     A type of unknown size has 0 bytes.
     """

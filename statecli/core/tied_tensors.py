@@ -1,4 +1,4 @@
-"""Find tensors of a state with a shared storage."""
+"""Find tensors of a state that share a storage."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
 
 
 def is_normalized(form: Literal["NFC", "NFKC"], text: str) -> bool:
-    """Return whether normalization keeps the text; False for a text with too many marks in a row."""
+    """Return whether normalization leaves the text unchanged; False for a text with too many marks in a row."""
     return text.isascii() or (not has_too_many_marks(text) and unicodedata.normalize(form, text) == text)
 
 

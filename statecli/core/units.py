@@ -113,7 +113,7 @@ def join_names(names: Sequence[str], limit: int = 2) -> str:
 
 
 def format_fix_in_line(fix: str) -> str:
-    """Format lines to paste as a single line: the statements, each block in its own, then all comments."""
+    """Format lines to paste as a single line: the statements, with each block after its header, then all comments."""
     statements: list[str] = []
     comments: list[str] = []
     for line in fix.splitlines():

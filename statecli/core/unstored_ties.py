@@ -43,7 +43,7 @@ TIED_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def add_unstored_ties(state: ModelState) -> ModelState:
-    """Return the state; a stored tensor gets the tied names that its `config.json` records as aliases.
+    """Return the state with aliases for stored tensors: the tied names that `config.json` implies.
 
     The state is unchanged without a `config.json`, without `tie_word_embeddings`, and for other classes.
     """

@@ -10,11 +10,11 @@ class Spectrum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     Attributes:
         count: Number of singular values: the smaller side of the matrix.
-        ranks: Places of `values` among all singular values, from the largest: 1 to `count`. For a large matrix, some
-            places with the same distance.
+        ranks: Places of `values` among all singular values, from the largest: 1 to `count`. For a large matrix, evenly
+            spaced places.
         values: The singular values at these places.
         rank: Number of singular values above the rounding of float64, as numpy.linalg.matrix_rank counts them.
-        stable_rank: Sum of the squares of all singular values, divided by the largest square; null for zeros.
+        stable_rank: Sum of the squares of all singular values, divided by the largest square; null if all are zero.
         reason: Why the singular values were not computed.
     """
 

@@ -1,4 +1,4 @@
-"""The finding about names with a wrapper's prefix: the same title and fix for all commands."""
+"""Build the finding about names with a wrapper's prefix, with the same title and fix in all commands."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class PrefixedName(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: Name in the checkpoint.
         registered: Name in the model.
-        extra: Prefix of `name` alone, or "".
-        lacking: Prefix of `registered` alone, or "".
+        extra: Prefix that only `name` has, or "". lacking: Prefix that only `registered` has, or "".
     """
 
     name: str
@@ -95,7 +94,7 @@ def _quote(prefixes: Sequence[str]) -> str:
 
 
 def _join_prefixes(prefixes: Iterable[str]) -> list[str]:
-    """Return the only prefix; of several prefixes, the different parts: FSDP adds its part at each level."""
+    """Return the prefix if it is the only one; else the distinct parts, because FSDP adds its part at each level."""
     distinct = list(dict.fromkeys(filter(None, prefixes)))
     return (
         distinct
