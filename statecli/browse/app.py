@@ -1,4 +1,4 @@
-"""The screen of `statecli browse`: the list left, the panel right, and a line for the filter and for messages."""
+"""Screen of `statecli browse`: the list on the left, the panel on the right, lines for the filter and messages."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _ACTIONS = {
     "v": "panel",
     "question_mark": "help",
 }
-#: Change of the model by the key on the list, for keys that do nothing else.
+#: Key on the list -> method that changes the model, for keys that do nothing else.
 _MODEL_CHANGES: dict[str, Callable[[ScreenModel], None]] = {
     "right": ScreenModel.open_node,
     "l": ScreenModel.open_node,
@@ -130,12 +130,11 @@ _LINE_ACTIONS = {
 
 
 class Browser(App[None]):
-    """The screen.
+    """App that shows the screen.
 
     Attributes:
         model: Contents of the screen.
-        copied: The text copied last.
-        failure: The internal error at the end of the screen.
+        copied_text: The text that was copied last. failure: The internal error that closed the screen, or None.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -177,7 +176,7 @@ class Browser(App[None]):
         self._asks_for_target = False
         self._message = ""
         self._progress = ""
-        #: Position of the tensor whose values are read; positions with statistics and a histogram.
+        #: Position of the tensor that is being read; positions whose statistics and histogram were read.
         self._position_being_read: int | None = None
         self._complete: set[int] = set()
         self._total = sizes.describe_size(model.tensors)
@@ -206,7 +205,7 @@ class Browser(App[None]):
         self.call_after_refresh(self._lay_out)
 
     def on_unmount(self) -> None:
-        """End the reading."""
+        """End the thread that reads."""
         self._reader.close()
 
     def _handle_exception(self, error: Exception) -> None:
@@ -247,7 +246,7 @@ class Browser(App[None]):
         return self.size.width >= MIN_WIDTH_WITH_PANEL if self._shows_panel is None else self._shows_panel
 
     def _show(self) -> None:
-        """Show the model again; values are read if the cursor rests."""
+        """Draw the model again, and read values if the cursor then rests."""
         self._list.show_rows()
         self._show_lines()
         self._show_panel()
@@ -312,7 +311,7 @@ class Browser(App[None]):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def on_browser_read(self, message: Browser.Read) -> None:
-        """Take values that were read."""
+        """Put values that were read into the model, and show them."""
         message.apply()
         self._list.refresh()
         self._show_panel()
@@ -362,7 +361,7 @@ class Browser(App[None]):
     def _read_list(
         self, verb: str, positions: Sequence[int], read_tensor: Callable[[int], Apply], end: Callable[[], str]
     ) -> None:
-        """Read something of each tensor, with the progress in the last line; esc ends the reading.
+        """Call `read_tensor` for each position, and show the progress in the last line; esc stops the reading.
 
         `end` returns the message after the last tensor.
         """
@@ -401,7 +400,7 @@ class Browser(App[None]):
     # --- the second target --------------------------------------------------------------------------------------
 
     def _pair(self, read_state: Callable[[], ModelState], position_to_compare: int | None = None) -> None:
-        """Read the second target and pair the tensors; then compare the values of a tensor."""
+        """Read the second target and pair the tensors; then compare the values of a tensor, if one is given."""
         self._progress = "reading the second target …"
 
         def job() -> Apply:
@@ -439,7 +438,7 @@ class Browser(App[None]):
         self._show_panel()
 
     def action_diff(self) -> None:
-        """Compare the tensor with the second target; ask for a missing target."""
+        """Compare the tensor at the cursor with the second target; ask for the target if it is missing."""
         row = self.model.current
         if self.model.difference is None and not self._progress:
             self._ask(asks_for_target=True)
@@ -510,7 +509,7 @@ class Browser(App[None]):
         self._read_list("reading statistics", readable, read, end)
 
     def action_layers(self) -> None:
-        """Show a row for each layer, after the values of the listed tensors in layers were read, or compared."""
+        """Show the table of layers, after reading or comparing the values of the listed tensors in layers."""
         model, missing = self.model, self.model.list_layers_to_read()
         if model.difference is not None and missing:
             self._compare_list(model.difference, missing, self._show_layers)
@@ -593,7 +592,7 @@ class Browser(App[None]):
         self._show()
 
     def action_mark(self) -> None:
-        """Mark the row, and go to the next; from an open module to the row after its last row."""
+        """Mark the row, and go to the next row; from an open module, to the row after all of its rows."""
         removed_count = self.model.toggle_mark()
         self.action_move(self.model.find_next_row() - self.model.cursor)
         if removed_count:
@@ -641,7 +640,7 @@ class Browser(App[None]):
         self.refresh()
 
     def action_suspend(self) -> None:
-        """Stop as a program does at Ctrl-Z: the whole process group, because model code runs in a child process."""
+        """Suspend as programs do at Ctrl-Z: the whole process group, because model code runs in a child process."""
         if sys.platform != "win32":
             with self.suspend():
                 os.kill(0, signal.SIGTSTP)
@@ -666,7 +665,7 @@ class Browser(App[None]):
         self.push_screen(Overlay(text), act)
 
     def action_escape(self) -> None:
-        """Stop reading; else go back from the order; else remove the filter."""
+        """Stop reading; if nothing is being read, undo the sorting; if nothing is sorted, remove the filter."""
         if self._reader.reads_list:
             self._reader.read_list(None)
             self._end_list(lambda: "stopped")

@@ -55,7 +55,7 @@ WIDTHS = {
 TREE_SIZE_CELLS = 12
 #: Columns with texts aligned left.
 LEFT_ALIGNED = frozenset([ListColumn.NAME, ListColumn.KIND, ListColumn.DTYPE, ListColumn.SHAPE])
-#: Columns that are sorted in descending order.
+#: Columns that are first sorted in descending order.
 SORTED_DESCENDING = frozenset(ListColumn) - LEFT_ALIGNED - {ListColumn.MIN}
 #: Columns in the order of their priority in a narrow list.
 _PRIORITY = (

@@ -1,4 +1,4 @@
-"""Compare the tensors of two targets: names and headers at once, the values of a tensor when they are asked for."""
+"""Compare the tensors of two targets: names and headers immediately, values only on request."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ class Difference:
     """The difference of the target (before) with another target (after), as `statecli diff TARGET OTHER`.
 
     Attributes:
-        other: Text of the other target.
-        only_after: Names of the other target alone.
+        other_target: Text of the other target. only_after: Names that only the other target has.
         changes: Changes of names and headers, by position in the target.
         outcomes: Results for the values, by position in the target.
-        summary: The line of `statecli diff`; "" before all pairs were compared.
+        summary: The summary line of `statecli diff`; "" before all pairs were compared.
     """
 
     def __init__(self, diff: Diff, changes: dict[int, Change], versions: Versions) -> None:
@@ -57,11 +56,11 @@ class Difference:
         return change is not None and change.before is not None and change.after is not None
 
     def list_missing(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions with a pair that was not compared."""
+        """Return the positions whose pair was not compared yet."""
         return [n for n in positions if self.has_pair(n) and n not in self.outcomes]
 
     def compare(self, position: int) -> PairOutcome:
-        """Compare the values of a tensor with the values after. Requires `has_pair`."""
+        """Compare the values of a tensor with those in the other target. Requires `has_pair`."""
         change = self.changes[position]
         assert change.before is not None  # noqa: S101 - see `has_pair`
         assert change.after is not None  # noqa: S101
@@ -78,7 +77,7 @@ class Difference:
         return outcome
 
     def measure_change(self, positions: Sequence[int]) -> float | None:
-        """Return the relative change of the changed tensors together: 0.0 for equal values, infinity without a number.
+        """Return the combined relative change of the changed tensors: 0.0 for equal values, infinity if undefined.
 
         None if some were not compared.
         """
@@ -97,7 +96,7 @@ class Difference:
         return math.inf if combined is None else combined
 
     def get_share_of_layer(self, position: int) -> float | None:
-        """Return the norm of the change over the norm of the changed tensors of the layer; None if not known.
+        """Return the norm of the change divided by the norm of the layer's changed tensors; None if unknown.
 
         A tensor near zero at the start, for example the bias of a norm, has a large relative change and a small share.
         """
@@ -123,7 +122,7 @@ class Difference:
         return change.section, ".".join(parts[:end])
 
     def get_order(self, position: int) -> float | None:
-        """Return the share of the layer, for the order; infinity for a change without a share, None if not known."""
+        """Return the number to sort by: the share of the layer, infinity for a change without one, None if unknown."""
         if not self.has_pair(position):
             return math.inf
         outcome = self.outcomes.get(position)
@@ -135,7 +134,7 @@ class Difference:
         return math.inf if share is None or _changes_nonfinite(outcome) else share
 
     def format_change(self, position: int) -> str:
-        """Return the relative change, `=` for equal values, `?` for values not compared yet, after git's letter."""
+        """Return the relative change; or git's status letter with `=` for equal values, `?` if not compared yet."""
         change = self.changes.get(position)
         if change is None or change.after is None:
             return STATUS_LETTERS[Status.REMOVED]
@@ -154,7 +153,7 @@ class Difference:
         return sign if sign[0].isdigit() or sign == "nan/inf" else f"{letter} {sign}".strip()
 
     def format_changes(self, positions: Sequence[int]) -> str:
-        """Return the relative change of a module's changed tensors together, `=` for equal values.
+        """Return the combined relative change of a module's changed tensors; `=` for equal values.
 
         "" if some were not compared.
         """
@@ -170,7 +169,7 @@ class Difference:
         return format_number(change, 3) if change else "="
 
     def describe_outcomes(self) -> str:
-        """Return the line of `statecli diff`; before all pairs were compared, `87 compared: 2 changed`."""
+        """Return the summary line of `statecli diff`; until all pairs are compared, `87 compared: 2 changed`."""
         pairs = sum(map(self.has_pair, self.changes))
         outcomes = self.outcomes.values()
         if len(outcomes) == pairs:

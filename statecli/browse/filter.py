@@ -1,4 +1,4 @@
-"""Filter of the list: `attn dtype:bf16 size>1MB nan>0 !bias` as tests of tensors. All words must match.
+"""Turn a filter such as `attn dtype:bf16 size>1MB nan>0 !bias` into tests of tensors. All words must match.
 
 The words are defined in `core/filter_language.py`, the same as on the page of `statecli report` (`render/filter.js`).
 """
@@ -56,13 +56,13 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class WrongWord(Exception):
-    """A word is not of the language."""
+    """A word of the filter is not valid."""
 
 
 class Filter:
-    """Filter of the tensors of a state; the texts of the names are kept for the next key.
+    """Filters the tensors of a state; caches the texts of the names between two keys.
 
-    `unusual` has the values read so far, and `marked` the positions that the user marked.
+    `unusual` has the statistics read so far, and `marked` the positions that the user marked.
     """
 
     def __init__(self, state: ModelState, unusual: UnusualValues, marked: Set[int]) -> None:
@@ -71,7 +71,7 @@ class Filter:
         self._is_class = state.traits.is_class
 
     def find(self, text: str) -> Found:
-        """Return the tensors that match all words of the text. A wrong word is ignored, and is the problem."""
+        """Return the tensors that match all words of the text. A wrong word is ignored, and reported as the problem."""
         positions: Sequence[int] = range(len(self._tensors))
         problems, words = [], []
         for word in text.split():
@@ -230,7 +230,7 @@ class Filter:
     # --- why nothing matches ------------------------------------------------------------------------------------
 
     def _explain_nothing(self, words: Sequence[str]) -> str:
-        """Return why no tensor matches all words: the first word that matches none, or all together."""
+        """Return why no tensor matches: a single word matches none, or the words together match none."""
         for word in words:
             test = self._build_test(word)
             if not any(map(test, range(len(self._tensors)))):
@@ -254,7 +254,7 @@ class Filter:
 
 
 def _find_field(parts: re.Match[str]) -> str:
-    """Return the name of the field; that of another spelling, and in lower case."""
+    """Return the name of the field in lower case, with another spelling replaced."""
     field = parts["field"].lower()
     return LANGUAGE.field_spellings.get(field, field)
 

@@ -61,7 +61,7 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
 
 
 def _list_names(state: ModelState) -> list[str]:
-    """Return the name of each tensor as matched by a glob: behind its section if there are several sections."""
+    """Return the name of each tensor as globs match it: after its section if there are several sections."""
     by_section = len(state.sections) > 1
     return [glob_names(tensor.fqn, tensor.section, by_section=by_section)[-1] for tensor in state.tensors]
 
@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob for a name; `?` stands for each control character, because a terminal would run a pasted one."""
+    """Return a glob for a name, with `?` for each control character, because a terminal acts on pasted ones."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(
@@ -88,7 +88,7 @@ def _escape_glob(name: str) -> str:
 def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
     """Return globs for the marked names, each with its first position, in order.
 
-    The modules and repeated layers that are marked whole come first, the largest of them first.
+    Modules and repeated layers that are marked completely get one glob each; the largest are tried first.
     """
     total = Counter(glob for name in names for glob in _list_wider_globs(name))
     positions_by_glob: dict[str, list[int]] = {}
@@ -108,7 +108,7 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
 
 
 def _join_numbers(globs: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the globs; equal globs but for a number are joined with braces: `layers.{3..5}.*`."""
+    """Return the globs; globs that differ only in a number are joined with braces: `layers.{3..5}.*`."""
     max_numbers = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
     joined_globs = list(globs)
     for axis in range(max_numbers - 1, -1, -1):

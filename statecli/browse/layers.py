@@ -37,7 +37,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
     """A tensor of each layer.
 
     Attributes:
-        name: Name behind the number of the layer: `attn.q.weight`.
+        name: Name after the number of the layer: `attn.q.weight`.
         title: The distinguishing part of the name: `q`.
         positions: Position of the tensor of each layer; None without a tensor.
         rms: Root mean square by position, or the relative change.
@@ -62,7 +62,7 @@ class UnusualCell(msgspec.Struct, frozen=True):
 
 
 class LayerTable(msgspec.Struct, frozen=True):
-    """Layers with the same start of their names: `model.layers`."""
+    """Layers whose names have the same start: `model.layers`."""
 
     title: str
     layers: tuple[int, ...]
@@ -155,7 +155,7 @@ def list_widths(table: LayerTable) -> list[int]:
 
 
 def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
-    """Return as many columns as fit, with the column of the cursor, and the sign of hidden columns at the right."""
+    """Return the columns that fit, with that of the cursor; leave room for the sign of hidden columns."""
     width -= MORE_SIGN_CELLS
     widths = list_widths(table)
     first = 0

@@ -1,4 +1,4 @@
-"""Tree of the names of a state, built only for open modules: modules, equal layers joined, and tensors."""
+"""Tree of the modules and tensors of a state; equal layers are joined, and only open modules are built."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NodeKey = tuple[str, str, int]
 #: equally.
 Measure = Callable[[Sequence[int]], "float | None"]
 
-#: Ratio between the changes of two equal modules, in the order of their changes, from which on a new row begins.
+#: Equal modules, sorted by their changes, get a new row where the change grows at least by this ratio.
 MIN_CHANGE_RATIO = 3.0
 
 
 class OutlineNode:
-    """A module, equal modules joined, or a tensor.
+    """Node of the tree: a module, several equal modules joined, or a tensor.
 
     Attributes:
         label: Text of the node: the part of the name below the parent.
@@ -54,7 +54,7 @@ class OutlineNode:
         return self.section, self.prefix, len(self.members)
 
     def list_children(self, tensors: Sequence[TensorInfo]) -> list[OutlineNode]:
-        """Return the nodes below; equal nodes are joined if only a number differs."""
+        """Return the child nodes; equal nodes whose labels differ only in a number are joined."""
         if self._children is None:
             self._children = _join_equal(_split_node(self, tensors, self._measure), tensors, self._measure)
         return self._children
@@ -73,7 +73,7 @@ def build_roots(
 
 
 def _split_node(node: OutlineNode, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[OutlineNode]:
-    """Return the nodes below a module. A module and its only module share a node: `h.0`."""
+    """Return the child nodes of a module. A module that contains only one module shares a node with it: `h.0`."""
     start = len(node.prefix)
     modules: dict[str, list[int]] = {}
     order: list[OutlineNode | str] = []

@@ -15,7 +15,7 @@ from statecli.core.escaping import escape_name, escape_sentence, truncate_middle
 
 
 class Overlay(ModalScreen[str]):
-    """A text over the screen, closed by any key, which is returned.
+    """A text over the screen. Any key closes the text, and is returned.
 
     The text has no frame at the sides, so a mouse can select the text.
     """
@@ -69,7 +69,7 @@ def _fit_line(line: str, width: int) -> str:
 
 
 class LayerView(ModalScreen[int | None]):
-    """The layers of the target, a row for each; returns the position of a tensor to go to."""
+    """Table of the target's layers; returns the position of the tensor to go to, or None."""
 
     DEFAULT_CSS = """
     LayerView { background: ansi_default; color: ansi_default; }
@@ -174,7 +174,7 @@ class LayerView(ModalScreen[int | None]):
         self._table_view.update(text)
 
     def _format_title(self, table: LayerTable) -> str:
-        """Return `h: RMS of 12 layers; 1 unusual: layer 7 q (outlier)`; of two targets with their names."""
+        """Return `h: RMS of 12 layers; 1 unusual: layer 7 q (outlier)`; with two targets, also their names."""
         unusual = self._unusual[self._table]
         text = f"{escape_name(table.title) or 'layers'}: {self._measure.value} of {len(table.layers):,} layers"
         if self._model.difference is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Number of a line after the name of a file.
 _LINE_NUMBER = compile_on_use(r":\d+\Z")
-#: Number of bytes on a line by the smallest width of the panel, in cells.
+#: Smallest width of the panel in cells -> number of bytes on a line.
 _HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
 #: Fields of Stats for each line.
 _STATS_LINES = (("min", "max"), ("mean", "std"), ("zeros",))
@@ -77,7 +77,7 @@ def _wrap(line: PanelLine, width: int) -> Iterator[PanelLine]:
 
 
 def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
-    """Yield a line with a long word in pieces: broken behind `/`, and never in the number at the end."""
+    """Yield a line with a long word in pieces: broken after `/`, and never inside the line number at the end."""
     while len(text) > width:
         end = text.rfind("/", 0, width) + 1
         if end <= len(indent) + 1:

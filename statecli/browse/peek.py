@@ -42,7 +42,7 @@ class Peek(msgspec.Struct, frozen=True):
 
 
 class Versions:
-    """Versions of the local files when their headers were read, `known` by path."""
+    """Versions that the local files had when their headers were read, by path."""
 
     def __init__(self, versions: Mapping[str, FileVersion | None]) -> None:
         self.by_path = dict(versions)
@@ -52,7 +52,7 @@ class Versions:
         self.by_path = {**versions, **self.by_path}
 
     def check(self, tensor: TensorInfo) -> None:
-        """Raise UnreadableError if a file of the tensor changed since."""
+        """Raise UnreadableError if a file of the tensor changed since then."""
         for path in {byte_range.path for byte_range in tensor.ranges if byte_range.path}:
             if path in self.by_path and read_version(path) != self.by_path[path]:
                 advice = "quit and run statecli browse again"
@@ -60,7 +60,7 @@ class Versions:
 
 
 def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
-    """Return the strided data to look at, and the name of the part: of a sparse tensor its stored values."""
+    """Return the name and the data of the part to show: "" for the tensor, or a sparse tensor's stored values."""
     if tensor.data is not None:
         return "", tensor.data
     parts = dict(tensor.parts)
@@ -75,7 +75,7 @@ def reads_automatically(tensor: TensorInfo) -> bool:
 
 
 def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:
-    """Read the first values and bytes. An error is in the result, because the screen stays."""
+    """Read the first values and bytes. An error becomes part of the result, because the screen stays open."""
     part = find_data(tensor)
     if tensor.damage is not None or part is None:
         return Peek(error=tensor.damage)
@@ -90,7 +90,7 @@ def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:
 
 
 def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
-    """Read the statistics, and verify the checksums of the tensor. An error is the reason in the result."""
+    """Read the statistics, and verify the checksums of the tensor. An error becomes the result's `reason`."""
     if tensor.damage is not None:
         return Stats(reason=tensor.damage)
     try:
@@ -116,7 +116,7 @@ def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> Valu
 
 
 def read_first_unusual(tensor: TensorInfo, stats: Stats, versions: Versions) -> Mapping[str, tuple[int, ...]]:
-    """Return the index of the first NaN and of the first infinity; empty if there are none or unreadable."""
+    """Return the index of the first NaN and of the first infinity; empty if neither is found."""
     if tensor.data is None or not (stats.nan or stats.inf):
         return {}
     try:

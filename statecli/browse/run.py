@@ -31,7 +31,7 @@ def browse(
     reserve_stdout: Callable[[], None],
     show_stages: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> str:
-    """Show the screen until the user quits; return the text copied last, because the screen is gone then.
+    """Show the screen until the user quits; return the text that was copied last, to print it after the screen.
 
     `reserve_stdout` sends what a model prints to stderr, and `show_stages` shows the stages of slow work until the
     screen opens. Raises StateError, before the screen opens, if a target cannot be read.
@@ -61,7 +61,7 @@ def browse(
 
 
 def _check_terminal() -> None:
-    """Raise UsageError if keys or the screen are not those of a terminal."""
+    """Raise UsageError unless the standard streams are a terminal that can move the cursor."""
     if os.environ.get("TERM") == "dumb":
         raise UsageError("browse: this terminal cannot move the cursor (TERM=dumb); use statecli inspect")
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):

@@ -71,7 +71,7 @@ class ScreenModel:
         difference: Comparison with a second target; None without one.
         unusual: Tensors with NaN, infinity, and outliers, as far as statistics were read.
         marked: Marked positions.
-        found: Positions that match the filter, in the order of the target.
+        filtered_positions: Positions that match the filter, in the order of the target.
         shows_stats: Whether the list has columns of statistics.
         listed: Positions whose statistics were read for the list.
         cursor: Index of the selected row.
@@ -123,7 +123,7 @@ class ScreenModel:
 
     @property
     def shows_tree(self) -> bool:
-        """True for the tree: no filter, no order but that by size, and not switched off."""
+        """True if the tree is shown: without a filter, in the target's order or by size, and not switched off."""
         return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, ListColumn.SIZE)
 
     @property
@@ -145,17 +145,17 @@ class ScreenModel:
         return self.get_row(min(self.cursor, self.count - 1)) if self.count else None
 
     def get_name(self, position: int) -> str:
-        """Return the name of a tensor, behind its section if there are several sections."""
+        """Return the name of a tensor, after its section if there are several sections."""
         tensor = self.tensors[position]
         return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
 
     def get_owner(self, position: int) -> str | None:
-        """Return the parameter of a tensor of the optimizer: as recorded, or by order and shape; None if unknown."""
+        """Return the parameter of an optimizer tensor, as recorded or by order and shape; None if unknown."""
         tensor = self.tensors[position]
         return tensor.belongs_to or self._owners.get((tensor.section, tensor.fqn))
 
     def find_common_ends(self) -> CommonEnds:
-        """Return the common start and end of all listed names, for a narrow list to leave out."""
+        """Return the lengths of the start and end that all listed names share; a narrow list leaves them out."""
         if self._common_ends is None:
             self._common_ends = find_common_ends(
                 [escape_name(self.get_name(position)) for position in self.filtered_positions]
@@ -172,7 +172,7 @@ class ScreenModel:
         self._update(current)
 
     def sort_by(self, column: ListColumn | None, *, descending: bool | None = None) -> None:
-        """Sort by a column; None for the tree in the order of the target, with the row selected before."""
+        """Sort by a column; None shows the tree in the target's order and selects the row selected before."""
         current = self.current
         is_back = column is None and self.sort is not None and self.cursor == 0  # the user did not move
         if self.sort is None:
@@ -201,7 +201,7 @@ class ScreenModel:
         self.select_position(position)
 
     def list_columns(self) -> tuple[ListColumn, ...]:
-        """Return the columns: of statistics only if they were read for the list, of changes with a second target."""
+        """Return the columns: statistics only if they were read for the list, changes only with a second target."""
         hidden_columns = set() if self.shows_stats else set(STATISTICS)
         if self.difference is None:
             hidden_columns.add(ListColumn.CHANGE)
@@ -219,7 +219,7 @@ class ScreenModel:
     def regroup(self) -> None:
         """Sort again, after values were read, and join equal modules only if they changed about as much.
 
-        The cursor stays, in a list on its tensor.
+        The cursor stays where it is, or in a list on its tensor.
         """
         current = self.current
         if self.difference is not None:
@@ -230,7 +230,7 @@ class ScreenModel:
             self._update(current)
 
     def get_node_bytes(self, node: OutlineNode) -> int:
-        """Return the bytes of a module, or of a single module of joined equal modules, shared storage counted once."""
+        """Return the bytes of a module, or of one of the joined equal modules; shared storage counts once."""
         if node.key not in self._sizes:
             positions = node.members[0].positions if node.members else node.positions
             self._sizes[node.key] = sizes.sum_bytes(self.tensors[position] for position in positions)
@@ -247,7 +247,7 @@ class ScreenModel:
         return nodes if self.sort is None else sorted(nodes, key=self.get_node_bytes, reverse=self.is_descending)
 
     def remember(self, row: ListRow, describe: Callable[[], _Description]) -> _Description:
-        """Return a description of a module's tensors, made once: the first module may have 100,000."""
+        """Return a description of a module's tensors; cached for large modules, which may have 100,000 tensors."""
         if row.node is None or len(row.positions) <= MAX_DESCRIBED_AGAIN:
             return describe()
         if row.node.key not in self._descriptions:
@@ -300,7 +300,7 @@ class ScreenModel:
         self._update()
 
     def select_position(self, position: int) -> None:
-        """Move the cursor to a tensor that the list shows, in the tree by opening its nodes."""
+        """Move the cursor to a tensor that the list shows; in the tree, open the nodes above it."""
         if not self.shows_tree:
             if position in self._positions:
                 self.cursor = self._positions.index(position)
@@ -341,7 +341,7 @@ class ScreenModel:
                 stack.extend((depth + 1, child) for child in reversed(children))
 
     def _select_row(self, row: ListRow) -> None:
-        """Move the cursor to a row of the tree at its present place, or to the joined modules around the row."""
+        """Move the cursor to a row of the tree, which may have moved, or to the joined modules that contain it."""
         rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
         same_rows = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
         enclosing_rows = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)
@@ -430,7 +430,7 @@ class ScreenModel:
         return self._toggle_marks(positions)
 
     def find_next_row(self) -> int:
-        """Return the next row that is not below the row at the cursor; the same row after the last."""
+        """Return the next row that is not inside the row at the cursor; the same row if it is the last."""
         following = range(self.cursor + 1, self.count)
         if not self.shows_tree:
             return following[0] if following else self.cursor
@@ -469,7 +469,7 @@ class ScreenModel:
         return sum(position in self.marked for position in positions) if self.marked else 0
 
     def list_copied(self) -> set[int]:
-        """Return the marked tensors; without marks all that the filter lists, without a filter the row's."""
+        """Return the tensors to copy: the marked tensors, else those of the filter, else those of the row."""
         if self.marked or self.filter_text.strip():
             return self.marked or set(self.filtered_positions)
         return set(self.current.positions if self.current else ())
@@ -493,7 +493,7 @@ class ScreenModel:
         return [n for n in difference.list_missing(self.filtered_positions) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
-        """Return the roles of the layers whose changes are known: the RMS of a tensor is its relative change."""
+        """Return the roles (a tensor of each layer) whose changes are known, with the change in place of the RMS."""
         return list_roles(
             replace(tensor, stats=Stats(mean=change, std=0.0, nan=0, inf=0) if change is not None else None)
             for n, tensor in enumerate(self.tensors)
@@ -539,7 +539,7 @@ class ScreenModel:
         return "" if stats is None else format_number(getattr(stats, column.value), _DIGITS_OF_STATISTICS)
 
     def format_change(self, position: int) -> str:
-        """Return the text of the column change."""
+        """Return the text of the column `change`."""
         return self.difference.format_change(position) if self.difference else ""
 
 

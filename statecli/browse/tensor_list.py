@@ -1,4 +1,4 @@
-"""The list of the screen: only the visible rows are drawn, so that 100,000 tensors scroll as twelve do."""
+"""The list of the screen: only the visible rows are drawn, so that 100,000 tensors scroll as fast as twelve."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TensorList(ScrollView, can_focus=True):
         self.refresh()
 
     def move(self, by: int) -> None:
-        """Move the cursor by so many rows."""
+        """Move the cursor by the given number of rows, up if it is negative."""
         self._model.cursor = max(0, min(self._model.count - 1, self._model.cursor + by))
         self._show_cursor()
         self.refresh()
@@ -200,14 +200,14 @@ class TensorList(ScrollView, can_focus=True):
         return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: ListRow, room: int) -> str:
-        """Return ` of h.3.mlp.weight` behind a tensor of an optimizer; "" without a known parameter or room."""
+        """Return ` of h.3.mlp.weight`, to show after an optimizer tensor; "" if it is unknown or does not fit."""
         owner = self._model.get_owner(row.tensor) if row.tensor is not None else None
         if owner is None or room < _MIN_OWNER_CELLS:
             return ""
         return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"
 
     def _format_unusual(self, row: ListRow, width: int) -> str:
-        """Return ` ! NaN` behind the name of a tensor or a module; ` !` if there is no room or the module is open."""
+        """Return ` ! NaN`, to show after the name of a row; ` !` if it does not fit or the module is open."""
         if row.node is None:
             sign = self._model.unusual.sign(None, row.positions)
             return f" {sign}" if sign and 2 * len(sign) < width else " !" if sign else ""

@@ -19,7 +19,7 @@ _VERBS = {
     "inf": ("holds infinity", "hold infinity"),
     "outlier": ("is an outlier", "are outliers"),
 }
-#: Words of the verdict.
+#: Word that the list shows for each kind.
 _WORDS = {"nan": NAN, "inf": INF, "outlier": OUTLIER}
 
 
@@ -57,11 +57,11 @@ class UnusualValues:
         self._signs.clear()
 
     def list_roles(self) -> tuple[Role, ...]:
-        """Return the roles of the layers whose statistics were read."""
+        """Return the roles (a tensor of each layer) whose statistics were read."""
         return list_roles(replace(self._tensors[n], stats=self.stats[n]) for n in sorted(self.stats))
 
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
-        """Return the tensors with `nan`, with `inf`, and each `outlier`, in order."""
+        """Return which of the positions are `nan`, `inf` and `outlier`, each kind in order."""
         listed_positions = set(positions)
         kinds: dict[str, Set[int]] = {**self._positions, "outlier": self.outliers.keys()}
         return {kind: sorted(listed_positions & unusual) for kind, unusual in kinds.items()}

@@ -14,7 +14,7 @@ SLICE_S = 0.1
 
 
 class ReaderThread:
-    """A thread for a job of the selected tensor, and in between the steps of a list.
+    """Thread that runs the job of the selected tensor first, and in between the steps of a list.
 
     The thread is a daemon: quitting does not wait for a read of many gigabytes.
     """
@@ -28,13 +28,13 @@ class ReaderThread:
         self._thread: threading.Thread | None = None
 
     def read(self, job: Callable[[], Apply]) -> None:
-        """Run the job; a job that has not begun is dropped, because the cursor has left its tensor."""
+        """Run the job. An earlier job that has not begun is dropped, because the cursor has left its tensor."""
         with self._job_condition:
             self._job = job
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
-        """Run the steps in order instead of an earlier list; None ends that list."""
+        """Run the steps in order, in place of those of an earlier list; None only ends the earlier list."""
         with self._job_condition:
             self._list = steps
             self._start()
@@ -46,7 +46,7 @@ class ReaderThread:
 
     @property
     def is_busy(self) -> bool:
-        """True while something is to be read."""
+        """True while a job or a list runs or waits."""
         return self._is_running or self._job is not None or self._list is not None
 
     def close(self) -> None:
