@@ -1,4 +1,4 @@
-"""Compare the metadata of paired tensors. A field counts only if known to both sides."""
+"""Compare the metadata of paired tensors. A field is compared only if both sides record it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _differ_if_known(before: object, after: object) -> bool:
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """Return for each match the differing fields, without values, in order; () if a side is missing or damaged.
+    """Return, for each match, the differing fields other than values, in order; () if a side is missing or damaged.
 
-    `devices` False: a side is a class, with the devices of its build.
+    `devices` is False if a side is a class, whose devices are only those of the build.
     """
     left_out = {*ignore, *(() if devices else (Field.DEVICE,))}
     retied = set() if Field.TYING in ignore else _find_retied(matches)
@@ -70,7 +70,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the matches that share their storage with other matches than before, if both sides record storages.
+    """Return the numbers of the matches that share storage with other matches than before, where both sides record it.
 
     Each state groups the matches by storage. The two groups of a match are the same if and only if each has as many
     members as both have together.

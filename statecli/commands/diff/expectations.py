@@ -8,7 +8,7 @@ Without expectations every difference is a finding. With the options below, a fi
 - `--cast`: a tensor differs by more than an exactly rounded cast.
 - `--adapter`: a tensor is not, up to rounding, the tensor before with the adapter merged.
 
-A glob whose answer depends on values not compared is inconclusive: neither passed nor failed, exit status 2.
+A glob whose answer depends on values that were not compared is inconclusive: neither passed nor failed, exit status 2.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
         section: Section of a tensor; None for a setting.
         target: The file named in a finding.
         names_by_side: The names a glob may match, a tuple for each side with a different name.
-        rule: The rule for the difference when nothing was expected.
+        rule: The rule that reports the difference if no expectations are given.
         difference: How the two sides differ; empty for equal sides.
         trained: True if the value or shape changed or the entry was added, None if the values were not compared.
         renamed: True if the two sides use different names for the same bytes.
@@ -137,7 +137,7 @@ _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
 
 def _explain_beyond_cast(change: Change) -> str:
-    """Return why the change is not only an exactly rounded cast, before the description of the change."""
+    """Return why the change is more than an exactly rounded cast, to put before the description of the change."""
     if change.status is Status.IDENTICAL:
         return ""
     transformation = change.transformation
@@ -172,7 +172,7 @@ _ROUNDING_ERRORS = {
 
 
 def describe_lost_values(change: Change) -> str | None:
-    """Describe the values beyond the dtype's range, lost in an exactly rounded cast; None without any."""
+    """Describe the values beyond the dtype's range that an exactly rounded cast lost; None if it lost none."""
     values, dtype = change.values, _name_dtype(change)
     if values is None:
         return None
@@ -186,7 +186,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Return why the change is not only a merged update, before the description of the change."""
+    """Return why the change is more than a merged update, to put before the description of the change."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
@@ -207,7 +207,7 @@ def _count_exceptions(transformation: Transformation) -> str:
 
 
 def name_merged(transformation: Transformation) -> str:
-    """Return `before + 2 × B·A`, or the tensor of the adapter that replaces the tensor before."""
+    """Return the source of a merged tensor: `before + 2 × B·A`, or the tensor of the adapter that replaces it."""
     return (
         f"{transformation.sources[0]} of the adapter"
         if transformation.rank is None
@@ -316,7 +316,7 @@ def _count(entries: Sequence[ExpectationEntry]) -> str:
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[ExpectationEntry]) -> Iterator[Broken]:
-    """Yield the globs that may match differing settings beyond the listed settings."""
+    """Yield an error for each glob that may match a differing setting that is not listed."""
     setting_rows = [entry for entry in entries if entry.section is None]
     remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
     for glob in frozen if remainder else ():

@@ -1,4 +1,4 @@
-"""Compare a class with a checkpoint, in either order of the two: report the objections of `load_state_dict`."""
+"""Compare a class with a checkpoint, in either order: report the entries that `load_state_dict` refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """Return the state of a class or pickled module without tensors outside its state_dict.
+    """Return the state of a class or pickled module without the tensors that are not in its state_dict.
 
     Left out are non-persistent buffers and unregistered tensors.
     """
@@ -72,9 +72,9 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
 def pair_as_loaded(
     matches: list[Match], model: ModelState, built_model: BuiltModel | None
 ) -> tuple[list[Match], list[Oddity]]:
-    """Return the matches with each name paired as loaded by transformers, and a note, for a class from a configuration.
+    """Return the matches, paired as transformers loads the names, and a note, for a class built from a configuration.
 
-    Entries merged or split by transformers stay unchanged: the notes of `check_load` report them.
+    Entries that transformers merges or splits stay unchanged: the notes of `check_load` report them.
     """
     if built_model is None or built_model.spec.config is None:
         return matches, []
@@ -99,14 +99,14 @@ def pair_as_loaded(
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Return the names loaded as a single name that no other name is loaded as."""
+    """Return the names that are loaded as one name each, unless another name is loaded as the same name."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
 
 
 def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
-    """Return the match without tensors in other pairs."""
+    """Return the match without the tensors that are in other pairs."""
     if id(match.before) not in paired_ids and id(match.after) not in paired_ids:
         return match
     before, after = (None if id(side) in paired_ids else side for side in (match.before, match.after))
@@ -114,7 +114,7 @@ def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
 
 
 def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
-    """Return both states, of a training folder only its models if the other side has nothing else; and notes."""
+    """Return both states and notes; a training folder is reduced to its models if the other side has only models."""
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [
@@ -196,7 +196,7 @@ def check_load(
     built_model: BuiltModel,
     ignore: Sequence[Field],
 ) -> LoadCheck:
-    """Load the checkpoint into the class by `load_state_dict` and return the answer, by `classify_by_model`.
+    """Call `load_state_dict` of the class with the checkpoint, and return the entries that it refuses.
 
     `matches` are all matches, unfiltered, because a strict load sees the whole checkpoint. `model` is the class's whole
     state, `built_model` its module, `before` and `after` the compared states.
@@ -324,7 +324,7 @@ class _Load:
     # --- entries that the class loads in its own way ----------------------------------------------------------------
 
     def iter_notes(self, answer: LoadReport) -> Iterator[Oddity]:
-        """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""
+        """Yield notes on entries that the class loads although their names or shapes do not fit."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
             message = (
@@ -412,7 +412,7 @@ def _exclude(names: Iterable[str], others: Iterable[str]) -> list[str]:
 
 
 def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return module path in the checkpoint -> in the class, by the tensors of both; empty if all names are the same."""
+    """Map module paths of the checkpoint to those of the class, by their paired tensors; {} if all names are equal."""
     paths: dict[str, str] = {}
     if all(stored_name == registered for stored_name, registered in pairs):
         return paths

@@ -32,7 +32,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(NamedTuple):
-    """Two optimizers with other keys: `places` is the place of each parameter's key among the keys of its side."""
+    """Two optimizers with different kinds of keys; `places` maps each key to its place among the keys of its side."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]
@@ -139,7 +139,7 @@ def _describe_pair(pair: OptimizerPair, count: int) -> str:
 
 
 def unify_settings(before: ModelState, after: ModelState, pairs: Iterable[OptimizerPair]) -> tuple[Settings, Settings]:
-    """Return the settings of both sides without the keys of the parameters, with settings of groups below groups."""
+    """Return both sides' settings in one form: without parameter keys, and with a group's settings below the group."""
     old, new = before.metadata, after.metadata
     for pair in pairs:
         # A flat optimizer does not say which parameters are one group.
@@ -160,7 +160,7 @@ def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Se
     for key, value in kept_settings.values.items():
         name = _name_group_setting(key, f"{start}.", places, group_of)
         if values.setdefault(name, value) != value:
-            return kept_settings  # parameters of one group have other settings
+            return kept_settings  # parameters of one group have different settings
     if values.keys() == kept_settings.values.keys():
         return kept_settings
     kinds = {key: kind for key, kind in kept_settings.kinds.items() if not f"{key}.".startswith(f"{start}.")}

@@ -1,4 +1,4 @@
-"""Pair each tensor before with a tensor after: sections, `--map`, equal names, prefixes, dropped ties."""
+"""Pair each old tensor with a new tensor: by section, `--map`, equal names, stripped prefixes, dropped ties."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
     is_before: bool
 
     def describe(self) -> str:
-        """Return the line about the prefix."""
+        """Describe the stripped prefix on a line."""
         return f"stripped the prefix {self.prefix!r} from the names of {plural(self.count, 'tensor')} of {self.target}"
 
 
@@ -117,7 +117,7 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 
 
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """Return the matches in the order of after, removed tensors after their predecessor.
+    """Return the matches in the order of after; a removed tensor follows the tensor that it followed before.
 
     If after is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in the names
     decide, because the order of text or dtypes says nothing about the module.
@@ -167,9 +167,9 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 
 
 def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
-    """Pair sections of the same name, then the only sections left on each side with a model or an optimizer.
+    """Pair sections of the same name; then the section with a model (or optimizer) that alone is left on each side.
 
-    If no model section has a partner by name, the section taken by a load is paired. If several are left, all stay
+    If no model section has a partner by name, the section that a load takes is paired. If several are left, all stay
     unpaired, and a note names the option for pairing.
     """
     pairs = {section: section for section in before.sections if section in after.sections}
@@ -297,7 +297,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
-    """Pair entries left out by a side, because of a tied entry under another name, with the tied entry."""
+    """Pair each entry that a side leaves out because it stores the tied tensor under another name with this tensor."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:
@@ -327,7 +327,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:
-    """Return the tensor for a name tied to `row` on the other side, whose format records no ties; None if none."""
+    """Return the other side's tensor for a name tied to `row`, if that side's format records no ties; else None."""
     for name in row.tied_to:
         match = match_of_row.get((row.section, name))
         if match is None or match.before is None or match.after is None:

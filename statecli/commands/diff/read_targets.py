@@ -51,7 +51,7 @@ def list_target_paths(request: Request) -> list[str]:
 
 
 def pack_checkpoint(text: str) -> bytes:
-    """Read a checkpoint and return its state as bytes; b"" where msgpack cannot hold a 65-bit integer, a surrogate."""
+    """Read a checkpoint and return its state as bytes; b"" if msgpack cannot encode it (65-bit integer, surrogate)."""
     try:
         return msgspec.msgpack.encode(load.read_checkpoint(text))
     except (OverflowError, UnicodeEncodeError):

@@ -23,7 +23,7 @@ _MAX_SUFFIX_PARTS = 64
 
 
 class Renames(NamedTuple):
-    """The matches, and the rows by `id` for which renaming is inconclusive, with the reason."""
+    """The matches; and, by `id`, the reason why a row may or may not be renamed."""
 
     matches: list[Match]
     inconclusive: dict[int, StateError]
@@ -54,7 +54,7 @@ def find_renames(
 def _find_inconclusive(
     groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], errors: dict[int, StateError]
 ) -> dict[int, StateError]:
-    """Return the failed rows, and rows without a partner whose partner may have failed, with the error."""
+    """Return, by `id`, the error of each row that failed, or whose possible partner failed."""
     paired_ids = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
     inconclusive = {}
     for group in groups if errors else ():
@@ -124,7 +124,7 @@ def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, Tens
 def _confirm_pairs(
     pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Yield pairs equal bit for bit (fingerprints only suggest equality), without constants of another name.
+    """Yield the pairs that are equal bit for bit (fingerprints only suggest this), except constants of other names.
 
     Adds unreadable rows to `errors`.
     """

@@ -10,12 +10,12 @@ from statecli.values.delta import CompareOptions
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request for a diff. Globs of an option are a union.
+    """A request for a diff. Several globs of an option select what any of them matches.
 
     Attributes:
         before, after: The targets.
         jobs: Number of workers; 0 for a worker per core.
-        histograms: Number of the most changed tensors, with a histogram of the differences each.
+        histograms: Number of most changed tensors that get a histogram of their differences.
         prefixes: Strip prefixes of wrappers even if no renames are detected.
         only, frozen, changed: Globs of `--may-change`, `--must-not-change` and `--must-change`.
     """

@@ -67,7 +67,7 @@ class Rounding(str, Enum):
 
 
 class RowOrder(str, Enum):
-    """The order of the rows of a head that rotary position embeddings rotate together: neighbours, or two halves."""
+    """Arrangement of the rows that rotary position embeddings rotate together: neighbours, or halves of the head."""
 
     INTERLEAVED = "interleaved"
     HALVES = "halves"
@@ -100,9 +100,9 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     Attributes:
         elements: Number of checked elements.
         exceptions: Number of checked elements that do not fit.
-        sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
-            after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of `quantized` and
-            `dequantized`, the weight and the tensors other than the codes.
+        sources: Names of other tensors. Of moved, swapped, joined and stacked values, the tensors before; of a split
+            tensor, those after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of
+            `quantized` and `dequantized`, the weight and the tensors other than the codes.
         source_section: Section of the sources before; None for the section of the tensor.
         differing: The sources with exceptions.
         factor: Of `scaled`, after is factor × before, and of `transposed` factor × its transpose; of `adapter` and
@@ -197,7 +197,7 @@ class ScalarChange(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Pair not compared because a file failed: a line with file and tensor."""
+    """Pair that was not compared because a file failed; `message` names file and tensor."""
 
     fqn: str
     section: str

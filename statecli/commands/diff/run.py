@@ -68,7 +68,7 @@ def compare_targets(
     `NothingMatched` if nothing is left to compare; an error of a single pair is in `Diff.broken`.
     """
     built_models: dict[str, BuiltModel] = {}
-    # Versions are recorded before, because another process opens the files of the second target.
+    # Versions are recorded beforehand, because another process opens the files of the second target.
     initial_versions = read_versions(list_target_paths(request))
     with files.record_opened_files() as opened_files:
         before, after = read_both(request, built_models, snapshots or {})
@@ -86,7 +86,7 @@ def compare_states(
     progress: Progress | None = None,
     digests: SnapshotDigests | None = None,
 ) -> Diff:
-    """Compare two targets already read.
+    """Compare two targets that were read before.
 
     `built_models` has the module of each target that is a class, by its text; `initial_versions` the versions of files
     before they were read; `digests` the digests of snapshots.
@@ -197,7 +197,7 @@ class _Comparison:
         )
 
     def _get_comparison(self) -> CompareOptions | None:
-        """Return how values were compared; digests are of bits."""
+        """Return the options by which values were compared, bitwise for digests; None if no values were compared."""
         if not self.values:
             return None
         return CompareOptions(bitwise=True) if self.digests else self.request.how
@@ -230,7 +230,7 @@ class _Comparison:
         return (model, checkpoint) if self.model is self.before else (checkpoint, model)
 
     def _select_from_files(self) -> tuple[ModelState, ModelState]:
-        """Return both states; of a whole module only its state_dict, if the other side has no whole module."""
+        """Return both states; a module pickled whole is reduced to its state_dict unless both sides have one."""
         states, left_out_notes = load_check.match_folders(self.before, self.after)
         self.notes += left_out_notes
         if self.any_class or all(state.whole_modules for state in states):
@@ -289,7 +289,7 @@ class _Comparison:
     def _get_kind(self, match: Match) -> Kind:
         """Return the kind after, or before for a removed tensor.
 
-        The kind of a class is known, the kind of a checkpoint guessed.
+        A class knows the kind; in a checkpoint, it may be a guess.
         """
         by_class = match.before if self.loads and self.model is self.before else None
         return (by_class or match.output_row).kind
@@ -350,9 +350,9 @@ class _Comparison:
         )
 
     def _drop_explained_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
-        """Return the settings that differ, without attributes of quantized tensors and settings of an adapter alone.
+        """Return the differing settings without attributes of quantized tensors or settings that only an adapter has.
 
-        An expectation judges all of them.
+        If expectations are given, all settings are returned.
         """
         if self.request.has_expectations:
             return settings
@@ -372,7 +372,7 @@ class _Comparison:
         return kept_changes
 
     def _compare_settings(self) -> tuple[list[ScalarChange], list[str]]:
-        """Return the selected different settings, and the names of all compared settings; note settings left out."""
+        """Return the selected settings that differ, and the names of all compared settings; note settings left out."""
         if self.any_class:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
@@ -395,7 +395,7 @@ class _Comparison:
         return not self.selection.selects_by_tensor and self.selection.selects_name((name,))
 
     def _list_changed_files(self) -> list[Broken]:
-        """Return errors for files changed during their reading, unless reported by a pair."""
+        """Return an error for each file that changed while it was read, unless a pair reports the file."""
         paths = [path for path in find_changed(self.initial_versions) if path not in self.changed_files]
         self.changed_files.update(paths)
         return [Broken("(file)", "", f"{path}: {RESULT_NOT_VALID}") for path in sorted(paths)]
@@ -463,19 +463,19 @@ class _Comparison:
 
 
 def _list_stems(key: str) -> list[str]:
-    """Return `a.b` and `a` of `a.b.c`"""
+    """Return `a` and `a.b` for `a.b.c`."""
     parts = key.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 @lru_cache(maxsize=128)
 def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return the same tuple for all changes of these fields, possibly a million."""
+    """Return the fields with `Field.VALUES`; cached, so that a million changes share one tuple."""
     return (*fields, Field.VALUES)
 
 
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
-    """Return the matches, with matches by bytes in place of their two halves."""
+    """Return the matches, with each match by bytes in place of the unpaired matches of its two sides."""
     renamed_ids = {id(row) for match in renames for row in (match.before, match.after)}
     kept_matches = (
         match for match in matches if (match.before and match.after) or id(match.output_row) not in renamed_ids
@@ -506,7 +506,7 @@ _UNREPORTED_KINDS = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 
 def _list_unread_settings(state: ModelState) -> list[Broken]:
-    """Return errors for settings too many to read, because the rest may differ."""
+    """Return an error if a file has too many settings to read, because the rest may differ."""
     reason = "statecli does not know whether the remaining settings differ"
     return [
         Inconclusive("(settings)", "", f"{state.target}: {oddity.message}: {reason}")
@@ -516,7 +516,7 @@ def _list_unread_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file, and tensors left out by a reader, because often only a diff is run."""
+    """Yield the oddities of a file, and the tensors that a reader left out, because often only a diff is run."""
     for oddity in state.oddities:
         if oddity.kind in _UNREAD_TENSOR_KINDS:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

@@ -34,11 +34,11 @@ def compare_settings(
     Returns the differing settings, the paths of all compared settings, and notes.
 
     For a target of a single section (`train.ckpt#optimizer`), the settings below the section are compared, by their
-    paths from there. A setting that only one side's format can record is noted, not reported; also attributes of
+    paths from there. A setting that only one side's format can record is noted, not reported; so are attributes of
     modules that the other side's format need not keep. safetensors has texts only: against another format, a number
     equals its text. `section_pairs` maps sections of before to sections of after. A number as a key differs from its
-    text, and another kind of container is a change. If settings are too many to list, settings listed by both sides
-    are compared, and the digest of all.
+    text, and another kind of container is a change. If a side has too many settings to list, the settings that both
+    sides list are compared, and the digests of all settings.
     """
     old, old_modules = _select_section(before, sections[0], after)
     new, new_modules = _select_section(after, sections[1], before)
@@ -110,7 +110,7 @@ def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) ->
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """Return the values by path; a path with other types on the other side is spelled out.
+    """Return the values by path; if the key types of a path differ between the sides, the path shows its types.
 
     An empty container is left out if the other side's container has entries, because the entries are reported.
     """
@@ -210,7 +210,7 @@ def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[st
 
 
 def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
-    """Return the keys that the state's format records and the other's cannot, names of dropped ties among them."""
+    """Return the keys that the state's format records and the other's cannot, including names of dropped ties."""
     traits = state.traits
     keys = traits.own_settings - other.traits.own_settings
     if traits.drops_tied_names and not other.traits.drops_tied_names:

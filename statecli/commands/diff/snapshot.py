@@ -1,6 +1,6 @@
-"""Digests of a state at some time, for a later diff that shows the changed tensors without the values.
+"""Digests of a state, so that a later diff can show which tensors changed without the earlier values.
 
-A digest is of bits: -0.0 differs from 0.0. Digests do not show the size of a change.
+A digest covers the bits: -0.0 differs from 0.0. Digests do not show the size of a change.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SnapshotDigests:
         return bool(self._rows)
 
     def find_digests(self, tensors: Sequence[TensorInfo]) -> list[str | None]:
-        """Return the digest of each tensor, computed for the tensors of no snapshot."""
+        """Return the digest of each tensor; for tensors outside the snapshots, it is computed now."""
         new_digests = iter(compute_digests([tensor for tensor in tensors if id(tensor) not in self._digests]))
         return [self._digests[id(tensor)] if id(tensor) in self._digests else next(new_digests) for tensor in tensors]
 

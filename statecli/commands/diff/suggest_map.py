@@ -1,4 +1,4 @@
-"""Suggest a `--map` if a prefix, or a few components, keep the names of two checkpoints apart."""
+"""Suggest `--map` rules if the names of two checkpoints differ only in a prefix or in a few components."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def suggest_prefix_rule(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """Return a note on the `--map` to pair most of the tensors without a partner, two at least; else nothing.
+    """Return a note on the `--map` rule that pairs most of the unpaired tensors, at least two; else [].
 
     `rules` are the rules already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no
     tensor loses its partner.
@@ -75,7 +75,7 @@ def _list_unpaired(
 
 
 def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
-    """Count each prefix without which a name is a name of the other side, in the same section and of the same shape."""
+    """Count each prefix without which a name is on the other side too, in the same section and with the same shape."""
     return Counter(
         prefix
         for section, name, shape in rows
@@ -166,7 +166,7 @@ def suggest_component_rules(
 def _count_replacements(
     removed_keys: Sequence[_Key], new: Sequence[_Key], *, has_order: bool
 ) -> Counter[tuple[str, str]]:
-    """Count the pairs of components by which a name becomes the other name, each name once for each place.
+    """Count the replacements of components that turn an old name into a new name; a name counts once for each place.
 
     Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
     the files keep the order of saving.

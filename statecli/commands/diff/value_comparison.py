@@ -20,12 +20,12 @@ from statecli.values.delta import Delta
 from statecli.values.plain_pairs import compare_plain_pairs
 from statecli.workers import pool
 
-#: Number of pairs whose values are compared together, because their tasks and results take a kilobyte a pair.
+#: Number of pairs whose values are compared together, because their tasks and results take a kilobyte per pair.
 PAIRS_PER_BATCH = 1 << 15
 
 
 class PairResult(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of comparing a pair's values; empty for values equal or not compared.
+    """Outcome of comparing a pair's values; empty if the values are equal or were not compared.
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
     codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
@@ -47,10 +47,10 @@ _EQUAL = PairResult()
 
 
 class ValueComparison:
-    """The values of a diff's pairs.
+    """Compares the values of a diff's pairs.
 
-    `targets`: both targets, for messages. `seen`: versions of the files before they were read. `inconclusive`: by `id`,
-    tensors that may be renamed, and the reason why that is unknown.
+    `targets`: both targets, for messages. `initial_versions`: versions of the files before they were read.
+    `inconclusive`: by `id`, tensors that may be renamed, and the reason why that is unknown.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ValueComparison:
 
 
 def describe_unknown(targets: tuple[str, str], row: TensorInfo, reason: str) -> str:
-    """Return the error for a pair of which it is unknown whether the values differ."""
+    """Return the error for a pair if it is unknown whether its values differ."""
     message = (
         f"{' and '.join(dict.fromkeys(targets))}: {row.fqn}: statecli does not know whether the values differ: {reason}"
     )
@@ -195,6 +195,6 @@ def describe_unknown(targets: tuple[str, str], row: TensorInfo, reason: str) -> 
 
 
 def _has_no_values(row: TensorInfo) -> bool:
-    """Return True on meta or before initialization: there are no values, rather than unreadable values."""
+    """Return True if the tensor is on meta or uninitialized: its values do not exist, rather than being unreadable."""
     is_empty = row.device == "meta" or row.note_kind is NoteKind.UNINITIALIZED
     return is_empty and row.data is None and not row.parts

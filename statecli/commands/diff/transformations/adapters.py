@@ -17,7 +17,7 @@ from statecli.values.low_rank import LowRankTask
 def find_adapters(
     changes: Sequence[Change], all_changes: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the updates by the number of the change of their B. `settings` are the settings after."""
+    """Return the updates by the index of the change that adds their B. `settings` are the settings after."""
     added_rows = [
         (n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)
     ]

@@ -1,4 +1,4 @@
-"""Align the rows of two tensors by checksums of all rows; a tensor lacks rows of the other in several places."""
+"""Align the rows of two tensors by checksums of all rows; one tensor lacks rows of the other in several places."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Segment(NamedTuple):
 
 
 def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
-    """Return the segments of all rows of the shorter side, in order. Empty if no row is on both sides once.
+    """Return the segments of all rows of the shorter side, in order. Empty if no row occurs once on both sides.
 
     Rows that occur once on both sides decide; other rows, such as zeros, are at the first equal place between the
     decided rows, and wrong rows follow the row before.

@@ -15,7 +15,7 @@ _MIN_ROUNDED = 8
 
 
 def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
-    """Return the casts by the number of the change. The tasks follow from the types alone, so shards can plan them.
+    """Return the casts by the index of the change. The tasks follow from the types alone, so shards can plan them.
 
     Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
     or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the
@@ -41,7 +41,7 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
 
 def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
-    """Return True if chance does not make all tensors without exceptions equal after rounding."""
+    """Return True if the tensors without exceptions cannot be equal after rounding by chance."""
     bits = 0.0
     for n, cast in casts.items():
         if not cast.exceptions:

@@ -1,4 +1,4 @@
-"""Decide whether equal values are evidence of a transformation: chance gives no claim."""
+"""Decide whether equal values are evidence of a transformation, or may be equal by chance."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from statecli.commands.diff.transformations.views import take_places
 from statecli.core.model_state import TensorData
 from statecli.values.evidence import measure_bits, measure_evidence
 
-#: Smallest number of bits of evidence, besides the bits for choosing between the ways in which both sides may fit.
-#: Chance gives one claim in 2 ** 32 trials.
+#: Smallest number of bits of evidence for a transformation, in addition to the bits for choosing between the ways in
+#: which both sides may fit. By chance, one of 2 ** 32 trials succeeds.
 MIN_BITS = 32
 
 
 def count_bits(data: TensorData, name: str, elements: int, exceptions: int) -> float:
-    """Return the bits by which the equal elements are more than chance. `data` has strides, and their values."""
+    """Return the bits of evidence that the elements are not equal by chance. `data` has their values, and strides."""
     return measure_evidence(measure_bits(take_places(data), name), elements, exceptions)
 
 
 def is_evident(data: TensorData, name: str, elements: int, exceptions: int = 0, ways: int = 1) -> bool:
-    """Return True if chance does not make so many elements equal in any of so many ways to align both sides."""
+    """Return True if the elements cannot be equal by chance in any of the `ways` to align both sides."""
     return count_bits(data, name, elements, exceptions) >= MIN_BITS + math.log2(ways)

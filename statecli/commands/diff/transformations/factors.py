@@ -33,8 +33,8 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 from statecli.values.ratios import estimate_factor
 from statecli.values.similarity import find_most_similar
 
-#: Smallest number of elements of a multiple, of rounded and of unrounded products: a few rounded products fit some
-#: factor by chance.
+#: Smallest number of elements of a multiple whose products are rounded, and whose products are exact. A few rounded
+#: products fit some factor by chance.
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
 #: Largest fraction of differing elements in a sample, because wrong elements may be neighbours.
 _MAX_SAMPLE_EXCEPTIONS = 1 / 3
@@ -52,7 +52,7 @@ _MAX_DISTANCE_SHARE = 0.5
 
 
 def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to a multiple of the values before, by number.
+    """Return the tensors that became a multiple of their old values, by the index of the change.
 
     A factor is a short decimal or fraction, the square root of a whole number, or has the digits of float32.
     """
@@ -70,7 +70,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to the transpose of the matrix before, or to a multiple of the transpose, by number."""
+    """Return the matrices that became their transpose, or a multiple of it, by the index of the change."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = get_sampled(change.before), get_sampled(change.after)
@@ -110,9 +110,9 @@ def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterato
 
 
 def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to a matrix that is similar to the transpose before, by number, with the cosine of both.
+    """Return the matrices that became similar to their transpose, with the cosine of both, by the index of the change.
 
-    A sample must correlate, and the transpose is much nearer than the matrix itself.
+    Samples must correlate, and the transpose must be much nearer than the old matrix itself.
     """
     pairs = {n: pair for n, change in enumerate(changes) if (pair := pair_with_transpose(change)) is not None}
     outcomes = compare_pairs(list(pairs.values()), CompareOptions(), jobs=jobs, derived=True)
@@ -134,7 +134,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
 
 
 def pair_with_transpose(change: Change) -> Pair | None:
-    """Return the transpose before and the matrix after, of a replaced float matrix whose samples correlate."""
+    """Return the old transpose and the new matrix if a float matrix was replaced and samples of both correlate."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or change.before is None or change.after is None:
         return None
@@ -171,7 +171,7 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return the trials whose samples fit best, a trial for each change."""
+    """Return the trial whose samples fit best, for each change where one fits."""
     samples = [
         (number, CheckTask(task.name, task.operation, *sides, task.factor))
         for number, (_, task) in enumerate(trials)

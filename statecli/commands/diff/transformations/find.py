@@ -1,4 +1,4 @@
-"""Run all hypotheses on the changes that the plain diff left unexplained."""
+"""Try all kinds of transformations on the changes that the plain diff left unexplained."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def find_transformations(
 ) -> list[Change]:
     """Return the changes, each with the transformation of its tensor, if recognised.
 
-    Later hypotheses see only changes left by earlier hypotheses, and earlier results are kept. `sections` are the
-    paired sections, before → after, and `settings` the settings of the checkpoint after. A tensor that cannot be read
-    has no transformation: the diff has its error. A shard only does its part of the planned checks. If casts are
-    expected (`--cast`), a few values are enough for a cast.
+    Later hypotheses are tried only on changes that earlier hypotheses left unexplained. `sections` are the paired
+    sections, before → after, and `settings` the settings of the checkpoint after. A tensor that cannot be read has no
+    transformation: the diff reports its error. A shard runs only its part of the planned checks. If casts are expected
+    (`--cast`), a few values are enough for a cast.
     """
     explained = list(changes)
     casts, resizes = find_casts(changes, is_expected=expects_casts, jobs=jobs), find_resizes(changes, jobs=jobs)
@@ -90,7 +90,7 @@ def find_transformations(
     return explained
 
 
-#: A search returns the transformations of some changes, by the number of the change.
+#: Function that returns the transformations of some changes, by the index of the change.
 _Search = Callable[[Sequence[Change]], dict[int, Transformation]]
 
 
@@ -101,7 +101,7 @@ def _list_searches(
     inexact: Mapping[int, Transformation],
     jobs: int,
 ) -> tuple[_Search, ...]:
-    """Return the searches in order, each for changes left by earlier ones. `inexact`: casts by `id` of the change."""
+    """Return the searches, each for changes that earlier searches left. `inexact`: casts by `id` of the change."""
     return (
         partial(find_moves, all_changes=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, all_changes=changes, sections=sections, jobs=jobs),
@@ -132,7 +132,7 @@ def _is_inexact_resize(change: Change) -> bool:
 
 
 def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:
-    """Return True for a scale, or for the weight of which the codes are."""
+    """Return True for another tensor of a recognised quantized weight: its scales, or the unquantized weight."""
     return change.status in (Status.ADDED, Status.REMOVED) and (change.section, change.fqn) in parts
 
 
@@ -141,7 +141,7 @@ def _is_open(change: Change) -> bool:
 
 
 def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return the changes whose values are, element by element, as far from the values before as independent values."""
+    """Return the changes whose values are as far from the values before as independent values would be."""
     unrelated = {}
     for n, change in enumerate(changes):
         values = change.values

@@ -19,7 +19,7 @@ _MAX_PLACES = 64
 
 
 class _Pair(NamedTuple):
-    """Both sides of a tensor with a dimension of another size, moved to the front."""
+    """Both sides of a tensor, with the dimension whose size differs moved to the front."""
 
     name: str
     axis: int
@@ -33,7 +33,7 @@ class _Pair(NamedTuple):
 
 
 def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resizes by the number of the change; at most half of the common rows differ.
+    """Return the resizes by the index of the change; at most half of the common rows may differ.
 
     The rows were added or removed in a single place before the end, or in several places.
     """
@@ -79,7 +79,7 @@ def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[li
 
 
 def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]:
-    """Return each place with rows of the longer side alone: the row of the shorter side after it, and their number."""
+    """Return each place where only the longer side has rows: the next row of the shorter side, and their number."""
     gaps, offset, end = [], 0, 0
     for segment in segments:
         gaps.append((segment.start, segment.offset - offset))
@@ -88,7 +88,7 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of common rows in front: the first and the last place where the most rows are equal.
+    """Return the numbers of common rows in front that make the most rows equal: the smallest and the largest.
 
     A differing row next to the place may be on either side of the place. The end is left out: `resizes` reports the
     end. Empty if fewer than half of the rows of the shorter side are equal.
@@ -108,7 +108,7 @@ def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
 def _check_alignments(
     alignments: Sequence[tuple[_Pair, Sequence[Segment]]], jobs: int
 ) -> Iterator[Transformation | None]:
-    """Check each element of the rows of each segment; yield None where that shows nothing."""
+    """Check each element of the rows of each alignment; yield the resize, or None without enough evidence."""
     tasks = [_build_task(pair, segment) for pair, segments in alignments for segment in segments]
     results = iter(check_elements(tasks, jobs=jobs))
     for pair, segments in alignments:
@@ -144,7 +144,7 @@ def _check_alignments(
 
 
 def _find_start(pair: _Pair, segment: Segment) -> int:
-    """Return the first row of the segment before."""
+    """Return the first row of the segment in the tensor before."""
     return segment.start + (segment.offset if pair.extra < 0 else 0)
 
 

@@ -12,7 +12,7 @@ _MAX_BLOCKS = 4
 
 
 class Interleaving(NamedTuple):
-    """The order of the parts in a whole: `blocks` are (number of the part, rows), and repeat throughout.
+    """How parts alternate in a whole: `blocks` are (index of the part, number of rows), and repeat throughout.
 
     `wrong_rows` are the rows of each part that are not at their place, by the number of the part.
     """
@@ -24,8 +24,8 @@ class Interleaving(NamedTuple):
 def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Interleaving | None:
     """Return how the rows of the parts alternate in the whole, by checksums of all rows.
 
-    At most half of the rows of each part differ, and a part has all of its rows at their places. None for parts after
-    each other, and without a pattern.
+    At most half of the rows of each part may differ, and at least one part has all rows at their places. None if the
+    parts follow each other, or if no pattern fits.
     """
     owners = {digest: n for n, part in enumerate(parts) for digest in part}
     counts = Counter(digest for part in parts for digest in part)

@@ -34,7 +34,7 @@ from statecli.values.row_digests import RowTask, compute_row_digests
 #: Largest number of tensors of a module that are tried as parts of a join, and of parts of a join.
 _MAX_CANDIDATES = 12
 _MAX_JOINED = 4
-#: Smallest number of parts of a join with one part that differs wholly.
+#: Smallest number of parts of a join in which one part may differ wholly.
 _MIN_PARTS_WITH_WRONG = 3
 #: Smallest fraction of the rows of a part that must be rows of the whole.
 _MIN_ROW_SHARE = 0.5
@@ -44,7 +44,7 @@ _NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
 
 class _Row(NamedTuple):
-    """A tensor on a single side; `number` is the number of its change, and `data` has strides."""
+    """A tensor that only one side has; `number` is the index of its change, and `data` has strides."""
 
     number: int
     row: TensorInfo
@@ -57,11 +57,11 @@ class _Row(NamedTuple):
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return joins and splits, by the number of the change of the joined tensor.
+    """Return joins and splits, by the index of the change of the joined tensor.
 
-    A join has parts in the same module or the module above, or else under names with the same numbers, present on a
-    single side. The join may be transposed as a whole. The values of parts may have been rounded to another dtype. At
-    least one part is exact, and in every part at least half of the rows are equal.
+    Only one side has the parts: in the same module or the module above, or else under names with the same numbers. The
+    join may be transposed as a whole. The values of parts may have been rounded to another dtype. At least one part is
+    exact, and in every part at least half of the rows are equal.
     """
     added_rows, removed_rows = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
@@ -165,7 +165,7 @@ def _build_digest_key(row: _Row, whole: _Row, part: _Row, kind: TransformationKi
 
 
 def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey, tuple[int, ...]]:
-    """Return the checksums of the rows of each tensor that is not the same value throughout."""
+    """Return the checksums of the rows of each tensor that is not constant."""
     places = select_varied([row.row for row in rows.values()], jobs)
     varied = {key: row for place, (key, row) in enumerate(rows.items()) if place in places}
     tasks = [RowTask(row.fqn, row.data, dtype) for (_, dtype), row in varied.items()]
@@ -174,7 +174,7 @@ def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey
 
 
 def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
-    """Return the part of the rows that are in the whole, at any place."""
+    """Return the fraction of the rows that are anywhere in the whole."""
     return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 
 
@@ -208,7 +208,7 @@ def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str]
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return the tensors of the same layer in any module whose rows may be rows of the whole; none if they are many."""
+    """Return the tensors of the same layer in any module whose rows may be rows of the whole; [] if too many."""
     rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
     fitting = [row for row in rows if _may_be_part(row, whole)]
     return fitting if len(fitting) <= _MAX_CANDIDATES else []
@@ -228,7 +228,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield two or three related tensors with the only other tensor of the missing rows, whose values may be wrong."""
+    """Yield two or three related tensors and the only tensor with as many rows as are missing; it may be wrong."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
@@ -291,7 +291,7 @@ def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
 def _check_interleaving(
     whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the claim that the rows of the parts alternate in the whole, head by head."""
+    """Return the join if the rows of the parts alternate in the whole, head by head; else None."""
     order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
     if order is None:
         return None
@@ -319,7 +319,7 @@ def _check_interleaving(
 def _judge(
     results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
 ) -> Transformation | None:
-    """Return the claim, if at least one part is exact and at least half of the rows of every part are equal.
+    """Return the join if at least one part is exact and at least half of the rows of every part are equal.
 
     A single part of three or more, and a quarter of many, may be wholly different if all other parts are exact.
     """
@@ -382,7 +382,7 @@ def _list_numbers(name: str) -> tuple[str, ...]:
 def _check_stack(
     whole: _Row, items: Sequence[tuple[_Row, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the claim that each item of the whole has the rows of a tensor, or of two tensors after each other."""
+    """Return the stack if each item of the whole is a tensor, or two tensors after each other; else None."""
     rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
@@ -409,7 +409,7 @@ def _check_stack(
 def _check_other_order(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the claim that the whole has the items in another order, for example their names sorted as text.
+    """Return the stack if the whole has the items in another order, such as their names sorted as text; else None.
 
     Checksums of the first elements of each item decide about the order; items without a place take the remaining
     places.

@@ -26,7 +26,7 @@ _PLAIN_KEY = compile_on_use(r"[\w.]+")
 
 
 class LoraUpdate(NamedTuple):
-    """The update of the weight of `module`; `scale` and `alpha` are None if the configuration does not say them."""
+    """The update of the weight of `module`; `scale` and `alpha` are None if the configuration does not have them."""
 
     module: str
     a: TensorInfo
@@ -42,7 +42,7 @@ class LoraAdapter(NamedTuple):
 
     Attributes:
         updates: Updates of weights.
-        replaced: Tensors that replace a tensor of the model, by its name.
+        replaced: Tensors that replace a tensor of the model, by the name of the replaced tensor.
         unknown: Parts of other methods (DoRA), by module; such modules are not among the updates.
     """
 
@@ -52,7 +52,7 @@ class LoraAdapter(NamedTuple):
 
 
 def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) -> LoraAdapter:
-    """Return the updates of an adapter. `settings` has `adapter_config.json`, with its name in front of each key."""
+    """Return the updates of an adapter. `settings` has `adapter_config.json`, each key after `adapter_config.`."""
     factors: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
     other_rows: list[TensorInfo] = []
     for row in rows:

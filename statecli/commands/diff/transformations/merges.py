@@ -17,7 +17,7 @@ from statecli.values.merged_update import MergeResult, MergeTask
 
 
 class MergeCheck(NamedTuple):
-    """Effects of a merge on the changes, by number, and the pairs that could not be checked.
+    """Effects of a merge on the changes, by index, and the pairs that could not be checked.
 
     Unchanged tensors have a transformation only if the adapter has an update larger than rounding.
     """
@@ -27,7 +27,7 @@ class MergeCheck(NamedTuple):
 
 
 def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelState, *, jobs: int) -> MergeCheck:
-    """Compare each weight after with the weight before and the update of the adapter.
+    """Compare each weight after with the weight before plus the update of the adapter.
 
     Updates of tensors of the base that are not among the changes are left out: they were not selected.
 
@@ -91,7 +91,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
 def _list_copies(
     replaced: Mapping[str, TensorInfo], numbers: Mapping[str, int], changes: Sequence[Change]
 ) -> list[tuple[int, CheckTask]]:
-    """Return a check of each tensor that the adapter replaces, with the number of its change."""
+    """Return a check of each tensor that the adapter replaces, with the index of its change."""
     return [
         (number, CheckTask(name, operation, *sides))
         for name, row in replaced.items()
@@ -101,7 +101,7 @@ def _list_copies(
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
-    """Return the tensor of this name, or else the only tensor whose name ends in `name` or is the end of `name`."""
+    """Return the index of this name, or else of the only name that ends in `name` or is the end of `name`."""
     if name in numbers:
         return numbers[name]
     similar = [n for other, n in numbers.items() if other.endswith(f".{name}") or name.endswith(f".{other}")]

@@ -29,7 +29,7 @@ _LAYER_NUMBER = compile_on_use(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
 #: Smallest number of elements of a moved tensor of whole numbers, because a few whole numbers are equal by chance.
 _MIN_WHOLE_NUMBERS = 16
 
-#: Rows of one shape on one side, with the numbers of their changes.
+#: Rows of one shape on one side, with the indexes of their changes.
 Rows = list[tuple[int, TensorInfo]]
 
 
@@ -41,13 +41,13 @@ def find_moves(
     jobs: int,
     looks_at_renames: bool = False,
 ) -> dict[int, Transformation]:
-    """Return the moves by the number of the change; `sections` are the paired sections, before → after.
+    """Return the moves by the index of the change; `sections` are the paired sections, before → after.
 
-    Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the two tensors
-    have each other's values. A few elements may differ. The first elements decide about the compared tensors, or other
-    elements if the first elements are found nowhere. Of several sources with equal values, the first counts. Equal
-    values throughout are not evidence. `all_changes` has explained and identical changes too: a layer's norms may
-    come from there. Tensors on a single side are compared with each other if `looks_at_renames`.
+    A tensor moved if its values equal those of another tensor before, bit for bit or after rounding to another dtype.
+    Two tensors with each other's values were swapped. A few elements may differ. A sample of first elements selects the
+    tensors to compare, or another sample if no tensor has the first. Of several equal sources, the first is taken.
+    Constant tensors are not evidence. `all_changes` has explained and identical changes too: a layer's norms may come
+    from there. Tensors on a single side are compared with each other if `looks_at_renames`.
     """
     candidates: dict[int, TensorInfo] = {}
     for before, after in group_rows(changes, all_changes, sections, looks_at_renames=looks_at_renames):
@@ -66,7 +66,7 @@ def find_moves(
 
 
 class MoveSource(NamedTuple):
-    """The tensor before with the values of a tensor after, but a few: the exceptions."""
+    """The tensor before whose values a tensor after has, and the number of elements that differ (`exceptions`)."""
 
     row: TensorInfo
     exceptions: int
@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Return the first tensor before with an equal sample, by the number of the change; its own must not be equal."""
+    """Return the first tensor before with an equal sample, by the index of the change, unless its own is equal."""
     samples = [sample(row) for _, row in (*before, *after)]
     fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
     sources: dict[object, Rows] = {}
@@ -90,7 +90,7 @@ def _find_candidates(
 
 
 def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) -> Sequence[object]:
-    """Return equal fingerprints of equal samples; with several dtypes, of equal values of `dtype`."""
+    """Return fingerprints that are equal for equal samples; if dtypes differ, values are first rounded to `dtype`."""
     if all(sample.dtype == dtype for sample in samples):
         return compute_fingerprints(samples, jobs=jobs, derived=True)
     tasks = [RowTask(sample.fqn, data, dtype) for sample in samples if (data := sample.data) is not None]
@@ -103,7 +103,7 @@ def follow_layers(
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
-    """Return the other tensors of moved layers, each with its place before: norms near 1 differ little between layers.
+    """Return the tensors before of the other tensors in moved layers, because norms near 1 do not show their layer.
 
     A layer is a name up to a number; the layer moved if all of its tensors with a known source came from a single
     layer.
@@ -134,10 +134,10 @@ def group_rows(
     *,
     looks_at_renames: bool = False,
 ) -> list[tuple[Rows, Rows]]:
-    """Return rows before and after that may have the same values, with the numbers of their changes.
+    """Return rows before and after that may have the same values, with the indexes of their changes.
 
     The rows after have one dtype, and the rows before a dtype that can be cast to it. A row after was replaced or
-    added, a row before is any row, because layers are also copied. The number of a change outside `changes` is -1.
+    added, a row before is any row, because layers are also copied. The index of a change outside `changes` is -1.
     """
     groups: dict[object, dict[str, tuple[Rows, Rows]]] = {}
     for n, change in enumerate(changes):
@@ -219,7 +219,7 @@ def _build_cast_task(pair: Pair) -> CheckTask | None:
 def build_moves(
     changes: Sequence[Change], sources: Mapping[int, MoveSource], sections: Mapping[str, str]
 ) -> dict[int, Transformation]:
-    """Return the moves by the number of the change; two tensors that have each other's values are swapped."""
+    """Return the moves by the index of the change; two tensors that have each other's values are swapped."""
     moves: dict[int, Transformation] = {}
     numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
     for n, (row, exceptions) in sources.items():

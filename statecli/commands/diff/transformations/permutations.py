@@ -1,4 +1,4 @@
-"""Recognise tensors whose rows or columns were put in another order, as of a sorted vocabulary."""
+"""Recognise tensors whose rows or columns were put in another order, such as that of a sorted vocabulary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _MAX_COMPARED = 8
 
 
 def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors with the same rows in another order, or else the same columns, by the number of the change.
+    """Return the tensors with the same rows in another order, or else the same columns, by the index of the change.
 
     Nine in ten rows are equal bit for bit, or after rounding to the dtype after. In a few other rows, the elements that
-    differ from the most similar remaining row are the exceptions; in many other rows, all elements are.
+    differ from the most similar remaining row are the exceptions. If there are many other rows, all of their elements
+    are exceptions.
     """
     permuted: dict[int, Transformation] = {}
     for axis in (0, 1):
@@ -94,7 +95,7 @@ def _count_exceptions(
     unmatched_after: Sequence[int],
     jobs: int,
 ) -> int:
-    """Return the number of elements of lost rows that differ from the rows left before, each with its most similar."""
+    """Return how many elements of unmatched rows differ, each row compared with its most similar unmatched old row."""
     row_pairs = [(old, new) for new in unmatched_after for old in unmatched_before]
     tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in row_pairs]
     results = check_elements(tasks, jobs=jobs)

@@ -22,7 +22,7 @@ from statecli.values.quantized_error import QuantizedError, QuantizedTask, Store
 
 #: Largest relative error of rounding to codes: codes of another weight have an error of about 1.4.
 _MAX_ERROR = 0.5
-#: Smallest relative change for which float8 values in another direction are codes, with a scale for each block.
+#: Smallest relative change by which float8 values in another direction than the weight show that they are codes.
 _MIN_RATIO_OF_CODES = 10.0
 #: Numbers to add to the stored zero points of GPTQ: `gptq` stores zero points less one, `gptq_v2` unchanged.
 _ZERO_OFFSETS = (1, 0)
@@ -52,17 +52,17 @@ class _Pair(NamedTuple):
 
 
 class ComparedCodes(NamedTuple):
-    """A transformation of codes, and how the values differ after dequantizing: numbers of the codes mean nothing."""
+    """A transformation of codes, and how the values differ after dequantizing, because codes alone mean nothing."""
 
     transformation: Transformation
     values: Delta | None
 
 
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
-    """Return the quantized and dequantized weights by the number of the change of the codes, each with its error.
+    """Return the quantized and dequantized weights by the index of the change of the codes, each with its error.
 
-    `sections` are the paired sections, before → after. Codes far from the weight of the other side have only
-    exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
+    `sections` are the paired sections, before → after. If codes are far from the weight of the other side, all elements
+    are exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
     """
     reversed_sections = {new: old for old, new in sections.items()}
     reversed_changes = [_reverse(change) for change in changes]
@@ -110,9 +110,9 @@ def _find_in_one_direction(
 
 
 def find_float_codes(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return the float8 codes without a known scale, by number: far from the weight, in its direction or much larger.
+    """Return float8 codes without a known scale, by index: far from the weight, in its direction or much larger.
 
-    A cast, with exceptions too, is found before.
+    Casts, even those with exceptions, were recognised before.
     """
     return {n: Transformation(TransformationKind.CODES, 0) for n, c in enumerate(changes) if _may_be_float_codes(c)}
 
@@ -138,7 +138,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Return the counts of NaN and infinities alone, which codes of a float type have too, or None."""
+    """Return only the counts of NaN and infinities, which codes of a float type have too; None if all are finite."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}
@@ -213,7 +213,7 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
 
 
 def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, ...] | None:
-    """Return the shape of the block of a scale: the whole, rows, part of a row, a square, or a number of values.
+    """Return the shape of the block with one scale: the whole, rows, part of a row, a square, or a number of values.
 
     None for codes and scales of other shapes.
     """

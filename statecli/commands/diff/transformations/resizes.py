@@ -25,9 +25,9 @@ from statecli.values.similarity import find_most_similar
 
 
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resizes by the number of the change; at most half of the common rows differ.
+    """Return the resizes by the index of the change; at most half of the common rows may differ.
 
-    Half of the smaller tensor is common at least, and chance does not make the rows equal.
+    At least half of the smaller tensor must be common, and the rows must not be equal by chance.
 
     The tasks follow from the shapes alone, so shards can plan them.
     """
@@ -51,7 +51,7 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_similar_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resized tensors whose common part was trained since, with its cosine and relative change.
+    """Return the resized tensors whose common part was then trained, with its cosine and relative change.
 
     A sample of the common part must correlate: the cosine of any values near 1 is near 1.
     """
@@ -85,7 +85,7 @@ def _is_correlated(pair: Pair) -> bool:
 
 
 def find_axis(change: Change) -> int | None:
-    """Return the first dimension of another size; None if the dimensions cannot be compared."""
+    """Return the first dimension whose size differs; None if the dimensions cannot be compared."""
     before, after = (side.shape if side and side.shape else () for side in (change.before, change.after))
     if len(before) != len(after):
         return None

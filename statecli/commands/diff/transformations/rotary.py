@@ -1,7 +1,7 @@
-"""Recognise the other order of the rows of each head in a projection of rotary position embeddings.
+"""Recognise projections whose rows in each head were put in the other order used for rotary position embeddings.
 
-The original LLaMA rotates neighbouring rows of q and k (interleaved), transformers a row of the first half of a head
-with a row of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).
+The original LLaMA rotates neighbouring rows of q and k (interleaved). transformers rotates a row of the first half of a
+head with a row of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 
 #: Smallest and largest number of rows of a head. With four rows, the permutation and its inverse are the same.
 _MIN_HEAD, _MAX_HEAD = 6, 1024
-#: Smallest fraction of rows at their place in the other order.
+#: Smallest fraction of rows that must be at their place in the other order.
 _MIN_ROW_SHARE = 0.5
 
 
 def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to the other order of the rows of each head, by number; checksums of rows show the heads."""
+    """Return the tensors whose rows in each head have the other order, by index; checksums of rows show the heads."""
     sides: dict[int, tuple[TensorData, TensorData]] = {}
     for n, change in enumerate(changes):
         before, after = get_data(change.before), get_data(change.after)

@@ -1,4 +1,4 @@
-"""Tell ordinary training by the differences alone: no hypothesis applies, so nothing is read again. Needs no numpy."""
+"""Recognise ordinary training by the differences alone, so that no tensor is read again. Needs no numpy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from statecli.core.model_state import TensorInfo
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.plain_pairs import compare_plain_pairs
 
-#: Cosine from which on a pair has kept its values: training changes them less.
+#: Smallest cosine of a tensor that kept its values, because training changes values less than this.
 MAX_COSINE = 0.9
-#: Largest fraction of elements that are exceptions of a claim.
+#: Largest fraction of elements that may be exceptions of a transformation.
 MAX_EXCEPTIONS = 1 / 1000
 #: Smallest relative change that may be more than a step of training.
 MIN_CHANGE = 1e-2
@@ -30,7 +30,7 @@ _UNQUANTIZED_DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "i
 
 
 def is_training(changes: Sequence[Change]) -> bool:
-    """Return True if the changes are as training makes them: `find_transformations` would find nothing in them."""
+    """Return True if the changes look like training: `find_transformations` would find nothing in them."""
     shapes = Counter(change.before.shape for change in changes if change.before is not None)
     if not all(_is_step(change) or _is_step_of_vector(change, shapes) for change in changes):
         return False
@@ -48,7 +48,7 @@ def _is_step(change: Change) -> bool:
 
 
 def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, int]) -> bool:
-    """Return True for a replaced bias: without another vector of its shape, nothing can have moved."""
+    """Return True for a replaced vector, such as a bias, that is the only one of its shape: it cannot have moved."""
     row, values = change.before, change.values
     if row is None or row.shape is None or len(row.shape) != 1 or shapes[row.shape] > 1:
         return False
@@ -79,7 +79,7 @@ def was_replaced(change: Change) -> bool:
 
 
 def are_few(change: Change, exceptions: int) -> bool:
-    """Return True if the tensor after has almost all values of another tensor; its own values before are farther."""
+    """Return True if few elements differ from another tensor, and fewer than from the tensor's own values before."""
     after, values = change.after, change.values
     if after is None or (values is not None and values.changed <= exceptions):
         return False
@@ -137,7 +137,7 @@ def may_be_scaled(change: Change) -> bool:
 
 
 def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> bool:
-    """Return True if rounding and wrong elements can explain the distance of after from every multiple of before.
+    """Return True if after may be a multiple of before: rounding and wrong elements can explain the distance.
 
     Without this test, each pair of different values would be sampled.
     """
@@ -153,7 +153,7 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
-    """Return True if after · before is before · before, as after steps in directions of their own."""
+    """Return True if after · before equals before · before, as after steps that are orthogonal to the values."""
     if cosine is None:
         return False
     return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))

@@ -1,4 +1,4 @@
-"""Recognise matrices that were transposed under another name, as conversions of TensorFlow's, Flax's and GPT-2's do."""
+"""Recognise matrices that were transposed and renamed, as conversions from TensorFlow, Flax and GPT-2 do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.core.tensor_parts import replace_data
 def find_transposed_moves(
     changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the moves of transposed matrices by the number of the change.
+    """Return the moves of transposed matrices by the index of the change.
 
     `changes`, `all_changes` and `sections`: see `find_moves`, which searches the transposes of all matrices before.
     """
@@ -31,7 +31,7 @@ def find_transposed_moves(
 
 
 def _transpose_before(change: Change) -> Change | None:
-    """Return the change from the transpose of a matrix before; None for other tensors, and for a row or a column."""
+    """Return the change with the matrix before transposed; None for other tensors, and for a row or a column."""
     row = change.before
     data = get_data(row)
     if row is None or data is None or len(data.shape) != 2 or min(data.shape) == 1 or not is_cheap_to_sample(row):

@@ -1,4 +1,4 @@
-"""Parts of tensors as tensors of their own, without copying: slices, permuted axes, items of a stack."""
+"""Describe parts of tensors as tensors of their own, without copying: slices, permuted axes, items of a stack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_REMOTE_SHARE = 1 / 64
 
 
 def get_data(row: TensorInfo | None) -> TensorData | None:
-    """Return the elements of a tensor, a single strided view of numbers; None for every other tensor."""
+    """Return the data of a tensor that is a single strided view of numbers; None for any other tensor."""
     if row is None or row.data is None or row.parts or row.damage is not None or row.shape is None:
         return None
     element = find_element(row.data.dtype)
@@ -50,13 +50,13 @@ def is_cheap_to_sample(row: TensorInfo) -> bool:
 
 
 def locate(data: TensorData, name: str) -> TensorData:
-    """Return the tensor with strides, at its own bytes. Raises as `resolve_data` does."""
+    """Return the tensor at its exact location, with strides. Raises as `resolve_data` does."""
     data = resolve_data(data, name)
     return replace(data, strides=tuple(data.strides or contiguous_strides(data.shape)))
 
 
 def narrow(data: TensorData, axis: int, start: int, size: int) -> TensorData:
-    """Return the indexes from `start` on along an axis. `data` has strides."""
+    """Return `size` indexes of an axis, from `start` on. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (*data.shape[:axis], size, *data.shape[axis + 1 :])
     return replace(data, shape=shape, offset=data.offset + start * data.strides[axis])
@@ -71,7 +71,7 @@ def permute(data: TensorData, axes: Sequence[int]) -> TensorData:
 
 
 def split_rows(data: TensorData, rows: int) -> TensorData:
-    """Return the tensor with its first axis in two: groups of `rows`. `data` has strides."""
+    """Return the tensor with its first axis split in two: groups of `rows`. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (data.shape[0] // rows, rows, *data.shape[1:])
     return replace(data, shape=shape, strides=(data.strides[0] * rows, *data.strides))
@@ -85,7 +85,7 @@ def select(data: TensorData, index: int) -> TensorData:
 
 
 def flatten(data: TensorData) -> TensorData | None:
-    """Return a matrix with the first dimension of the tensor; None for other strides or fewer dimensions.
+    """Return the tensor as a matrix with the same first dimension; None for other strides or fewer dimensions.
 
     `data` has strides.
     """
@@ -106,7 +106,7 @@ def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
 
 
 def take_places(data: TensorData) -> list[TensorData]:
-    """Return about a thousand elements from the start, the middle and between: a few wrong rows are in a single place.
+    """Return about a thousand elements from several places, because a few wrong rows are in a single place.
 
     The places are along the longest dimension. `data` has strides.
     """
