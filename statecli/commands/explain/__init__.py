@@ -1,4 +1,4 @@
-"""The command explain: the cause why a checkpoint does not load into a class, and lines of Python that do."""
+"""The command explain: report why a checkpoint does not load into a class, and print Python code that loads it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MAX_COMPARISONS = 1 << 20
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """Name in the checkpoint -> name in the model, in the order of the checkpoint; the names without a partner."""
+    """Paired names (checkpoint -> model, in the order of the checkpoint), and the names without a partner."""
 
     names: dict[str, str]
     unexpected: tuple[str, ...]
@@ -35,7 +35,7 @@ class Alignment(msgspec.Struct, frozen=True):
 
 
 class _Node:
-    """A module, or a tensor: then `shape` is set and there are no children."""
+    """Node of a tree of names: a module, or a tensor, which has a `shape` and no children."""
 
     __slots__ = ("children", "count", "name", "position", "shape", "signature", "tail")
 
@@ -62,7 +62,7 @@ class _Node:
 
 
 def align_names(checkpoint: Mapping[str, Shape], model: Mapping[str, Shape], *, has_order: bool) -> Alignment:
-    """Pair the names, also equal names of different shapes.
+    """Pair the names of a checkpoint with those of a model. Equal names are paired even if their shapes differ.
 
     Args:
         checkpoint: Shape of each name in the checkpoint, in the order of saving if `has_order`.
@@ -108,7 +108,7 @@ class _Aligner:
         self.names: dict[str, str] = {}
 
     def align(self, checkpoint: _Node, model: _Node) -> None:
-        """Pair the tensors below two modules that are each other's."""
+        """Pair the tensors below two modules that belong together."""
         stack = [(checkpoint, model)]
         while stack:
             stored, registered = stack.pop()
@@ -160,7 +160,7 @@ class _Aligner:
         return node_pairs + _choose_similar(*unpaired_nodes)
 
     def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair candidates that all have the same shapes: by the words of their names, then by likeness and order."""
+        """Pair candidates that all have the same shapes: by the words of their names, then by similarity and order."""
         stored, registered = stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
             (id(first), id(second)): _measure_evidence(first, second) for first, second in product(stored, registered)
@@ -201,7 +201,7 @@ class _Aligner:
     # --- tensors of modules that have no partner --------------------------------------------------------------------
 
     def _pair_tensors(self, stored: Iterable[_Node], registered: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair single tensors below modules that are grouped in another way, by shape and the words of whole names."""
+        """Pair single tensors by shape and by the words of whole names, because their modules differ in structure."""
         groups: dict[Shape | str, tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:
@@ -224,7 +224,7 @@ def _sort(nodes: Sequence[_Node], has_order: bool) -> list[_Node]:
 
 
 def _measure_evidence(first: _Node, second: _Node) -> tuple[int, int]:
-    """Return the number of shared words (of the last component, of tensors of the whole name), and of inner names.
+    """Return the number of shared words (of a tensor, in the name; else in the last part), and of shared inner names.
 
     An equal last component of two tensors counts as two words.
     """
@@ -292,7 +292,7 @@ def _count_shapes(node: _Node) -> Counter[Shape | str]:
 
 
 def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Remove levels of either side without which the two sides fit better: only children, or the largest child."""
+    """Skip levels of either side if the two sides then fit better: levels of only children, or the largest child."""
     for _ in range(MAX_COMPONENTS):
         first, second = _descend(stored, registered)
         current_score = _count_inner_names(first, second)
@@ -307,7 +307,7 @@ def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
 
 
 def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Descend to only children, on either side, where the two sides fit best."""
+    """Descend through only children, on either side, to the two modules that fit best."""
     chains = [_list_only_children(node) for node in (stored, registered)]
     if len(chains[0]) == len(chains[1]) == 1:
         return stored, registered
@@ -339,7 +339,7 @@ def _list_only_children(node: _Node) -> list[_Node]:
 
 
 def _fit(stored: _Node, registered: _Node) -> tuple[int, int, int]:
-    """Return how well two modules fit at this level: equal inner names, children with equal shapes, equal leafness."""
+    """Return how well two modules fit: the number of equal inner names, of equal shapes, and of equal child names."""
     if stored.is_tensor or registered.is_tensor:
         return (0, 0, int(stored.is_tensor is registered.is_tensor))
     signatures = Counter(map(_make_key, stored.children.values()))

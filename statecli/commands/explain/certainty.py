@@ -1,4 +1,4 @@
-"""Distinguish pairs of names decided by shapes and names from pairs that may be another pair of the same shape.
+"""Distinguish pairs that shapes and names determine from pairs that a name of the same shape could replace.
 
 A load by shapes cannot distinguish query and key. A pair is decided if no other pairing of the names has the same
 evidence: the same shape, and the same components or words in common. Numbers within a module keep their order.
@@ -18,7 +18,7 @@ from statecli.core.grouping import group_by
 
 #: Largest number of comparisons of a name without a partner with pairs; with more, the pairs count as undecided.
 MAX_COMPARISONS = 20_000
-#: Common part of two names that share no words there.
+#: Stands for the components of two names that share no words.
 _DIFFERING_PART = "*"
 
 
@@ -33,9 +33,10 @@ class UndecidedPair(msgspec.Struct, frozen=True):
 class Matching(msgspec.Struct, frozen=True):
     """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes.
 
-    `transposed`: the pairs whose matrix has rows and columns exchanged; `own_shapes` has the shapes of the class.
-    `mismatched`: the pairs of another shape, which are not in `pairs`. `ties`: names of the class that share the
-    storage of another name, which has a partner.
+    `transposed`: the pairs whose matrix has rows and columns exchanged. `shapes`: the shapes in the class.
+    `own_shapes`: the shapes in the checkpoint; for transposed pairs, those in the class. `mismatched`: the pairs of
+    another shape, which are not in `pairs`. `ties`: names of the class that share the storage of another name, which
+    has a partner.
     """
 
     pairs: dict[str, str]
@@ -85,7 +86,7 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
-    """Yield pairs for which a name without a partner has as much in common."""
+    """Yield the pairs in which a name without a partner would fit as well."""
     unexpected = group_by(names.unexpected, names.own_shapes.__getitem__)
     missing = group_by(names.missing, names.shapes.__getitem__)
     budget = MAX_COMPARISONS
@@ -111,7 +112,7 @@ def _count_common(name: str, registered: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _find_common(name: str, registered: str) -> tuple[str, ...]:
-    """Return the components of both names, with `*` for other components: `encoder.0.*.weight`.
+    """Return the components that both names share, with `*` for different components: `encoder.0.*.weight`.
 
     Different components with the same words are common too: `q_proj` and `query`.
     """

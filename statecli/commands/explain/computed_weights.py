@@ -24,7 +24,7 @@ class ComputedWeight(NamedTuple):
 
 
 class ComputedWeights(NamedTuple):
-    """The computed weights of the file, whole in the class, and of the class, whole in the file."""
+    """The weights that only the file stores as parts, and the weights that only the class has as parts."""
 
     in_file: list[ComputedWeight]
     in_class: list[ComputedWeight]

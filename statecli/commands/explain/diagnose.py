@@ -1,4 +1,4 @@
-"""Find the cause why a checkpoint does not load into a class, and prove the lines for loading the checkpoint."""
+"""Find the reason why a checkpoint does not load into a class, and test the code that loads it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_loaded_as_is(subject: LoadSubject) -> bool:
 
 
 def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
-    """Return the tensors of whole numbers that the class registers as floating-point: codes of unknown scales."""
+    """Return the integer tensors that the class registers as floating-point: quantized codes without known scales."""
     return [
         row
         for row in subject.entries.rows
@@ -73,7 +73,7 @@ def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
 
 
 def diagnose(subject: LoadSubject) -> Diagnosis:
-    """Return the causes, and the lines that load the checkpoint with the result of their proof."""
+    """Return the causes, and the code that loads the checkpoint, with the result of its test."""
     special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built_model)
     if special is not None:
         return special
@@ -239,7 +239,7 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
 def _judge(
     diagnosis: Diagnosis, subject: LoadSubject, matching: Matching, result: LoadResult, doubt_about_model: str
 ) -> Diagnosis:
-    """Return the diagnosis with the result of the proof."""
+    """Return the diagnosis with the result of the test load."""
     if result.error:
         return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:

@@ -1,4 +1,4 @@
-"""Find tensors with initial values by which the loaded model differs from the saved model."""
+"""Find tensors that keep initial values, so that the loaded model differs from the saved model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class of a spec as lines of Python, and its integer arguments, because an argument may be the cause."""
+"""Write Python code that builds a class, and list its integer arguments, because an argument may be the cause."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _Names:
         return class_.__qualname__
 
     def format_imports(self) -> Iterator[str]:
-        """Yield the lines; a line names the folder of a file that is not in the current folder."""
+        """Yield the import lines; one adds the folder of a file outside the current folder to the search path."""
         file = _ImportedFile.from_path(self._spec.module) if self._spec.is_file else None
         if file is not None and file.folder:
             yield "import sys"
@@ -138,7 +138,7 @@ class _ImportedFile(NamedTuple):
 
     @classmethod
     def from_path(cls, path: str) -> _ImportedFile:
-        """Return the module that a file is."""
+        """Return the file as a module to import."""
         absolute = os.path.abspath(path)
         import_folder = find_import_folder(absolute) or os.path.dirname(absolute)
         parts = os.path.relpath(absolute, import_folder).removesuffix(".py").split(os.sep)

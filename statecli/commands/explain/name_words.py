@@ -1,4 +1,4 @@
-"""Words of a component of a tensor's name, and how many of them two components share."""
+"""Split components of tensor names into words, and count the words that two components share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def count_shared_words(first: str, second: str) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def measure_similarity(first: str, second: str) -> float:
-    """Return the likeness of two spellings, from 0 to 2: an abbreviation has the first letter of its word."""
+    """Return the similarity of two spellings, from 0 to 2. An equal first letter, as of an abbreviation, counts 1."""
     same_letter = first[:1].lower() == second[:1].lower()
     return SequenceMatcher(None, first.lower(), second.lower(), autojunk=False).ratio() + same_letter
 

@@ -1,4 +1,4 @@
-"""Prove the printed lines: a load on meta of the names and shapes that the lines would load."""
+"""Test the printed code: load the names and shapes that it would load into the class, on meta."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.live.load_state_dict_api import Entries, LoadReport
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """Answer of the class to a load; `error` if its code failed on tensors without values: then nothing is known."""
+    """Answer of the class to a load. If its code failed on tensors without values, only `error` is set."""
 
     answer: LoadReport = LoadReport()
     error: str = ""
@@ -34,7 +34,7 @@ def load_as_is(entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
 
 
 def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
-    """Load the entries of the recipe's lines strictly, on meta; names that keep initial values do not count."""
+    """Load the entries of the recipe strictly, on meta; names that keep initial values may be missing."""
     if recipe.source.loader is Loader.DCP:  # the printed lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     names = recipe.rename_entries(entries.names)

@@ -1,4 +1,4 @@
-"""The lines of Python that load a checkpoint, and the loaded names and entries: both from the same description."""
+"""Describe how to load a checkpoint: the lines of Python, and the names and entries that these lines load."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Rest(Enum):
-    """Entries left out by a comparison with the class, if not all names of the file are known."""
+    """Entries that the code leaves out by comparing with the class, if not all names of the file are known."""
 
     UNKNOWN = "names that the class does not have"
     OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Entries that are not loaded: names that begin with a prefix, and single names; or all unknown to the class."""
+    """Entries that are not loaded: names with a prefix, and single names; or all that the class does not have."""
 
     prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -258,7 +258,7 @@ def _list_modules(names: Sequence[str]) -> str:
 
 
 def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None:
-    """Return the omission of exactly these names: few single names, else prefixes; None if the text is too long."""
+    """Return how to leave out exactly these names: a few by name, else by prefixes; None if the code is too long."""
     if len(names) <= MAX_DELETED_NAMES:
         return LeftOut(names=tuple(names))
     kept_names = list(kept_names)

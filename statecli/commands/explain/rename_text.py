@@ -10,7 +10,7 @@ from statecli.core.units import plural
 
 
 def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) -> Iterator[CauseEvidence]:
-    """Yield the effects of steps on names of a checkpoint: prefixes, the form of weight_norm, and other names."""
+    """Yield the causes that renaming steps show: prefixes, the form of weight_norm, and other names."""
     current = {name: name for name in names}
     texts: list[str] = []
     renamed_names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Steps that rename the entries of a state_dict: each step is applied here, and is a line of Python and a `--map`.
+"""Steps that rename the entries of a state_dict; each can be applied, or written as Python code and as `--map` rules.
 
 The printed code and the names loaded on meta come from the same step, so they cannot differ.
 """
@@ -53,7 +53,7 @@ class Substitution(msgspec.Struct, frozen=True):
 
 
 class Shift(msgspec.Struct, frozen=True):
-    """Numbers of the children of a module that differ by `delta`, from the number `first` on."""
+    """Step that adds `delta` to the numbers of a module's children, from `first` on."""
 
     module: str
     first: int

@@ -23,7 +23,7 @@ Change = tuple[str, int, int]
 
 
 def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None:
-    """Return the diagnosis with other arguments of the class, if a strict load then takes the whole checkpoint."""
+    """Return the diagnosis with other arguments of the class, if a strict load then loads the whole checkpoint."""
     causes = {evidence.cause for evidence in diagnosis.causes}
     if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
         return None
@@ -41,7 +41,7 @@ def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None
 
 
 def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
-    """Yield arguments whose value is a size of the class that the checkpoint has another size for, likeliest first."""
+    """Yield arguments whose value equals a size of the class that differs in the checkpoint, likeliest first."""
     sizes = _count_sizes(subject)
     for name, value in list_integer_arguments(spec, subject.built_model.loaded):
         for (old, new), _ in sizes.most_common():
@@ -70,7 +70,7 @@ def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
 
 
 def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
-    """Yield the differing sizes between tensors on a single side, of the same last component."""
+    """Yield the sizes that differ between a missing tensor and an extra tensor with the same last component."""
     names = set(subject.entries.names)
     missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra_tensors = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]

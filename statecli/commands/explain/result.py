@@ -1,4 +1,4 @@
-"""The result of `statecli explain`: causes with their evidence, and lines of Python with the result of their proof."""
+"""The result of `statecli explain`: causes with their evidence, and lines of Python with the result of their test."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         unused: Names of the checkpoint left out by the lines.
         loads: A load on meta accepted the lines.
         proved: A load on meta accepted the lines, and shapes and words of names determine each pair of names.
-        proof: The proved fact, or the reason why there is no proof.
+        proof: The result of the test load, or why the lines were not tested or are not certain.
         warnings: Why the loaded model differs from the saved model: weights or random values that are initial values.
     """
 
@@ -103,7 +103,7 @@ class Explanation(msgspec.Struct, frozen=True):
         loads: The class loads the unchanged checkpoint by a strict load.
         diagnosis: None if the class loads the checkpoint, or nothing is known.
         alternatives: Other lines that load the checkpoint.
-        untied: Names of each tensor of the class that is several tensors in a loadable checkpoint.
+        untied: Names of each tensor of the class that a loadable checkpoint stores as several tensors.
     """
 
     model: str | None = None
@@ -116,6 +116,6 @@ class Explanation(msgspec.Struct, frozen=True):
 
     @property
     def covers_names(self) -> bool:
-        """Return True if the causes say why each name or shape differs."""
+        """Return True if the causes explain why each name or shape differs."""
         causes = {evidence.cause for evidence in self.diagnosis.causes} if self.diagnosis else set()
         return bool(causes) and not causes & _UNSPECIFIC_CAUSES

@@ -1,4 +1,4 @@
-"""The files of a checkpoint as code that reads them, and the entries of the state_dict in them."""
+"""Find the entries of a checkpoint's state_dict, and the files and keys by which code reads them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _find_inner_entries(state: ModelState, tails: Set[tuple[str, ...]]) -> tuple
 
 
 def get_last_parts(name: str) -> tuple[str, ...]:
-    """Return the last two components."""
+    """Return the last two components of a name."""
     return tuple(name.split(".")[-2:])
 
 

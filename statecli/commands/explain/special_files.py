@@ -51,7 +51,7 @@ def recognize(state: ModelState, names: Sequence[str], built_model: BuiltModel) 
 
 
 class QuantizedNames(NamedTuple):
-    """Names of quantised weights only, and the library that writes these names."""
+    """Names that only quantised weights have, and the library that writes these names."""
 
     names: list[str]
     library: str
@@ -63,7 +63,7 @@ class QuantizedNames(NamedTuple):
 
 
 def find_quantized_names(names: Iterable[str]) -> QuantizedNames | None:
-    """Return the names that only quantised weights have; None without any."""
+    """Return the names that only quantised weights have; None if none is found."""
     names = list(names)
     for pattern, library in _QUANTIZED.items():
         quantized = [name for name in names if pattern.search(name)]

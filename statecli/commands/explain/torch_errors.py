@@ -1,4 +1,4 @@
-"""Explain the error text of a load: of `load_state_dict`, `torch.load` and safetensors. Nothing is proved by a text."""
+"""Explain the error text of `load_state_dict`, `torch.load` or safetensors. Code from a text is not tested."""
 
 from __future__ import annotations
 

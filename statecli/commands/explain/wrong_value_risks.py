@@ -1,4 +1,4 @@
-"""Find reasons why accepted lines may load wrong values: tensors left out, made of other tensors, or transposed."""
+"""Find reasons why code that loads without an error may load wrong values, such as transposed tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.core.units import plural
 
 
 def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
-    """Yield a doubt of each kind."""
+    """Yield at most one doubt of each kind."""
     yield from _find_possible_pair(matching)
     yield from _find_possible_join(matching)
     yield from _find_possible_tie(matching)
@@ -21,7 +21,7 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
-    """Yield that a name keeps its initial value although the file has an unused tensor of the same kind."""
+    """Yield a doubt if a name keeps its initial value although the file has an unused tensor that may belong there."""
     unused_names = {(_get_last_part(name), matching.own_shapes[name]): name for name in reversed(matching.unexpected)}
     for name in matching.missing:
         unused_name = unused_names.get((_get_last_part(name), matching.shapes[name]))
@@ -31,7 +31,7 @@ def _find_possible_pair(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_join(matching: Matching) -> Iterable[str]:
-    """Yield that unused tensors together have the rows of tensors without a value: q, k and v of a fused projection."""
+    """Yield a doubt if unused tensors may have the rows of missing tensors: q, k and v of a fused projection."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
     for side, (names, shapes) in enumerate(
         ((matching.unexpected, matching.own_shapes), (matching.missing, matching.shapes))
@@ -56,7 +56,7 @@ def _find_possible_join(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_tie(matching: Matching) -> Iterable[str]:
-    """Yield that an output layer keeps its initial value although the file has an embedding of its shape."""
+    """Yield a doubt if an output layer keeps its initial value although the file has an embedding of its shape."""
     embeddings: dict[Shape, str] = {
         shape: name
         for name, registered_name in matching.pairs.items()
@@ -84,7 +84,7 @@ def _find_transposed_kernels(matching: Matching) -> Iterable[str]:
 
 
 def _find_square_weights(matching: Matching) -> Iterable[str]:
-    """Yield that square weights may be transposed too, because other weights are."""
+    """Yield a doubt if square weights may be transposed too, because other weights are."""
     square = [
         name
         for name in matching.pairs.values()
@@ -96,7 +96,7 @@ def _find_square_weights(matching: Matching) -> Iterable[str]:
 
 
 def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
-    """Yield that a tensor left out has as many elements as its partner: its dimensions may be in another order."""
+    """Yield a doubt if an omitted tensor may be its partner with the dimensions in another order."""
     for name, registered_name in matching.mismatched.items():
         shapes = matching.own_shapes[name] or (), matching.shapes[registered_name] or ()
         if prod(shapes[0]) == prod(shapes[1]) > 1 or sorted(shapes[0]) == sorted(shapes[1]):
