@@ -12,7 +12,7 @@ from statecli.core.model_state import Oddity
 
 
 class BisectAnswer(str, Enum):
-    """`found`: the first checkpoint is known; `never`: not at the last checkpoint; `inconclusive`: unreadable."""
+    """Answer: the first checkpoint is known, the condition never holds, or unreadable checkpoints leave it open."""
 
     FOUND = "found"
     NEVER = "never"

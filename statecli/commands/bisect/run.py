@@ -59,7 +59,7 @@ def bisect_run(request: Request) -> Bisection:
 
 
 class _Prober:
-    """Decide the condition for checkpoints; each is read once."""
+    """Decides for each checkpoint whether the condition holds; reads each checkpoint once."""
 
     def __init__(self, request: Request) -> None:
         self._condition = request.condition
@@ -101,7 +101,7 @@ class _Prober:
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
 
     def find_counter(self) -> str | None:
-        """Return the setting that counts steps in each read checkpoint; None without a counter."""
+        """Return the setting that counts steps in every checkpoint that was read; None if no setting does."""
         steps_of_checkpoints = self.steps_of_path.values()
         return next(
             (key for key in STEP_KEYS if steps_of_checkpoints and all(key in steps for steps in steps_of_checkpoints)),
@@ -203,7 +203,7 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
 
 
 def _find_ends(checkpoints: Sequence[Checkpoint], prober: _Prober) -> tuple[int | None, int | None]:
-    """Return the numbers of the first and the last readable checkpoint."""
+    """Return the indexes of the first and the last readable checkpoint."""
     numbers = range(len(checkpoints))
     low = next((n for n in numbers if prober.decide(n, checkpoints[n]).holds is not None), None)
     if low is None:
@@ -213,7 +213,7 @@ def _find_ends(checkpoints: Sequence[Checkpoint], prober: _Prober) -> tuple[int 
 
 
 def _find_readable(low: int, high: int, checkpoints: Sequence[Checkpoint], prober: _Prober) -> int | None:
-    """Return the readable checkpoint nearest to the middle between the two, or None."""
+    """Return the index of the readable checkpoint nearest to the middle between two checkpoints, or None."""
     middle = (low + high) // 2
     for number in sorted(range(low + 1, high), key=lambda number: abs(number - middle)):
         if prober.decide(number, checkpoints[number]).holds is not None:

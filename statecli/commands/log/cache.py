@@ -1,9 +1,9 @@
 """Keep figures of checkpoints in the user's cache folder, so that the next run does not read the values again.
 
 An entry is a file of plain JSON, found by a hash of the versions of all files of a checkpoint (path, size, device,
-inode, time of the last write and of the last inode change) and of the places of its tensors. A hint, never a proof:
-`audit` and `lock` do not use it. A damaged entry, an entry of another version, and a folder that is not the user's own
-are ignored. Entries are replaced as a whole, so that several commands may write at the same time.
+inode, time of the last write and of the last inode change) and of the places of its tensors. The cache is a hint, not
+evidence: `audit` and `lock` do not use it. A damaged entry, an entry of another version, and a folder that is not the
+user's own are ignored. Entries are replaced as a whole, so that several commands may write at the same time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Cache:
         return items if entry.key == key and len(items) == count else None
 
     def store(self, key: str | None, items: Sequence[object]) -> None:
-        """Write an entry; silently not if the folder cannot be written."""
+        """Write an entry; do nothing if the folder cannot be written."""
         if key is None:
             return
         with suppress(OSError, ValueError):

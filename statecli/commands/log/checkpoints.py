@@ -73,7 +73,7 @@ def order_run(texts: Sequence[str]) -> Run:
 
 
 def order_run_by_names(texts: Sequence[str]) -> Run | None:
-    """Return the checkpoints in the order of the numbers in their names, and read none.
+    """Return the checkpoints in the order of the numbers in their names, without reading any.
 
     None if most names have no number, or if two names have the same number: then only the settings can decide.
     """
@@ -110,7 +110,7 @@ def read_state(path: str) -> ModelState:
 
 
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
-    """Return the run without stepless checkpoints of a walk, if other checkpoints have a step."""
+    """Return the sorted run; checkpoints without a step that a walk found are left out if others have a step."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
     has_steps = any(entry.step is not None for entry in entries)
     left_out = [

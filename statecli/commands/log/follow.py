@@ -1,4 +1,4 @@
-"""Follow a run: add each checkpoint in turn; only the last checkpoint is kept, and sums of each module."""
+"""Follow a run: add each checkpoint in turn, and keep only the last checkpoint and sums of each module."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Follower:
     """Measure the checkpoints of a run in their order."""
 
     def __init__(self, cache: Cache, *, keeps_modules: bool = True) -> None:
-        """With `keeps_modules` False there are no sums of modules, so that the memory does not grow."""
+        """If `keeps_modules` is False, sums of modules are not kept, so that the memory does not grow."""
         self._cache, self._keeps_modules = cache, keeps_modules
         self._last: Measured | None = None
         self._last_row: CheckpointRow | None = None
@@ -102,7 +102,7 @@ class Follower:
         return row
 
     def _find_deleted(self) -> tuple[str, ...]:
-        """Return a line if the checkpoint before no longer exists; () for an existing or no checkpoint."""
+        """Return a line if the checkpoint before was deleted; () if it exists, or if this is the first."""
         if self._last is None or all(files.exists(path) for path in self._last.versions):
             return ()
         return (f"{self._last.state.target}: was deleted before statecli could compare it with the next checkpoint",)

@@ -58,7 +58,7 @@ class Measured(msgspec.Struct, frozen=True):
     """A checkpoint whose values were read.
 
     Attributes:
-        whole: All sections and settings of the checkpoint.
+        state: All sections and settings of the checkpoint.
         model: The tensors of the model only.
         versions: Versions of its files when they were opened.
         figures: Figures of each tensor of `model`, in order.
@@ -87,8 +87,8 @@ def select_model(state: ModelState) -> ModelState:
 def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
     """Read the checkpoint, and the figures of each tensor of its model; with `glob`, only of matching tensors.
 
-    Without `reads_values` there are no figures. Raises StateError if a tensor of the model cannot be read, because the
-    norm is then unknown.
+    If `reads_values` is False, the figures are empty. Raises StateError if a tensor of the model cannot be read,
+    because the norm is then unknown.
     """
     with files.record_opened_files() as opened_files:
         state = read_state(path)
@@ -172,7 +172,7 @@ def _convert_to_change(outcome: object, match: Match) -> TensorChange:
 
 
 def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
-    """Return the parameters of the model with their figures; of tensors at the same place, the first."""
+    """Return the parameters of the model with their figures; of tied tensors, only the first."""
     seen_places: set[object] = set()
     counted_tensors: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
@@ -189,7 +189,7 @@ class Distance(msgspec.Struct, frozen=True):
 
     Attributes:
         change: L2 norm of the difference.
-        relative_change: `change` over the norm before; None if the norm is zero.
+        relative_change: `change` divided by the norm before; None if the norm is zero.
         cosine: Cosine of the two, over tensors finite on both sides, or None.
         left_out: Number of tensors left out of the cosine.
     """

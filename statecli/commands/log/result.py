@@ -31,7 +31,7 @@ class CheckpointRow(msgspec.Struct, frozen=True):
         norm: L2 norm of the parameters.
         compared_with: Path of the checkpoint before, used for the comparison.
         change: L2 norm of the difference from the checkpoint before, over the parameters in both.
-        relative_change: `change` over the norm of the same parameters before; None if the norm before is zero.
+        relative_change: `change` divided by the norm of the same parameters before; None if the norm before is zero.
         cosine: Cosine of the parameters before and now, over tensors finite in both.
         changed: Number of parameters and buffers whose values, dtype or shape changed; None for a first checkpoint.
         added, removed: Names only in this checkpoint, or only in the checkpoint before.
@@ -79,7 +79,8 @@ class ModuleRow(msgspec.Struct, frozen=True):
         name: FQN of the module in the last checkpoint, "" for parameters without a module.
         elements: Number of elements of its parameters in the last checkpoint with them.
         norms: L2 norm of its parameters in each checkpoint; None if not known.
-        relative_changes: L2 norm of the difference from the checkpoint before over the norm before; None if not known.
+        relative_changes: L2 norm of the difference from the checkpoint before, divided by the norm before; None if
+            unknown.
         last_moved: Index of the last checkpoint with a difference from the checkpoint before; None without a
             difference.
         stopped: True if the module moved before, and has been equal bit for bit since `last_moved`.
@@ -102,7 +103,7 @@ class Log(msgspec.Struct, frozen=True):
         rows: The checkpoints in the order of their steps.
         modules: The modules in the order of the last checkpoint.
         findings: Values that became NaN, modules that stopped.
-        notes: Source of the steps, checkpoints left out, sections that do not count.
+        notes: Source of the steps, checkpoints left out, sections that the norm does not count.
         changing: Settings changed in every checkpoint (a counter), left out of the rows for people.
     """
 

@@ -18,7 +18,7 @@ from statecli.core import quoting
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 
-#: Smallest number of comparisons: a setting that changed in each of them is a counter.
+#: Smallest number of comparisons after which a setting that changed in each of them is taken for a counter.
 MIN_COMPARISONS = 3
 
 
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True):
     cache: bool = True
 
 
-#: Takes the number of checkpoints; returns a context of a function to call after each.
+#: Function that takes the number of checkpoints and returns a context, which gives a function to call after each.
 Steps = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 

@@ -1,7 +1,7 @@
 """Compare two recorded trainings at the first step after the resume, and name each state that was not resumed.
 
-Each state is compared by itself, so each finding is a cause. Gradients decide about random numbers: a script without
-random numbers needs no random state in its checkpoint.
+Each state is compared separately, so each finding names a cause. Random states are reported only if gradients differ,
+because a script without random numbers needs no random state in its checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statecli.core.units import join_names, plural
 _MAX_NAMES = 3
 #: Settings of an optimizer that a scheduler changes.
 _SCHEDULED_SETTINGS = ("lr", "initial_lr", "momentum", "betas")
-#: By generator, the call that returns its state, and the function that sets its state.
+#: Generator -> the call that returns its state, and the function that sets its state.
 _RANDOM_CALLS = {
     "torch": ("torch.get_rng_state()", "torch.set_rng_state"),
     "random": ("random.getstate()", "random.setstate"),
@@ -76,7 +76,7 @@ def _iter_unreadable(name: str, value: Any) -> Iterator[str]:
 
 
 def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_at: int) -> str:
-    """Return the instruction to resume a state in the script, and the place of the state in the checkpoint."""
+    """Return advice on how the script can resume a state, and where the checkpoint has the state."""
     if row.state is State.RANDOM:
         return _describe_missing_random(row, full_run, keys, saved_at)
     generator_keys = {name: key for name in _list_own_generators(full_run) if (key := keys.find_generator(name))}
@@ -117,7 +117,7 @@ def _list_own_generators(full_run: RunRecord) -> list[str]:
 
 
 def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_at: int) -> str:
-    """Name the call for each generator. A key such as `rng` may contain a generator in an unknown form."""
+    """Give the call for each generator. A key such as `rng` may contain a generator in an unknown form."""
     generators = row.evidence.partition(": ")[2].split(", ")
     own_generators = _list_own_generators(full_run)
     used_keys = {key for name in own_generators if (key := keys.find_generator(name))}
@@ -146,7 +146,7 @@ def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys
 
 
 def _format_help(saved_at: int, saved_texts: Sequence[str], lack_clause: str, instruction: str) -> str:
-    """Return the line. A saved state may be lost after the load, or may have been saved too early."""
+    """Format the advice on a line. A saved state may be lost after the load, or may have been saved too early."""
     if not saved_texts:
         return f"{lack_clause}: {instruction}"
     texts = " and ".join(dict.fromkeys(saved_texts))

@@ -11,7 +11,7 @@ UNREADABLE = "unreadable"
 
 
 class StepRecord(msgspec.Struct, frozen=True):
-    """State right before a step of the optimizer. Schedulers, scalers and averages: at the compared step alone.
+    """State right before a step of the optimizer. Schedulers, scalers and averages are set only at the compared step.
 
     Attributes:
         parameters, buffers: Tensors of the called models.

@@ -39,7 +39,7 @@ _DIGEST_DIGITS = 16
 MAX_FUNCTIONS = 5
 #: Largest depth of nested objects in a state; deeper values count as unreadable.
 _MAX_DEPTH = 20
-#: Objects and containers of a state whose values are read; further objects are unreadable.
+#: Largest number of objects and containers of a state whose values are read; further objects are unreadable.
 _MAX_OBJECTS = 100_000
 
 
@@ -55,7 +55,7 @@ def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoin
     """Call the function of the script, and return the record of the run. An error of the script is in the record."""
     recorder = Recorder(first_step=0 if checkpoint else save_every)
     error = None
-    gc.freeze()  # objects of torch and of this program are not looked through
+    gc.freeze()  # objects of torch and of this program are not searched
     with_hooks = recorder.install()
     try:
         function = _load_function(target)
@@ -90,7 +90,7 @@ def _load_function(target: str) -> Callable[..., Any]:
 
 
 class _NoFunction(Exception):
-    """The script does not define the function, or with other arguments; the message lists the defined names."""
+    """The script does not define the function, or defines it with other arguments; the message lists the names."""
 
 
 def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
@@ -229,7 +229,7 @@ class Recorder:
         return states
 
 
-#: Classes whose objects are searched in the process.
+#: Classes whose instances are searched for in the process.
 _TRACKED_CLASSES = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, nn.Module)
 
 
@@ -270,7 +270,7 @@ def _hash(*texts: str) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Return a digest of dtype, shape and bits. A subclass with `__tensor_flatten__` has the bits of its inner tensors.
+    """Return a digest of dtype, shape and bits; for a subclass with `__tensor_flatten__`, of its inner tensors.
 
     A digest that starts with UNREADABLE says nothing about the values.
     """
@@ -298,7 +298,7 @@ def _join_digests(digests: list[str]) -> str:
 
 
 def _encode(value: Any) -> str:
-    """Return text that differs if the numbers or tensors in a state differ; with UNREADABLE, if it may not."""
+    """Return text that differs if numbers or tensors in a state differ; it contains UNREADABLE if one is unreadable."""
     return _Encoder().encode(value)
 
 
@@ -385,7 +385,7 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
 
 
 def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
-    """Read the state of each object of a class. The name is a variable, else the class."""
+    """Read the state of each object of a class. Each is named by its variable, or else by its class."""
     matching_objects: list[Any] = [item for item in objects if isinstance(item, kind)]
     return {names.get(id(item), type(item).__name__): _encode(item.state_dict()) for item in matching_objects}
 

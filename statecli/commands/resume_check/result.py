@@ -24,7 +24,7 @@ class State(str, Enum):
 
 
 class ResumeAnswer(str, Enum):
-    """`equal`: a resumed training goes on as before; `different`: not so; `inconclusive`: cannot be compared."""
+    """Whether a resumed training continues equally, continues differently, or cannot be compared."""
 
     EQUAL = "equal"
     DIFFERENT = "different"

@@ -1,4 +1,4 @@
-"""Run `statecli resume-check`: the script in child processes, with and without an interruption, then the comparison."""
+"""Run `statecli resume-check`: run the script in child processes, with and without an interruption, and compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from statecli.core.units import join_names, plural
 #: Last whole number in the name of a checkpoint: its step.
 _STEP = compile_on_use(r"(\d+)(?=\D*$)")
 _CHILD = "import sys; from statecli.commands.resume_check import recorder; recorder.main(sys.argv[1:])"
-#: Arguments of the function of the script, and a function to write.
+#: Arguments that the function of the script must take, and a description of this function.
 ARGUMENTS = ("steps", "save_every", "save_to", "checkpoint")
 CONTRACT = f"a function main({', '.join(ARGUMENTS)})"
 #: Largest number of functions of a script in an error.
@@ -151,7 +151,7 @@ class _Comparison:
         return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
 
     def _compare_ends(self, last: str) -> list[Finding]:
-        """Compare the last checkpoints, if each state at the first step was equal."""
+        """Compare the last checkpoints of both trainings, because each state at the first step was equal."""
         resumed_checkpoint = self._find_checkpoint("resumed", self._steps)
         diff = compare_targets(diff_request.Request(last, resumed_checkpoint, renames=False))
         kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
@@ -166,7 +166,7 @@ class _Comparison:
 
 
 def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeCheck:
-    """Return the result of two runs that are equal as far as statecli can read their values."""
+    """Return an inconclusive result for two runs that are equal as far as statecli can read their values."""
     reason = (
         f"statecli cannot read the values of {join_names(unreadable, _MAX_NAMES)}, so a difference in these values "
         "would not be seen; statecli reads numbers, strings, tensors, arrays, containers of these, and Tensor "

@@ -1,4 +1,4 @@
-"""Find the states in a checkpoint: by a structure defined by torch or numpy, else by their keys."""
+"""Find the states in a checkpoint: by a structure that torch or numpy defines, or else by their keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _STATELESS_WORDS = frozenset(
         *("score", "seed", "size", "version"),
     ]
 )
-#: States by a setting that only the state_dict() of this state has.
+#: Setting that only the state_dict() of one kind of state has -> this kind.
 _STATE_BY_FIELD = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
 #: Parts of keys in files that hold only states of generators.
 _GENERATOR_KEY = compile_on_use("python|numpy|cpu|cuda|torch|random|rng|seed")
@@ -121,7 +121,7 @@ class SavedKeys:
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, variable_name: str) -> SavedKey | None:
-        """Return the key of a state, the key with the name of the variable if several have the state."""
+        """Return the key of a state; if several keys hold the state, the key named like the variable."""
         keys = self.states.get(state, ())
         name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
@@ -151,7 +151,7 @@ class SavedKeys:
                 self.torch_states.append(SavedKey(path, file))
 
     def add_keys(self, file_state: ModelState, file: str = "") -> None:
-        """Add the first keys of a file, and its states of a known structure."""
+        """Add the top-level keys of a file, and its states with a known structure."""
         certain = dict(_iter_certain(file_state))
         for path, state in certain.items():
             self.add(state, SavedKey(path, file))
@@ -164,7 +164,7 @@ class SavedKeys:
                 self._others[key] = None
 
     def describe_lack(self, word: str, step: int) -> str:
-        """Return the clause about a state without a key in the checkpoint of this step."""
+        """Return the clause that the checkpoint of this step does not have a key for a state."""
         checkpoint = f"the checkpoint of step {step}"
         if not self.is_readable:
             return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
@@ -174,7 +174,7 @@ class SavedKeys:
 
 
 def read_keys(checkpoint: str) -> SavedKeys:
-    """Read the keys of a checkpoint; of a folder the names of its files, and the keys of files with other names."""
+    """Read the keys of a file; of a folder, its file names, and the keys in files whose names show no state."""
     keys = SavedKeys()
     if not os.path.isdir(checkpoint):
         file_state = _read_file(checkpoint)
@@ -231,7 +231,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _list_top_keys(state: ModelState) -> list[str]:
-    """Return the first keys of the loaded object, without the tensors of a model that is the whole object."""
+    """Return the top-level keys of the loaded object, without the tensors of a model that is the whole object."""
     models = _list_whole_models(state)
     tensors = [tensor for tensor in state.tensors if tensor.section not in models]
     paths = [_split_tensor_path(tensor, state) for tensor in tensors]

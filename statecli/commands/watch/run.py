@@ -1,7 +1,7 @@
 """Run `statecli watch`: look at the folders again and again, and yield a row for each finished checkpoint.
 
-A checkpoint is finished if its files are the same at two looks, and can be read. A checkpoint that stays unreadable for
-`PATIENCE_S` is a row with its error, and is read again when its files change.
+A checkpoint is finished if its files do not change between two looks, and can be read. A checkpoint that stays
+unreadable for `PATIENCE_S` gets a row with its error, and is read again when its files change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statecli.storage.store import FileVersion
 from statecli.targets.expand import expand_targets
 from statecli.targets.target_result import TargetResult
 
-#: Seconds for which an unreadable checkpoint may still be written.
+#: Seconds for which statecli assumes that an unreadable checkpoint is still being written.
 PATIENCE_S = 60.0
 
 #: Path and version of each file of a checkpoint.
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class _Candidate(msgspec.Struct):
-    """A path that may be a checkpoint: its files at the last look, unchanged since when, and its progress."""
+    """A path that may be a checkpoint: versions of its files, the time since which they are unchanged, its progress."""
 
     versions: Versions
     since: float
@@ -65,7 +65,7 @@ def watch_run(
     follower = Follower(Cache(enabled=request.cache), keeps_modules=False)
     candidates: dict[str, _Candidate] = {}
     row_count = 0
-    # Empty folders at first: each checkpoint is new.
+    # If the folders are empty at first, each checkpoint is new.
     is_first_look, is_history = True, True
     last: CheckpointRow | None = None
     while True:
@@ -95,7 +95,7 @@ def watch_run(
 
 
 def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], targets: Sequence[str]) -> list[str]:
-    """Return the last of the finished checkpoints with a step; the other checkpoints are done."""
+    """Return the last of the finished checkpoints with a step; mark the others as done."""
     stepped = [path for path in finished if _find_number(path, targets) is not None]
     last_path = (stepped or finished)[-1]
     for path in finished:
