@@ -1,4 +1,4 @@
-"""Do a shard of a command's work: `--shard 3/8`."""
+"""Run one shard of a command's work: `--shard 3/8`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Shard:
     def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
         """Return the shard file, once the command is done; `changed_files` changed while the command read them.
 
-        Raises `UnreadableError` for a file that changed meanwhile, because its results are of neither state.
+        Raises `UnreadableError` for a file that changed meanwhile, because its results belong to neither version.
         """
         # Before the check for changes, so that a file that changes while it is sampled is reported.
         files = identify_files(self._versions)
@@ -89,7 +89,7 @@ class Shard:
 
 @contextmanager
 def use_shard(text: str, command: str, options: dict[str, Any]) -> Iterator[Shard]:
-    """Do only one shard's tasks while the block runs. `options`: those with an effect on the result."""
+    """Run only one shard's tasks while the block runs. `options` are those that affect the result."""
     shard = Shard(text, command, options)
     with pool.use_result_store(shard):
         yield shard

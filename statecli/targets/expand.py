@@ -163,7 +163,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
-    """Return the path under which each file or model folder is audited, by its use."""
+    """Return, by the uses of `_get_use`, the path under which each file or model folder is audited."""
     names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
@@ -279,7 +279,7 @@ class _Walk(NamedTuple):
             return TargetResult(path, TargetStatus.FAILED, f"{path}: {_explain_listing_error(error)}")
 
     def list_names(self, folder: str) -> list[str]:
-        """Return the names in the folder. Raises UnreadableError beyond the budget."""
+        """Return the names in the folder. Raises UnreadableError if they exceed the budget."""
         names = files.list_names(folder)
         self.budget.take(folder, len(names))
         return names
@@ -441,13 +441,13 @@ def _is_named(path: str) -> bool:
 
 
 def skip_file(path: str, content: str) -> TargetResult:
-    """Return the target of a file without rules to check; `content` is for example `a 7z archive: unpack it first`."""
+    """Return a skipped target for a file without rules; `content` is for example `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, TargetStatus.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
-    """Return the target of a folder that the walk skips. `short_reason` groups such folders."""
+    """Return a skipped target for a folder that the walk skips. `short_reason` groups such folders."""
     return TargetResult(path, TargetStatus.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 

@@ -67,7 +67,7 @@ _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file by which a target is a model class; None for other files, folders and URLs.
+    """Return the configuration file that makes a target a model class; None for other files, folders and URLs.
 
     A folder is a class only if it has no weights. Of files, only `config.json` and `modules.json` are classes; on local
     disk they must also name a class.
@@ -83,7 +83,7 @@ def _find_configuration(path: str) -> str | None:
 
 
 def name_class(text: str) -> str:
-    """Return the configuration file of a folder or repository; any other text or folder unchanged."""
+    """Replace a folder or repository by its configuration file; return any other text unchanged."""
     path, _ = split_class_options(text)
     if files.get_name(path) in _CONFIGURATION or not files.is_folder(path):
         return text

@@ -116,7 +116,7 @@ def find_path(text: str) -> str | None:
 
 
 def _make_relative_path(path: str, folder: str) -> str:
-    """Return the relative path along links as typed, unless the real path has fewer steps up."""
+    """Return the relative path with links as typed, unless the path without links needs fewer `..`."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
@@ -136,7 +136,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Add a place to each finding about a tensor that has none: the tensor's source line or bytes.
+    """Add the tensor's source line or bytes to each finding about a tensor that has neither.
 
     A finding without a section applies to any tensor of its name.
     """

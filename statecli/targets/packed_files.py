@@ -1,7 +1,7 @@
 """Find checkpoints in compressed files and tar archives, which a walk over a folder would otherwise only count.
 
 joblib, pandas and `pickle.load(gzip.open(...))` load a compressed pickle directly, and SageMaker and NeMo unpack tar
-archives. A file with a checkpoint inside fails the audit: unpack the file. An archive is looked through up to
+archives. A file with a checkpoint inside fails the audit: unpack the file. An archive is searched up to
 `MAX_UNPACKED_BYTES`; after that, its name decides.
 """
 
@@ -167,7 +167,7 @@ class _Stream(NamedTuple):
 class _Unpacked:
     """Content of a compressed file, with a window kept in memory.
 
-    The first bytes are unpacked one by one, so that all bytes before damage are found, as by a loader.
+    The first bytes are unpacked one by one, to find all bytes before damage, because a loader reads them too.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -264,7 +264,7 @@ class _Unpacked:
 
 
 def _open_stream(packed: bytes) -> _Stream | None:
-    """Return the stream that begins so, or None. Raises UnreadableError if Python lacks the module.
+    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python lacks the module.
 
     Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
     """

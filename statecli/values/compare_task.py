@@ -239,7 +239,7 @@ def _is_lazy(view: Strided) -> bool:
 
 
 def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
-    """Return both views with size 1 in dimensions that both repeat, and how often each element is repeated."""
+    """Return both views with size 1 in dimensions that both repeat, and the number of copies of an element."""
     if before.affine is not None or after.affine is not None or not before.elements:
         return before, after, 1
     strides = zip(before.shape, before.strides, after.strides, strict=True)

@@ -1,4 +1,4 @@
-"""Workers on tensor values: `pool` runs tasks, `executors` are engines on other machines."""
+"""Run tasks on tensor values: `pool` on this machine, `executors` also on other machines."""
 
 from __future__ import annotations
 

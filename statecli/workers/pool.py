@@ -45,8 +45,8 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 _Shared = TypeVar("_Shared")
 
-#: Function that does a batch: gets data shared by all tasks and the tasks; returns a result or an error for each, in
-#: order.
+#: Function that runs a batch. It gets the data that all tasks share, and the tasks; it returns a result or an error for
+#: each task, in order.
 Function = Callable[[_Shared, tuple[_Task, ...]], Sequence[_Result | StateError]]
 #: Function called with the name of a batch's last tensor and the number of bytes read.
 Progress = Callable[[str, int], None]
@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Return the minimum bytes of a batch if all tasks together have `total` bytes; 0 for MIN_BATCH_BYTES."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
-        """Call `deliver` once for each batch, in any order, in this thread; its exceptions end all batches.
+        """Call `deliver` once for each batch, in any order, in this thread. An exception of `deliver` ends all batches.
 
         Errors of a task or a worker are delivered. Raises `StateError` if no worker can do any batch.
         """
@@ -165,7 +165,7 @@ def run_tasks(
     `function` must be importable by its name; `shared`, tasks and results are plain data. `jobs` is the number of
     workers: 0 for a worker per core, 1 for this process. `on_batch` is called with the tasks of each batch, in any
     order. `absent` stands for the result of a task done by another process. `derived`: the tasks follow from the
-    results of earlier tasks. Tasks with equal `group_keys`, a key a task, are done by the same shard.
+    results of earlier tasks. Tasks with equal `group_keys` (one key per task) are run by the same shard.
 
     An error of a task is its result. If a worker is killed, the result of its tasks is this error, and all other tasks
     are done; with `raise_errors`, the first error is raised. Ctrl-C stops all workers.
@@ -227,7 +227,7 @@ def _raise_first_error(results: Sequence[Any]) -> None:
 
 
 def can_fork() -> bool:
-    """Return whether another process can start in milliseconds and has a core."""
+    """Return whether another process can start in milliseconds and has a core of its own."""
     return sys.platform == "linux" and posix.count_usable_cores() > 1
 
 
@@ -261,7 +261,7 @@ def run_in_background(function: Callable[[_Argument], _Result], argument: _Argum
 def _submit_to_process(
     function: Callable[[_Argument], _Result], argument: _Argument
 ) -> Iterator[tuple[Executor, Future[_Result]]]:
-    """Yield another process's executor and the future of `function(argument)` there. Raises _NoWorkers."""
+    """Start `function(argument)` in another process; yield its executor and its future. Raises _NoWorkers."""
     with _process_executor(1) as executor:
         with defer_interrupt(), _detect_no_workers():
             future = executor.submit(function, argument)
@@ -269,7 +269,7 @@ def _submit_to_process(
 
 
 def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) -> Iterator[Future[_Result]]:
-    """Yield the futures as they end. Raises _NoWorkers if the thread that delivers them ended first.
+    """Yield the futures as they complete. Raises _NoWorkers if the thread that delivers them ended first.
 
     The delivering thread starts another thread. If the system refuses more threads, the delivering thread ends and the
     futures never do.
@@ -287,7 +287,7 @@ def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) ->
 
 
 class _NoWorkers(Exception):
-    """Error: the system starts no process (limit on processes, no memory, or no room in /dev/shm for locks)."""
+    """Error: the system cannot start a process (limit on processes, no memory, or no room in /dev/shm for locks)."""
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
 
 
 class _LocalEngine:
-    """Base of the engines on this machine."""
+    """Base class of the engines on this machine."""
 
     def __init__(self, jobs: int = 1) -> None:
         self._jobs = jobs
@@ -324,7 +324,7 @@ class _LocalEngine:
 
 
 class _Serial(_LocalEngine):
-    """Engine that does batches in sequence in this process."""
+    """Engine that runs batches one after the other in this process."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         for n, batch in enumerate(batches):
@@ -332,7 +332,7 @@ class _Serial(_LocalEngine):
 
 
 class Processes(_LocalEngine):
-    """Engine of forked processes on this machine; of threads on systems without fork."""
+    """Engine that runs batches in forked processes, or in threads on systems without fork."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         """See `Engine.run`. Retries a killed worker's batch alone, because other workers may have taken the memory.
@@ -380,7 +380,7 @@ class Processes(_LocalEngine):
 
 
 class Threads(_LocalEngine):
-    """Engine of threads in this process."""
+    """Engine that runs batches in threads of this process."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         from concurrent.futures import as_completed

@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 class Task(Protocol):
     """Unit of work on tensor values: a frozen struct of plain data, with a small result.
 
-    Workers receive pickled tasks. The package that plans a task also has the function that does it.
+    Workers receive pickled tasks. The package that plans a task also has the function that runs it.
     """
 
     @property
@@ -25,7 +25,7 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Maximum number of bytes that the task reads; for two compared tensors, of one side."""
+        """Maximum number of bytes that the task reads; if it compares two tensors, the bytes of one."""
 
     @property
     def paths(self) -> Iterable[str]:
@@ -33,11 +33,11 @@ class Task(Protocol):
 
     @property
     def identity(self) -> object:
-        """Plain data that is equal for equal tasks of two runs: a shard file finds results by its digest."""
+        """Plain data that is equal for equal tasks of two runs; its digest identifies a result in a shard file."""
 
 
 class WholeTask(msgspec.Struct, frozen=True, gc=False):
-    """Base of tasks whose fields all count in a shard file."""
+    """Base class of tasks that a shard file identifies by all their fields."""
 
     @property
     def identity(self) -> object:

@@ -58,7 +58,7 @@ def get_current_build() -> Build:
 PackedBatch = io.BytesIO
 
 
-#: Function that does a packed batch in any process and returns the argument of `unpack`. Function and type come from
+#: Function that runs a packed batch in any process and returns the argument of `unpack`. Function and type come from
 #: the standard library, because a Dask worker that lacks a task's module dies and logs the task's content, which a
 #: BytesIO does not show.
 run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
@@ -121,7 +121,7 @@ class _WorkerCall:
 
 
 def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | str:
-    """Do a batch in a worker. Return the pickled results, or the reason why this worker refuses the batch.
+    """Run a batch in a worker. Return the pickled results, or the reason why this worker refuses the batch.
 
     `build` is the command's build, `function` a name in FUNCTIONS, and `packed_call` the rest.
     """

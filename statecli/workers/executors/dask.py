@@ -1,6 +1,6 @@
 """Run batches on the workers of a Dask cluster, by `distributed.Client`.
 
-Not by `get_executor` of Dask, because this raises an error for a result that was received while its worker died.
+`get_executor` of Dask is not used, because it raises an error for a result that was received while its worker died.
 """
 
 from __future__ import annotations

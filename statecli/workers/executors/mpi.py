@@ -17,7 +17,7 @@ START_COMMAND = "mpiexec -n 3 python -m mpi4py.futures -m statecli …"
 def use_mpi() -> Iterator[Engine]:
     """Yield the engine of the other ranks.
 
-    Raises `MissingDependency` without mpi4py, and `UsageError` if this process has no other ranks.
+    Raises `MissingDependency` without mpi4py, and `UsageError` if the job has no other ranks.
     """
     flag = option("--executor", "mpi")
     try:
