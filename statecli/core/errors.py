@@ -64,7 +64,7 @@ class StateError(Exception):
 
     @property
     def message(self) -> str:
-        """The message without the choices and the advice, for another error; options are marked as by `option`."""
+        """The message without the choices and the advice, for use in another error; `option` marks the options."""
         return super().__str__()
 
     def describe(self) -> str:

@@ -50,7 +50,7 @@ class QuantizedPart(str, Enum):
 
 
 class LayoutNames(NamedTuple):
-    """Ends of the names of a layout's tensors; those in `optional` may be missing. `owner` is that of the weight."""
+    """Ends of the names of a layout's tensors; those in `optional` may be missing. `owner` ends the weight's name."""
 
     layout: QuantizedLayout
     required: Mapping[str, QuantizedPart]

@@ -85,9 +85,7 @@ def format_origin(origin: Origin) -> str:
 
 
 def describe_not_checked(entries: Sequence[NotChecked], limit: int = 8) -> str:
-    """Return `2 files (text file), 1 file (7z archive)`: the first reasons, and the number of things with other
-    reasons.
-    """
+    """Return `2 files (text file), 1 file (7z archive)`: the first reasons, and how many things have other reasons."""
     parts = [f"{plural(entry.count, entry.what)} ({entry.why})" for entry in entries[:limit]]
     further_count = sum(entry.count for entry in entries[limit:])
     return ", ".join(parts) + (f" and {further_count:,} more" if further_count else "")

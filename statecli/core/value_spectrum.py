@@ -6,7 +6,7 @@ import msgspec
 
 
 class Spectrum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Singular values of a tensor as a matrix of its first axis by all other axes.
+    """Singular values of a tensor, reshaped to a matrix: the first axis by all other axes.
 
     Attributes:
         count: Number of singular values: the smaller side of the matrix.

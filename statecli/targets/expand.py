@@ -163,7 +163,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
-    """Return, by the uses of `_get_use`, the path under which each file or model folder is audited."""
+    """Return the path under which each file or model folder is audited; keys are the results of `_get_use`."""
     names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):

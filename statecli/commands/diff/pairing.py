@@ -167,7 +167,7 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 
 
 def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
-    """Pair sections of the same name; then the section with a model (or optimizer) that alone is left on each side.
+    """Pair sections of the same name; then sections with a model (or optimizer), if just one is left on each side.
 
     If no model section has a partner by name, the section that a load takes is paired. If several are left, all stay
     unpaired, and a note names the option for pairing.
@@ -213,7 +213,7 @@ def _list_sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
 
 
 def apply_map(state: ModelState, rules: Sequence[str]) -> list[str]:
-    """Return the names of the state's tensors after every rule in turn. Raises UsageError as `pair_tensors` does."""
+    """Return the names of the state's tensors after applying the rules in turn. Raises UsageError."""
     names = [tensor.fqn for tensor in state.tensors]
     for rule in rules:
         names = _apply_rule(rule, names, state.target)
@@ -297,7 +297,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
-    """Pair each entry that a side leaves out because it stores the tied tensor under another name with this tensor."""
+    """Pair tied entries that one side lacks, because that side stores the tensor only under another name."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:

@@ -83,7 +83,7 @@ def compare_settings(
 
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
-    """Return a note on settings recorded by a single side's format. `keys` may repeat a file next to the weights."""
+    """Return a note on settings that only one side's format records. `keys` may repeat a file next to the weights."""
     names = quoting.names(list(dict.fromkeys(keys)))
     message = f"statecli did not compare these settings, because only one of the two formats records them: {names}"
     return [Oddity("format-metadata", message)] if keys else []

@@ -1,4 +1,4 @@
-"""Test the printed code: load the names and shapes that it would load into the class, on meta."""
+"""Test the printed code: on meta, load tensors of the same names and shapes into the class."""
 
 from __future__ import annotations
 

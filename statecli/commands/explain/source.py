@@ -129,7 +129,7 @@ def _find_source(
 def _find_dcp_folder(
     path: str, state: ModelState, rows: Sequence[TensorInfo], keys: tuple[str | int, ...]
 ) -> StateDictSource | None:
-    """Return the folder, if a single metadata file lists its tensors and only these rows begin with the keys."""
+    """Return the folder if it has one metadata file, and if only the names of `rows` begin with the keys."""
     prefix = "".join(f"{key}." for key in keys)
     paths = ((name := _join_keys(tensor.fqn), f"{tensor.section}.{name}") for tensor in state.tensors)
     is_exact = sum(any(name.startswith(prefix) for name in names) for names in paths) == len(rows)

@@ -41,7 +41,7 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
 
 def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
-    """Return True if the tensors without exceptions cannot be equal after rounding by chance."""
+    """Return True if it cannot be chance that the tensors without exceptions are equal after rounding."""
     bits = 0.0
     for n, cast in casts.items():
         if not cast.exceptions:

@@ -88,7 +88,7 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of common rows in front that make the most rows equal: the smallest and the largest.
+    """Return the smallest and the largest number of common rows in front for which the most rows are equal.
 
     A differing row next to the place may be on either side of the place. The end is left out: `resizes` reports the
     end. Empty if fewer than half of the rows of the shorter side are equal.

@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Return the first tensor before with an equal sample, by the index of the change, unless its own is equal."""
+    """Return, by index of the change, the first old tensor with an equal sample, unless its own old sample is equal."""
     samples = [sample(row) for _, row in (*before, *after)]
     fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
     sources: dict[object, Rows] = {}

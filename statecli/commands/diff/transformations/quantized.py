@@ -110,7 +110,7 @@ def _find_in_one_direction(
 
 
 def find_float_codes(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return float8 codes without a known scale, by index: far from the weight, in its direction or much larger.
+    """Return float8 codes without a known scale, by index: far from the weight, or roughly a multiple of it.
 
     Casts, even those with exceptions, were recognised before.
     """
