@@ -12,7 +12,11 @@ from statecli.core.model_state import Oddity
 
 
 class BisectAnswer(str, Enum):
-    """Answer: the first checkpoint is known, the condition never holds, or unreadable checkpoints leave it open."""
+    """Answer of a search.
+
+    `found`: the first checkpoint where the condition holds is known; `never`: the condition is false at the last
+    checkpoint; `inconclusive`: unreadable checkpoints leave the answer open.
+    """
 
     FOUND = "found"
     NEVER = "never"

@@ -24,7 +24,7 @@ class State(str, Enum):
 
 
 class ResumeAnswer(str, Enum):
-    """Whether a resumed training continues equally, continues differently, or cannot be compared."""
+    """Whether a resumed training continues as before (`equal`) or not (`different`); `inconclusive` if unknown."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
