@@ -63,7 +63,7 @@ class _Row:
     facts: TensorFacts
     kind: Kind
     persistent: bool | None
-    #: Line that assigned the tensor, and the line of user code if the first line is in a library.
+    #: Line that assigned the tensor. `user_place` is the line of user code if `place` is in a library.
     place: tuple[str, int] | None
     user_place: tuple[str, int] | None = None
     key: str = ""
@@ -81,7 +81,7 @@ class _Row:
 
 @dataclass
 class _StorageRows:
-    """The rows of a storage: their number, the row of the largest tensor, and the first few rows."""
+    """The rows that share one storage: their number, the row of the largest tensor, and the first few rows."""
 
     count: int = 0
     largest: _Row | None = None
@@ -132,23 +132,23 @@ class _Table:
         return self._module_names.get(id(module), "")
 
     def find_rows_sharing(self, row: _Row) -> _StorageRows:
-        """Return the rows in the storage of `row`, `row` included."""
+        """Return the rows whose tensors share the storage of `row`, including `row`."""
         if not self._by_storage:
             for sharing_row in self.rows:
                 self._by_storage.setdefault(sharing_row.facts.storage, _StorageRows()).add(sharing_row)
         return self._by_storage[row.facts.storage]
 
     def get_suggestions(self) -> suggest_fix.Suggestions:
-        """Return the fixes of this model, once its rows are complete."""
+        """Return the fix suggestions for this model. Call only when all rows have been added."""
         if self._suggestions is None:
             aliases = (alias for row, alias in self.aliases.values() if row.kind is Kind.BUFFER)
             self._suggestions = suggest_fix.Suggestions(frozenset(id(alias.steps[0].value) for alias in aliases))
         return self._suggestions
 
     def get_rebuild(self, row: _Row) -> Rebuild:
-        """Return how two more builds compare for a tensor; the builds are made at the first call.
+        """Return whether the tensor is identical in two further builds of the model, made at the first call.
 
-        Parameters and tensors of unregistered modules are registered in the same way for any result of the builds.
+        UNKNOWN if the tensor requires grad or is in an unregistered module: its fix does not depend on the builds.
         """
         if row.tensor.requires_grad or _find_unregistered_module(row.unregistered):
             return Rebuild.UNKNOWN
@@ -162,9 +162,9 @@ class _Table:
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
     """Compare two builds of a model whose constructor statecli called; {} for any other model and for a large model.
 
-    Random values of large parameters are drawn only in models of up to `_MAX_DRAWN_BYTES`; otherwise, a table computed
-    by the constructor from a large parameter would look identical. For buffers alone, random values are not drawn: the
-    builds of a language model, whose rotary table is a buffer, would take longer than all else.
+    If there are unregistered tensors, the builds draw the random values of large parameters: without them, a table
+    computed from a large parameter would look identical. A model above `_MAX_DRAWN_BYTES` is not compared then. For
+    buffers alone, values are not drawn, because the builds of a language model would take longer than all else.
     """
     if built.settings_after_init is None or built.init_device != "cpu":
         return {}
@@ -205,8 +205,8 @@ def _read_quietly() -> Iterator[None]:
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
     """Describe every tensor of a built model: registered tensors in the order of its state_dict, then the rest.
 
-    Measures `moves` and `saved`, and so overwrites the values of the instance. `stats_of` is called with each tensor
-    before. Raises ModelError.
+    To measure `moves` and `saved`, it overwrites the values of the instance; before that, it calls `stats_of` with each
+    tensor. Raises ModelError.
     """
     table = _build_table(built)
     _measure_stats(table, stats_of)
@@ -221,9 +221,9 @@ def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], S
 def read_without_move(
     built: BuiltModel, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """Describe a live model that a copy would change; `why_not` is noted as the reason without a measured move.
+    """Describe a live model without trying a move, because a copy would change the model.
 
-    Raises ModelError.
+    `why_not` is noted as the reason. Raises ModelError.
     """
     table = _build_table(built)
     _measure_stats(table, stats_of)
@@ -232,10 +232,10 @@ def read_without_move(
 
 
 def _measure_own_move(table: _Table) -> None:
-    """Record the tensors that follow the class's own `.to` or `_apply`, because these may move more than the stand-in.
+    """Record the tensors that follow the class's own `.to` or `_apply`, which may move more than the stand-in move.
 
     The class's code may read the device or values. If a move to meta is inconclusive, a fake CUDA device is tried. If
-    both are, a tensor not moved by the stand-in is inconclusive.
+    both are inconclusive, so is each tensor that the stand-in move does not move.
     """
     built = table.built
     own_to, on_meta = measure.has_own_to(built.module), built.init_device == "meta"
@@ -286,7 +286,7 @@ def move(
 ) -> ModelState:
     """Describe a built model, call `module.to(device)`, and fill `after` of each tensor.
 
-    Raises UsageError if the move would prove nothing or the device does not exist, ModelError if the model's own code
+    Raises UsageError if the move would test nothing or the device does not exist, ModelError if the model's own code
     fails.
     """
     device_ = parse_device("--to", device, devices="cuda, cuda:1 or meta", anywhere="meta")
@@ -380,7 +380,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
 
 
 def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int] | None:
-    """Return the line that assigned the tensor, else its nearest parent module: deep copies call no setter."""
+    """Return the line that assigned the tensor, else the line of its nearest parent module (copies call no setter)."""
     place = table.built.origins.locate(entry.owner, entry.attribute)
     path = entry.key.removesuffix(entry.attribute).rstrip(".")
     while place is None and path:
@@ -393,9 +393,9 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int
 def _find_user_place(
     table: _Table, owner: nn.Module, attribute: str, place: tuple[str, int] | None
 ) -> tuple[str, int] | None:
-    """Return the line of the user's code to which a library's assignment belongs; `place` without such a line.
+    """Return the line of user code that led to a library's assignment; `place` if no such line is known.
 
-    The line that called the library, else the line that assigned the nearest parent module.
+    This is the line that called the library, else the line that assigned the nearest parent module.
     """
     if place is None or not is_installed_file(place[0]):
         return place
@@ -458,7 +458,7 @@ def _is_derived_from_registered(table: _Table, tensor: torch.Tensor) -> bool:
 
 
 def _note_extent(row: _Row) -> None:
-    """Note why a tensor has no shape, and the part of a DTensor in this process."""
+    """Note why a tensor has no shape, or which part of a DTensor is in this process."""
     if row.facts.shape is None and is_lazy(row.tensor):
         row.notes.append("uninitialized (lazy)")
         row.note_kind = NoteKind.UNINITIALIZED
@@ -559,7 +559,7 @@ class _Tie:
     """Names that shared a storage before a move, counted by their storage after the move.
 
     `first_names` has at most three names per storage and six in all: enough to show three names of other storages.
-    `place` is the tie's line: the last line of the names in the same file.
+    `place` is the line to report: the last of the lines that are in the same file as the first known line.
     """
 
     counts: dict[int | str, int] = field(default_factory=dict)
@@ -577,7 +577,7 @@ class _Tie:
         self.total += 1
 
     def find_apart_from(self, after: int | str) -> tuple[int, list[str]]:
-        """Return the number of names in other storages than `after`, and the first of them."""
+        """Return the number of names whose storage is not `after`, and the first few of these names."""
         names = [fqn for fqn, storage in self.first_names if storage != after]
         return self.total - self.counts.get(after, 0), names[:_MAX_TIED_NAMES]
 
@@ -652,7 +652,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
 
 
 def _describe_device_special_case(follows_move: bool, device_: torch.device) -> str:
-    """Describe a class with a special case for a device (`if not t.is_meta`): the stand-in does not show this case."""
+    """Describe a class with special code for a device (`if not t.is_meta`), which the stand-in move does not reveal."""
     copy, move = "a copy to new memory on the same device", f"the move to {device_}"
     first, second = (copy, move) if follows_move else (move, copy)
     return f"follows {first}, but not {second}, because the class has special code for {device_.type}"
@@ -745,7 +745,7 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
 
 
 def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
-    """Return the rows with elements of `row`, `row` included; of a storage with many rows all rows."""
+    """Return the rows that may overlap `row` in memory, including `row`; all rows of a storage with many rows."""
     sharing = table.find_rows_sharing(row)
     if sharing.count == 1 or sharing.count > len(sharing.first_rows):
         return sharing

@@ -1,8 +1,8 @@
-"""Find every tensor in a module, under every name reachable by Python, without running the user's code.
+"""Find every tensor that Python code can reach from a module, under each of its names, without running user code.
 
-The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. The walk never calls
-`getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on the objects of the model, so no proxy, property or overridden
-method runs. Each object is opened once, breadth first, so each tensor gets its shortest name.
+The walk reads the places where Python keeps objects: instance dicts, slots, list and dict items, closure cells. It
+never calls `getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on the objects of the model, so no proxy, property or
+overridden method runs. Each object is opened once, breadth first, so each tensor gets its shortest name.
 
 Not crossed: `__globals__`, `.grad`, frames, threads, loggers, weak references, autograd nodes, torch operators,
 `torch.fx` graphs, the state of `fully_shard`, classes, Python modules, enum members, properties: no user expects a move
@@ -32,10 +32,10 @@ from torch import nn
 
 from statecli.core.errors import ModelError
 
-#: Largest number of steps from the root, because longer names are useless. The cut is reported.
+#: Largest number of steps from the root, because longer names are useless. Deeper objects are reported as not searched.
 MAX_DEPTH = 1_000
-#: Largest number of opened objects. A tokenizer's vocabulary is one object; ten million are a data set held by the
-#: model.
+#: Largest number of opened objects: more of them are a data set that the model holds. A tokenizer's vocabulary counts
+#: as one object.
 MAX_OBJECTS = 5_000_000
 #: Largest number of registered names. Modules shared at 40 levels have 2^40 names.
 MAX_NAMES = 1_000_000
@@ -46,14 +46,14 @@ _Result = TypeVar("_Result")
 
 
 def type_ids(kinds: Iterable[Any]) -> frozenset[int]:
-    """Return the ids of the types, for comparisons without running code of the types."""
+    """Return the ids of the types; comparing ids does not run code of the types."""
     return frozenset(id(kind) for kind in kinds)
 
 
 def cache_by_type(compute: Callable[[type], _Result]) -> Callable[[type], _Result]:
-    """Cache the result of `compute` for each type by id, as long as the type exists.
+    """Return a function that caches the result of `compute` for each type, as long as the type exists.
 
-    A result that refers to the type, such as a member of its slots, keeps the type.
+    A result that refers to the type, such as a slot descriptor, keeps the type alive.
     """
     results: dict[int, tuple[weakref.ref[type], _Result]] = {}
 
@@ -163,9 +163,9 @@ class WalkStep(msgspec.Struct, frozen=True, eq=False, gc=False):
     label: str
     value: Any
     depth: int = 0
-    #: Way in which the holder refers to the value: attribute, hidden, item, key, closure, default, argument, class,
-    #: part, registered. A hidden attribute has the name of a registered object: Python reads the attribute, but
-    #: state_dict and moves do not.
+    #: How the holder refers to the value: attribute, hidden, item, key, closure, default, argument, class, registered.
+    #: A hidden attribute has the name of a registered object: Python reads the attribute, but state_dict and moves
+    #: ignore it.
     how: str = "attribute"
 
     def name(self) -> str:
@@ -183,7 +183,7 @@ class WalkStep(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class RegisteredName(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A registered name. `tensor` is None for `register_parameter(name, None)`.
+    """Name of a registered parameter or buffer. `tensor` is None after `register_parameter(name, None)`.
 
     `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have the same key.
     """
@@ -198,10 +198,10 @@ class RegisteredName(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
-    """Tensor under an unregistered name.
+    """Tensor under a name that no registered module registers.
 
     `owner` is the nearest registered module and `steps` lead from `owner` to the tensor; the first step is always an
-    attribute or a class attribute of `owner`. `rank` orders owners as `modules()` does.
+    attribute or a class attribute of `owner`. Sorting by `rank` gives owners in the order of `modules()`.
     """
 
     fqn: str
@@ -212,7 +212,7 @@ class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
 
 
 class Holding(enum.Enum):
-    """Way in which a model refers to a tensor under a name, in words."""
+    """How a model holds the tensor of a name; each value is a phrase for messages."""
 
     PARAMETER = "a parameter"
     BUFFER = "a buffer"
@@ -222,7 +222,7 @@ class Holding(enum.Enum):
 
 @dataclass
 class _Repeats:
-    """Further tensors with an equal name: the last number used, and the name of each tensor by id."""
+    """Further tensors that share one name: the last number appended, and each tensor's numbered name by its id."""
 
     last: int = 1
     names: dict[int, str] = field(default_factory=dict)
@@ -234,9 +234,9 @@ class WalkResult:
 
     Attributes:
         registered: Registered names in state_dict order.
-        unregistered: Other names of tensors, by owner.
+        unregistered: Tensors under names that are not registered, in the order of their owners.
         modules: (prefix, module) of each registered module.
-        unopened: (name, reason) of objects too deep or too many to open.
+        unopened: (name, reason) of objects that were not searched, or only in part.
         cycles: Names of modules that contain themselves.
         packed: Names of objects with weights in C++, for example packed parameters of a quantized layer.
         modules_beyond_limit: Registered modules nested too deep.
@@ -262,7 +262,7 @@ class WalkResult:
         return names
 
     def make_unique_name(self, fqn: str, tensor: torch.Tensor) -> str:
-        """Return `fqn`, numbered if another tensor has the name (`__dict__` and the registries take any key)."""
+        """Return `fqn`, with a number appended if another tensor has the name: a key of `__dict__` may be any text."""
         if self._tensors.setdefault(fqn, tensor) is tensor:
             return fqn
         repeats = self._repeats.setdefault(fqn, _Repeats())
@@ -294,9 +294,9 @@ def walk_registered(root: nn.Module) -> list[RegisteredName]:
 
 
 def get_own_dict(obj: Any) -> dict[str, Any]:
-    """Return the instance dict, read through Python's own slot; empty if the object has none.
+    """Return the instance dict of an object without running its code; empty if the object has none.
 
-    The dict may be of a class of the user: call the methods of `dict` itself.
+    The dict may be an instance of a user's class: use `dict.get(attributes, name)`, not `attributes.get(name)`.
     """
     getter = _find_dict_getter(type(obj))
     return {} if getter is None else getter.__get__(obj)
@@ -338,7 +338,7 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
     names = 0
     while stack:
         prefix, module, depth = stack.pop()
-        if module is None:  # all children of the last module of `path` are done
+        if module is None:  # all children of the last module in `module_ids_above` are done
             ids_above.remove(module_ids_above.pop())
             continue
         if id(module) in ids_above:
@@ -431,7 +431,7 @@ class _Search:
         obj = step.value
         is_tensor = issubclass(type(obj), torch.Tensor)
         if step.how == "key" and id(obj) in self._seen:
-            return  # the keys of an optimizer's `state` are the parameters, which gives them no further name
+            return  # an optimizer's `state` has parameters as keys: no further names of the parameters
         if is_tensor and (step.how != "registered" or id(obj) not in self._seen):
             self._record(step, obj)
         if id(obj) in self._seen:
@@ -471,7 +471,7 @@ def _is_unknown(kind: type) -> bool:
 
 
 def _hides_tensor(obj: Any, steps_on: list[WalkStep]) -> bool:
-    """Return True if the garbage collector sees a tensor in `obj` outside of `steps_on`."""
+    """Return True if the garbage collector sees a tensor in `obj` to which no step of `steps_on` leads."""
     step_ids = {id(step.value) for step in steps_on}
     return any(issubclass(type(value), torch.Tensor) and id(value) not in step_ids for value in gc.get_referents(obj))
 
@@ -483,19 +483,19 @@ def _is_wrapper(kind: type) -> bool:
 
 @cache_by_type
 def _is_closed(kind: type) -> bool:
-    """Return True if the walk stays out of objects of this type."""
+    """Return True if the walk does not search objects of this type."""
     if id(kind) in _ATOM_TYPES or any(id(base) in _CLOSED_TYPES for base in _mro_of(kind)):
         return True
     module = _dict_of(kind).get("__module__")
     if type(module) is str and module.startswith(_SHARDING_MODULES):
-        return not issubclass(kind, nn.Module)  # `fully_shard` makes a class of each class of modules
+        return not issubclass(kind, nn.Module)  # `fully_shard` derives a new class from the class of each module
     return module in ("torch.autograd.graph", "torch._C._functions", "torch._C._autograd")
 
 
 def _open_object(step: WalkStep, classes: dict[int, type]) -> list[WalkStep]:
-    """Return a step to each object held directly by `step.value`, except objects without room for tensors."""
+    """Return a step to each object held directly by `step.value`, except objects that cannot hold a tensor."""
     obj, kind = step.value, type(step.value)
-    # Hooks have numbers of a process-wide counter; only their place in the dict is the same in each process.
+    # The keys of hooks come from a process-wide counter; only their order in the dict is the same in each process.
     is_numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
     after_dot = step.parent is not None and step.label.endswith(".")
     depth = step.depth + 1
@@ -511,7 +511,7 @@ def _open_object(step: WalkStep, classes: dict[int, type]) -> list[WalkStep]:
 
 
 def _is_empty(obj: Any) -> bool:
-    """Return True for an empty container, as most dicts of hooks in a module, or a function without contents."""
+    """Return True for an empty container, such as most hook dicts of a module, or a function that holds no objects."""
     kind = type(obj)
     if kind is types.FunctionType:  # methods of transformers' classes would be most of the opened objects
         return _is_empty_function(obj)
@@ -528,7 +528,10 @@ def _is_empty_function(function: types.FunctionType) -> bool:
 
 
 def _get_defaults(function: types.FunctionType) -> tuple[Iterable[Any], Iterable[tuple[str, Any]]]:
-    """Return the defaults by position and by name. The tuple and the dict around them may be of the user's classes."""
+    """Return a function's default values: of positional parameters, and of keyword-only parameters with their names.
+
+    The tuple and the dict that hold them may be instances of user classes.
+    """
     positional, by_name = function.__defaults__, function.__kwdefaults__
     return (
         () if positional is None else tuple.__iter__(positional),
@@ -617,9 +620,10 @@ def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 
 def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
-    """Return the ids of the objects in attributes of a tensor that belong to the tensor, such as a `quant_state`.
+    """Return the ids of the attribute values that may move together with a tensor, such as a `quant_state`.
 
-    These are the objects of a class with a `.to` of its own, and objects of bitsandbytes, whose class may be lost.
+    These are all objects if the tensor's class has its own `.to`. Otherwise they are the objects of bitsandbytes,
+    because the tensor may have lost its class.
     """
     attributes = get_own_dict(tensor)
     is_moving = has_own_to(type(tensor))
@@ -638,7 +642,7 @@ def _is_of_bitsandbytes(kind: type) -> bool:
 
 @cache_by_type
 def has_own_to(kind: type) -> bool:
-    """Return True for a class of tensors with its own `.to`, which may move more than the tensor (bitsandbytes)."""
+    """Return True for a tensor class with its own `.to`, which may move more than the tensor (bitsandbytes)."""
     if not issubclass(kind, torch.Tensor):
         return False
     bases = itertools.takewhile(lambda base: base is not torch.Tensor, _mro_of(kind))
@@ -664,9 +668,9 @@ def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def count_constants_in_code(module: nn.Module) -> int:
-    """Count the constant tensors in compiled code of a ScriptModule, from a trace or frozen.
+    """Count the constant tensors in the code of a traced or frozen ScriptModule; 0 for any other module.
 
-    0-dim tensors are not counted, because a trace makes a tensor of each number.
+    0-dim tensors are not counted, because a trace turns each number into a tensor.
     """
     script = _get_script_object(module) if is_scripted(module) else None
     graphs = [script._get_method(name).graph for name in script._method_names()] if script is not None else []
@@ -810,7 +814,7 @@ def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> It
 
 
 def _is_code(value: Any) -> bool:
-    """Return True for a function as class attribute; its defaults, closure or a partial may hold tensors."""
+    """Return True for a function or method in a class body, because its defaults or closure may hold tensors."""
     return type(value) in (types.FunctionType, staticmethod, classmethod)
 
 

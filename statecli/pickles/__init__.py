@@ -1,1 +1,1 @@
-"""The pickle machine: opcodes are read into a graph, and nothing is imported or run."""
+"""The pickle machine: statecli's own pickle reader, which builds a graph from the opcodes and runs nothing."""

@@ -1,4 +1,4 @@
-"""The compiled reader of records (`_native.c`); `native` is None if there was no compiler at the installation."""
+"""The compiled reader of tensor records (`_native.c`); `native` is None if the module was not compiled."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ class TruncatedPickle(MalformedError):
 
 
 class ComputedName(MalformedError):
-    """Error for an import whose name is another import (`posix.__name__`) or the result of a call, maybe any text."""
+    """Error for an import whose name is computed (another import such as `posix.__name__`, or a call's result)."""
 
 
 class OverBudget(MalformedError):

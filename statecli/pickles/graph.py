@@ -33,7 +33,7 @@ PICKLED_CODEC = "latin1"
 _SEQUENCE_CLASSES = frozenset(
     ["torch.Size", _DEQUE_CLASS, "builtins.set", "builtins.frozenset", "builtins.list", "builtins.tuple"]
 )
-#: Ends of the names of classes that NEWOBJ fills too; `__new__` of the other classes ignores its argument.
+#: Suffixes of classes whose `__new__` uses its argument, so NEWOBJ fills them too; other classes ignore the argument.
 _NEWOBJ_SUFFIXES = ("torch.Size", ".frozenset", ".tuple")
 
 
@@ -57,14 +57,14 @@ def _expand_mapping(node: Obj, copies: int) -> Mapping[Any, Any] | None:
 
 
 def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
-    """Return the items of the argument of a dict (a mapping or a sequence of pairs); None for other nodes."""
+    """Return the items that a dict takes from its argument (a mapping or a sequence of pairs); None for other nodes."""
     if type(source) is dict:
         return source
     if type(source) is Obj:
         items = _expand_mapping(source, copies - 1) if copies else None
         if items is not None:
             return items
-    # A set of pairs is not read, because Python decides which of two pairs with the same key is the last.
+    # A set of pairs is not read: which of two pairs with the same key wins depends on Python's order of the set.
     is_set = type(source) is SetOf or get_name(getattr(source, "cls", None)).endswith("set")
     elements = _expand_sequence(source, copies - 1) if pairs and copies and not is_set else None
     if elements is None:
@@ -253,7 +253,7 @@ def get_attribute(node: Obj, name: str) -> Any:
 
 
 def strip_compile_wrapper(node: Obj) -> Obj:
-    """Return the wrapped module if torch.compile pickled its wrapper as a call on the module."""
+    """Return the module inside a torch.compile wrapper that was pickled as a call; any other node unchanged."""
     while (
         node.state is None
         and get_name(node.cls).endswith(".OptimizedModule")
@@ -277,7 +277,7 @@ def is_optimizer(node: Any) -> bool:
 
 
 def is_flat_optimizer(node: Any) -> bool:
-    """Return True for an optimizer state with names in its keys: "state.fc.weight.exp_avg", "param_groups.fc.lr".
+    """Return True for a flattened optimizer state, with keys such as "state.fc.weight.exp_avg", "param_groups.fc.lr".
 
     `torch.distributed.checkpoint.state_dict` writes this with `flatten_optimizer_state_dict`.
     """

@@ -1,4 +1,4 @@
-"""Dictionary keys of a pickle: their equality in Python, without hashing values chosen by a file.
+"""Compare dictionary keys of a pickle as Python compares them, without hashing values that a file can choose.
 
 Only short values and bytes are hashed, and nothing recurses.
 """
@@ -16,18 +16,17 @@ from statecli.pickles.numpy_types import is_number_or_date, read_number, read_te
 #: collide.
 _HASHABLE_INT_LIMIT = 2**60
 _MAX_HASHABLE_BYTES = 65_536
-#: Largest number of values in a key that is compared by its values, without a machine that keeps the tokens of its
-#: keys.
+#: Largest number of values in a key that is compared by its values, if `wrap_key` gets no `tokens`.
 MAX_KEY_PARTS = 64
-#: Largest nesting of containers that are read as a key; the stack of Python overflows when Python hashes deeper ones.
+#: Largest nesting of containers in a key that is read: Python's stack overflows when it hashes deeper containers.
 MAX_KEY_NESTING = 10_000
 
 
 def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
-    """Return `value` as a dictionary key: unchanged if cheap to hash, else wrapped. A `str` call of a text is the text.
+    """Return `value` as a dictionary key: unchanged if cheap to hash, else wrapped in a `Key`.
 
-    Two keys are equal if they are equal in Python: 1 and 1.0, tuples of equal values. Without `tokens`, containers of
-    more than `MAX_KEY_PARTS` values equal only themselves.
+    A call such as `str('a')` becomes its text. Two keys are equal if they are equal in Python: 1 and 1.0, tuples of
+    equal values. Without `tokens`, containers of more than `MAX_KEY_PARTS` values equal only themselves.
     """
     kind = type(value)
     if kind is str or kind is bool or value is None:
@@ -41,9 +40,9 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Tokens of containers: bytes that are equal for containers equal as dictionary keys. Each container is read once.
+    """Cache of tokens. A token is bytes that two containers share if they are equal as dictionary keys.
 
-    Only bytes are hashed, whose hashes a file cannot predict, and nothing recurses.
+    Each container is read once, without recursion. Only bytes are hashed: a file cannot predict their hashes.
     """
 
     def __init__(self, limit: int = sys.maxsize) -> None:
@@ -72,7 +71,7 @@ class Tokens:
         return None if self._parts_left < 0 else ("token", token)
 
     def _read(self, root: Value) -> None:
-        """Find the tokens of a container and of its inner containers, within the limits of reading."""
+        """Compute and cache the tokens of a container and of its inner containers, up to the limits."""
         waiting, entered, depth = [root], set[int](), 0
         while waiting and self._parts_left >= 0:
             value = waiting[-1]
@@ -97,7 +96,7 @@ class Tokens:
                 )
 
     def _find_token(self, value: Value) -> bytes:
-        """Return the token of a container already read, or of any other value."""
+        """Return the token of a value; a container must have been read before."""
         cached = self._cached_tokens.get(id(value))
         if cached is not None:
             return cached[1]
@@ -112,7 +111,7 @@ class Tokens:
 
 
 def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
-    """Return the tag and the values of a tuple, shape, frozen set or complex number: Python compares the values."""
+    """Return the tag and the values of a tuple, shape, frozen set or complex number; None for other values."""
     if type(value) is tuple:
         return _TUPLE, value
     if type(value) is SetOf:
@@ -133,7 +132,7 @@ def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
 
 
 def _get_spelled_value(value: Value) -> Value:
-    """Return the text, bytes or number spelled out by a call; other values unchanged."""
+    """Return the text, bytes or number that a call such as `str('a')` creates; other values unchanged."""
     if (
         type(value) is not Obj
         or type(value.cls) is not Global
@@ -175,7 +174,7 @@ def _decode_numpy_scalar(call: Obj) -> Value:
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
-    """Return True if a call creates an unknown value that may be equal to a text, and so to another key."""
+    """Return True if a call creates an unknown value that may equal a text, so the key may equal another key."""
     name, args = _get_python_name(key.cls), key.args
     if name == _RECONSTRUCTOR and len(args) > 1 and _get_python_name(args[1]) == "builtins.object":
         return False
@@ -189,7 +188,7 @@ def _get_python_name(name: Value) -> str:
 
 
 def _create_leaf_token(value: Value) -> bytes:
-    """Return the token of a value other than a container, with the id for a value that equals only itself (NaN)."""
+    """Return the token of a value other than a container; a value that equals only itself (NaN) gets its id."""
     if value is None:
         return b"N"
     if type(value) is float and value.is_integer():
@@ -217,12 +216,12 @@ def _join_tokens(tag: bytes, tokens: Iterable[bytes]) -> bytes:
 
 
 _TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
-#: Function that creates an object of a class whose base class has the value, such as a text.
+#: Function that creates an object from its class, a base class and the value of the base class, such as a text.
 _RECONSTRUCTOR = "copyreg._reconstructor"
 _TAG_BY_CLASS = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
 _COMPARED_NAMES = frozenset(["tuple", "Size", "frozenset", "complex"])
-#: Classes that return their argument unchanged -> type of the argument; and last parts of the names of all calls that
-#: `_get_spelled_value` reads.
+#: Classes that return an argument of a certain type unchanged -> this type.
+#: `_SPELLING_NAMES`: last parts of the names of all calls that `_get_spelled_value` reads.
 _SPELLED_TYPES = {
     "builtins.str": str,
     "builtins.int": int,

@@ -6,8 +6,8 @@ keys of a file and recurse over them: a few hundred bytes hang them for ever, tw
 
 Opcodes, memo entries, containers, stack and nesting of marks each have a budget.
 
-The 28 opcodes written by torch for each tensor are read in a single step if exactly as written by torch (`_RECORD`),
-and the entries that follow by `_native.c`, if compiled. `read_pickle(..., fast=False)` reads every opcode by itself and
+torch writes the same 28 opcodes for each tensor. If they match `_RECORD`, they are read in a single step, and
+`_native.c`, if compiled, reads the entries that follow. `read_pickle(..., fast=False)` reads every opcode by itself and
 is the reference for the tests.
 """
 
@@ -40,8 +40,8 @@ MAX_GLOBALS = 100_000
 STOP = b"."
 _STOP = STOP[0]
 _U32 = struct.Struct("<I").unpack_from
-#: Opcodes that an entry of a state_dict counts as (BINUNICODE, LONG_BINPUT, a GET and its record), and objects in a
-#: record.
+#: Opcodes counted for an entry of a state_dict (BINUNICODE, LONG_BINPUT, a GET, the tensor's record), and objects
+#: counted for a record.
 _OPCODES_OF_ENTRY, _OBJECTS_OF_RECORD = 4, 3
 
 
@@ -57,9 +57,9 @@ def read_pickle(
 ) -> Pickle:
     """Return the graph of the pickle at byte `start` of `data`.
 
-    `module_ids` reads the persistent id ("module", class, file, source) as the class, as in old whole modules, and
-    (class, file, source), as in a tar archive. `budget` multiplies the limits on opcodes, memo entries and objects;
-    `machine_class` is the machine for reading.
+    With `module_ids`, the persistent ids ("module", class, file, source) of old whole modules and (class, file, source)
+    of tar archives are read as the class. `budget` multiplies the limits on opcodes, memo entries and objects.
+    `machine_class` replaces `Machine`.
 
     Raises MalformedError with `label` and the byte of the error, TruncatedPickle if the bytes end too soon.
     """
@@ -79,7 +79,7 @@ def read_pickle(
 class Machine(MachineState):
     """Machine that reads opcodes in bursts and compares the budgets after each burst."""
 
-    #: Handler of each of the 256 opcodes. A machine that reads on after an error replaces some.
+    #: Handler of each of the 256 opcodes. A subclass that continues after an error replaces some handlers.
     handlers: tuple[Handler, ...] = HANDLERS
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
@@ -186,9 +186,9 @@ class Machine(MachineState):
         return pos
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Do the operations of a matched `_RECORD`; return False if the opcodes do more than the match.
+        """Read the record of a tensor that matches `_RECORD`; return False if it must be read opcode by opcode.
 
-        The opcodes do more if a memo entry is out of order, or if the record reads an entry written by itself.
+        This is so if a memo entry is out of order, or if the record reads a memo entry that it writes itself.
         """
         tag, kind, n, key, p0, location, numel, p1, offset, size, p2, stride, p3, grad, hooks, p4, p5, p6 = (
             match.groups()
@@ -236,7 +236,7 @@ class Machine(MachineState):
         return pos
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:  # noqa: ARG002  # for machines that note calls
-        """Return True if a record with these calls needs no other work than `take_record`."""
+        """Return True if `take_record` is all that a record with these calls needs."""
         return True
 
 

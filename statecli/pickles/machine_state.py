@@ -19,16 +19,17 @@ from statecli.pickles.keys import Tokens, wrap_key
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
 #: Budget of the values that all objects hold as arguments or state: a fixed part, and a part for each opcode. More
-#: values are possible only if many objects share them, which picklers never write; each object reads them again.
+#: values are possible only if many objects share them, which picklers never write. Shared values are counted again for
+#: each object, because they are read again for each object.
 MAX_HELD_VALUES = 200_000
 MAX_HELD_VALUES_PER_OPCODE = 16
-#: Number of first arguments whose own values count as held, because functions take a container among these.
+#: Number of leading arguments whose own values count as held, because functions take a container among these.
 _COUNTED_ARGUMENTS = 4
 #: Longest chain of containers, each filled from the next, that is followed.
 MAX_NESTED_COPIES = 8
 #: Opcodes between two checks of the budgets.
 BURST_OPCODES = 50_000
-#: Longest integer that is read, in bytes: checkpoints use no longer ones, and Python prints at most 4300 digits.
+#: Longest integer that is read, in bytes: checkpoints use shorter ones, and Python prints at most 4300 digits.
 MAX_INT_BYTES = 1024
 MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
 #: Largest number of duplicate keys that are kept for the report.
@@ -56,10 +57,10 @@ def is_enum_call(function: Value, args: Value) -> bool:
 
 
 class MachineState:
-    """State of a parse.
+    """State of the pickle machine while it reads a pickle.
 
-    `stack` holds the values above the last mark, `metastack` the stacks below each mark. `memo` holds the entries
-    0..n-1, as numbered by every pickler; `sparse_memo` the entries out of this order.
+    `stack` holds the values above the last mark, `metastack` holds the stacks below each mark. `memo` holds the entries
+    0..n-1, as numbered by every pickler; `sparse_memo` holds the entries out of this order.
     """
 
     #: Longest name of a global, in characters, because the name is read again for each call of the global.
@@ -77,10 +78,10 @@ class MachineState:
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent: list[Persistent] = []
         self.duplicate_keys: list[Value] = []
-        #: The byte after the open frame, NO_FRAME outside of frames; whether there was a frame.
+        #: The byte after the open frame, or NO_FRAME outside of frames. `has_frames` is True after the first frame.
         self.frame_end = NO_FRAME
         self.has_frames = False
-        #: Whether a burst has read a MEMOIZE, for which it calls no handler.
+        #: Whether a burst has read a MEMOIZE without calling its handler.
         self.has_memoize = False
         self.root: Value = None
         self.end = 0
@@ -100,7 +101,7 @@ class MachineState:
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
     def build_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for the opcode before byte `pos`, invalid for every loader."""
+        """Return the error for the opcode before byte `pos` that every loader rejects."""
         return self.build_unsupported_error(pos, f"the pickle is damaged: {text}")
 
     def build_unsupported_error(self, pos: int, text: str) -> MalformedError:
@@ -211,7 +212,7 @@ class MachineState:
         return Obj(function, args, how)
 
     def count_held_values(self, values: Value, pos: int) -> None:
-        """Count the values of an object. Raises OverBudget if many objects share many values."""
+        """Count the values that an object holds. Raises OverBudget if many objects share many values."""
         if type(values) is tuple:
             self.held_values += sum(
                 [len(value) for value in values[:_COUNTED_ARGUMENTS] if type(value) in _CONTAINER_TYPES]
@@ -239,7 +240,7 @@ class MachineState:
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
-        """Do SETITEMS: `flat` is key, value, key, value…"""
+        """Set items of a dict (SETITEMS); `flat` is key, value, key, value…"""
         if type(target) is Obj:
             if target.items is None:
                 target.items = {}
@@ -267,11 +268,11 @@ class MachineState:
             seen.add(key)
 
     def set_state(self, target: Obj, state: Value) -> None:
-        """Do BUILD."""
+        """Set the state of an object (BUILD)."""
         target.state = state
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
-        """Do APPENDS or ADDITEMS."""
+        """Add elements to a list (APPEND, APPENDS) or to a set (ADDITEMS)."""
         kind = type(target)
         if kind is Obj:
             if target.elems is None:
@@ -293,7 +294,7 @@ class MachineState:
         return int.from_bytes(data, "little", signed=True)
 
     def parse_decimal(self, line: bytes, pos: int) -> int:
-        """Return an integer in text."""
+        """Return the integer that a line of text spells in decimal digits."""
         if len(line) > MAX_NUMBER_DIGITS:
             raise self.build_unsupported_error(
                 pos, f"an integer has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
@@ -307,7 +308,7 @@ class MachineState:
         return int(line, 8) if _OCTAL.fullmatch(line) else self.parse_decimal(line, pos)
 
     def parse_float(self, line: bytes, pos: int) -> float:
-        """Return a floating-point number in text."""
+        """Return the floating-point number that a line of text spells."""
         if len(line) > MAX_NUMBER_DIGITS:
             raise self.build_unsupported_error(
                 pos, f"a number has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
@@ -319,7 +320,7 @@ class MachineState:
 
 
 def _count_values(value: Value) -> int:
-    """Return the number of values in a container, or in the container from which a call fills another."""
+    """Return the number of values in a container, or in the chain of containers from which a call is filled."""
     size = 0
     for _ in range(MAX_NESTED_COPIES):
         if type(value) is not Obj:

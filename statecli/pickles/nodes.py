@@ -23,7 +23,7 @@ class _Node(msgspec.Struct, eq=False):
 
 
 class Global(_Node):
-    """A name that the pickle would import, and the byte of its first mention. One object per name and load."""
+    """A name that the pickle would import, and the byte of its first mention. A pickle has one object per name."""
 
     module: str
     name: str
@@ -31,7 +31,7 @@ class Global(_Node):
 
     @property
     def qualified(self) -> str:
-        """Name as `module.name`, Python 3's for a name of Python 2."""
+        """Name as `module.name`; a name of Python 2 is replaced by its name in Python 3."""
         if self.module in MODULES:
             return ".".join(rename_python2(self.module, self.name))
         return f"{self.module}.{self.name}"
@@ -43,9 +43,9 @@ class Global(_Node):
 class Obj(_Node):
     """A call that the pickle would make, and the changes to its result.
 
-    `cls` is the callee, nearly always a Global; `how` is reduce, newobj, obj or inst; enum for a member of an Enum of
-    TorchScript, whose argument is not a tuple. `kwargs` is a dict for NEWOBJ_EX, `state` the last BUILD, `items` the
-    dict items set on the result, `elems` the appended or added elements.
+    `cls` is the callee, nearly always a Global. `how` is reduce, newobj, obj or inst, or enum for a member of an Enum
+    of TorchScript, whose argument is not a tuple. `kwargs` is a dict for NEWOBJ_EX, `state` is the argument of the last
+    BUILD, `items` are the dict items set on the result, `elems` are the appended or added elements.
     """
 
     cls: Value
@@ -79,7 +79,7 @@ class Key(_Node, eq=False):
 
 
 class Persistent(_Node):
-    """A persistent id, resolved by the container: torch's storages, `("storage", type, key, location, numel)`."""
+    """A persistent id, which the loader resolves. torch's storages are `("storage", type, key, location, numel)`."""
 
     pid: Value
 
@@ -93,8 +93,8 @@ class SetOf(_Node):
 class Pickle(_Node):
     """One pickle: its `root`, the `globals` and the storages in order of first mention.
 
-    `end` is the first byte after the pickle, `duplicate_keys` up to 100
-    dictionary keys set twice; the last value wins, as in torch.
+    `end` is the first byte after the pickle. `duplicate_keys` are up to 100 dictionary keys that are set twice; the
+    last value wins, as in torch.
     """
 
     root: Value

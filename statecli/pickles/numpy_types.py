@@ -1,4 +1,4 @@
-"""numpy's types of numbers in a pickle: `numpy.dtype('f4', False, True)`, and a state with the byte order."""
+"""Read numpy's number types in a pickle: a call `numpy.dtype('f4', False, True)`, and a state with the byte order."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _STRUCT_CODES |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 
 
 class NumberType(NamedTuple):
-    """A type of numbers in numpy's notation: `f4`."""
+    """A number type of numpy; `code` is in numpy's notation, such as `f4`."""
 
     code: str
     is_big_endian: bool
 
 
 def read_number_type(node: Value) -> NumberType | None:
-    """Return the type that the call creates; None for other nodes and for a type in a form that numpy never writes.
+    """Return the number type that a call of numpy.dtype creates; None for other nodes and forms numpy never writes.
 
-    Called with other arguments, numpy.dtype returns a type of numpy's own that ignores its state. A state may also give
-    a number parts and fields.
+    Called with other arguments, numpy.dtype returns a built-in type that ignores its state. A state may also turn a
+    number into a type with subarrays and fields.
     """
     if type(node) is not Obj or type(node.cls) is not Global or node.cls.qualified != "numpy.dtype" or node.kwargs:
         return None
@@ -51,14 +51,14 @@ def read_number(dtype: Value, data: bytes) -> Value:
 
 
 def is_number_or_date(dtype: Value) -> bool:
-    """Return True if the call creates a type of numbers or dates, which never equal a text."""
+    """Return True if the node creates numpy's type of a number or date: such values never equal a text."""
     is_type = type(dtype) is Obj and type(dtype.cls) is Global and dtype.cls.qualified == "numpy.dtype"
     code = dtype.args[0] if is_type and dtype.args else None
     return type(code) is str and _NUMBER_OR_DATE.fullmatch(code) is not None
 
 
 def read_text(dtype: Value, data: bytes) -> str | None:
-    """Return the text in the bytes of a scalar; None if the call does not create a type of texts as numpy writes it."""
+    """Return the text in the bytes of a scalar; None if `dtype` is not numpy's type for a text of this length."""
     if type(dtype) is not Obj or type(dtype.cls) is not Global or dtype.cls.qualified != "numpy.dtype":
         return None
     code, state = dtype.args[0] if dtype.args else None, dtype.state

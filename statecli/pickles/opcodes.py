@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 def do_unknown(m: MachineState, pos: int) -> int:
-    """Raise MalformedError for a byte that no protocol has."""
+    """Raise MalformedError for a byte that is not an opcode of any protocol."""
     raise m.build_error(pos, f"unknown opcode 0x{m.data[pos - 1]:02x}")
 
 

@@ -1,6 +1,6 @@
-"""Names of Python 2 in pickles of protocols 0 to 2, which Python 3 and torch take for names of their own.
+"""Rename the names of Python 2 in pickles of protocols 0 to 2, as Python 3 and torch do when they load a pickle.
 
-Any name in a renamed module is renamed: `UserDict.OrderedDict` is `collections.OrderedDict`.
+Every name in a renamed module is renamed: `UserDict.OrderedDict` becomes `collections.OrderedDict`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULES = frozenset(_MODULE_NAMES.split())
 
 @lru_cache(maxsize=4096)
 def rename_python2(module: str, name: str) -> tuple[str, str]:
-    """Return Python 3's name for a name written by Python 2: `commands.getoutput` is in subprocess.
+    """Return the Python 3 name of a Python 2 name: `commands.getoutput` becomes `subprocess.getoutput`.
 
     Python renames only in pickles of protocols 0 to 2; in other pickles, a name that only Python 2 has is not found.
     """

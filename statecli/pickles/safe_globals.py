@@ -112,7 +112,7 @@ def is_storage_class(name: str) -> bool:
 
 
 def find_admitting_module(name: str) -> str | None:
-    """Return the module of torch whose import adds the name to the list of `torch.load`; None without such a module."""
+    """Return the module of torch whose import adds the name to the list of `torch.load`; None if no module does."""
     if name in _ADDED_BY_DTENSOR:
         return "torch.distributed.tensor"
     return "torch._dynamo" if name in _ADDED_BY_DYNAMO else None
