@@ -1,4 +1,4 @@
-"""Describe live models as `ModelState`: build a class, walk its tensors, measure which follow a move and get saved.
+"""Describe live models as `ModelState`: build a class, walk its tensors, measure which ones move and which are saved.
 
 Importing this package imports no torch. Most of its modules import torch, so they are imported when they are first used
 (`live.build.build(…)` after `from statecli import live`).

@@ -1,4 +1,4 @@
-"""Say which arguments a call of the spec lacks, or has in the wrong form, with the line to type."""
+"""Explain which arguments of a spec's call are missing or in the wrong form, and suggest the line to type."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TRIED_NUMBERS = (3, 2, 8, 64)
 def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
     """Return how to pass the arguments, if the call does not fit the signature; None otherwise.
 
-    `is_call`: the call itself has raised the error, and not a line of a file.
+    `is_call`: the call itself has raised the error, and not a line of the user's code.
     """
     configuration = _explain_configuration(spec, callee)
     if configuration is not None:
@@ -136,7 +136,8 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
 def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[str, ...]:
     """Return lines to try after an error that does not name a missing argument.
 
-    Names have quotes, an argument has another option or is left out, or the arguments are from an example.
+    In these lines, names are quoted, an argument has another value or is left out, or the arguments are from an
+    example.
     """
     if spec.is_file:
         return ()
@@ -190,7 +191,7 @@ def _quote_names(value: Any) -> Any:
 def _advise_modules(
     spec: ModelSpec, callee: Any, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
-    """Return lines with modules for arguments that are None; None if no argument takes a module."""
+    """Return lines that pass modules for arguments whose default is None; None if no argument takes a module."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
@@ -290,9 +291,9 @@ def _is_configured_folder(value: str) -> bool:
 
 
 def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
-    """Return the line for a class of transformers without a configuration of its own.
+    """Return the error, with the line to type, for a class of transformers that got a wrong configuration.
 
-    The configuration is a dict, or belongs to another class, or the class has got the fields of its configuration.
+    The configuration is a dict, or of another class, or the fields of the configuration are passed as arguments.
     """
     config_class = getattr(callee, "config_class", None)
     config_argument = spec.kwargs.get("config", spec.args[0] if spec.args else None)
@@ -321,7 +322,7 @@ def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
 
 
 def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelError | None:
-    """Return the line for a class of transformers that has got fields of its configuration as arguments."""
+    """Return the error, with the line to type, if fields of a transformers configuration are passed as arguments."""
     fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
     if not fields or spec.args or not _has_parameter(callee, "config"):
         return None
@@ -427,7 +428,7 @@ def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
-    """Return the line with unknown arguments as fields of a missing configuration; None without such a class.
+    """Return the error with a line in which unknown arguments are fields of a missing configuration; else None.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
@@ -453,14 +454,14 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
 
 
 def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> Advice | None:
-    """Return the line with the nearest candidate in place of each unknown argument; None without such a line."""
+    """Return the line with the nearest parameter in place of each unknown argument; None if none is near."""
     renamed_spec = _rename_unknown(spec, callee, candidates)
     new_names = [name for name in renamed_spec.kwargs if name not in spec.kwargs]
     return advise_line(spell(renamed_spec), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
 
 
 def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:
-    """Return the spec with the nearest candidate in place of each unknown argument."""
+    """Return the spec with the nearest parameter in place of each unknown argument among `candidates`."""
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
     new_name_by_old = {

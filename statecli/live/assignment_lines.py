@@ -26,7 +26,7 @@ from statecli.live.walk import get_own_dict
 
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _LIVE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
-#: Ends of the names of files with wrappers of torch's functions; their lines are never the origin of an attribute.
+#: Suffixes of files with wrappers of torch's functions; their lines are never the origin of an attribute.
 _WRAPPER_FILES = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
 _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add_module")
 
@@ -102,7 +102,7 @@ class Origins:
             self._by_class[id(type(module)), name] = place
 
     def locate(self, module: nn.Module, name: str) -> tuple[str, int] | None:
-        """Return file and line, or None."""
+        """Return file and line of the last assignment, or None."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return self._by_class.get((id(type(module)), name))
@@ -120,7 +120,7 @@ class Origins:
         return (id(module), name) in self._repeated
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:
-        """Return `place` with its file for people: never an absolute path unless the user typed one."""
+        """Return `place` with its file as shown to users: never an absolute path unless the user typed one."""
         if place is None or place[0].startswith(("<", PACKAGE_FOLDER)):
             return None  # for example a class of torch, which statecli itself calls
         return Origin(format_path(place[0], self._typed_paths), place[1])

@@ -232,7 +232,7 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
 
 
 def find_class_file(kind: type) -> str | None:
-    """Return the source file of a class; None without a file."""
+    """Return the source file of a class; None if it has none."""
     try:
         return inspect.getsourcefile(kind)
     except (TypeError, OSError):
@@ -240,7 +240,7 @@ def find_class_file(kind: type) -> str | None:
 
 
 def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
-    """Return the first line that assigns `name` in the body of a class; None without a source to read."""
+    """Return the first line that assigns `name` in the body of a class; None if the source has no such line."""
     filename = find_class_file(owner)
     file = _parse_file(filename) if filename else None
     if filename is None or file is None:
@@ -250,7 +250,7 @@ def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
 
 
 def read_scope(place: tuple[str, int] | None) -> SourceScope | None:
-    """Return the scope around the line; None without a source to read."""
+    """Return the class and the function around the line; None if the source cannot be read."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_scope(file, place[1])
 

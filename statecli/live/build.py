@@ -46,7 +46,7 @@ def build(
 ) -> BuiltModel:
     """Import and call the class or function named by `spec`.
 
-    `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise. `loaded`: the
+    `init_device`: None means meta if the model is built from a configuration, and the cpu otherwise. `loaded`: the
     object of the spec, if it was imported before. Without `values` large random initial values are not drawn (see
     `skip_random_init`). Raises MissingDependency without torch, UsageError for a device unknown to torch, ModelError
     for an error of the user's code.
@@ -74,7 +74,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with the advice that works: the arguments of the line may be refused too."""
+    """Return the error with advice that works, because the class may refuse the corrected arguments too."""
     if ".py:" in error.line:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
@@ -84,7 +84,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
 
 
 def _build_line(text: str) -> object:
-    """Build the model of a line to type without values: on meta, or on the cpu if the constructor reads values."""
+    """Build the model that a suggested line names, on meta, or on the cpu if the constructor reads values."""
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:
@@ -169,7 +169,7 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
 
 
 def _find_model_of_config(config_class: Any) -> str | None:
-    """Return the target of the model of a configuration class of transformers; None for other classes."""
+    """Return the target that builds the model of a transformers configuration class; None for other classes."""
     auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
     kind = getattr(config_class, "model_type", None)
     if auto_class is None or not kind or not hasattr(config_class, "from_dict"):
@@ -204,7 +204,7 @@ def _is_model_of(module: types.ModuleType, name: str) -> bool:
 
 
 def _seed_torch(seed: int) -> None:
-    """Do the same as `torch.manual_seed`, without noting a seed for each kind of missing device (5 ms)."""
+    """Seed torch as `torch.manual_seed` does, but without a seed for each kind of missing device (5 ms)."""
     import torch
 
     has_devices = torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()

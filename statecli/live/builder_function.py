@@ -1,4 +1,4 @@
-"""Write the function that builds a model where a spec cannot: with a class of a file, or by a change in place."""
+"""Write a function that builds a model if no spec can: with a class of a file, or with a change in place."""
 
 from __future__ import annotations
 

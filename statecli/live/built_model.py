@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """Model held by statecli alone: `model_reader.read` and `move` overwrite its values.
+    """Model that only statecli uses: `model_reader.read` and `move` overwrite its values.
 
     Attributes:
         origins: The line of each assignment.
         values: Whether large random initial values were drawn.
-        make_instance: Builds another instance from `values` and a seed.
+        make_instance: Function that builds another instance; its arguments are `values` and a seed.
         loaded: The object of the spec and its module; None if no spec was imported.
         settings_after_init: torch's settings as the constructor left them; None if no constructor was run.
         original: The live model copied to `module`: its tensors are listed, and only the copy is moved.

@@ -1,4 +1,4 @@
-"""Write a function that builds a model from arguments of code: a lambda, a comprehension, `partial(...)`."""
+"""Write a function that builds a model whose arguments are code: a lambda, a comprehension, `partial(...)`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove entries for fetching anything."""
+    """Return the configuration without entries that fetch code or weights."""
     config = {key: value for key, value in document.items() if not _FETCHING_KEY.match(key)}
     if "use_pretrained_backbone" in config:
         config["use_pretrained_backbone"] = False

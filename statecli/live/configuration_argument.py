@@ -1,4 +1,4 @@
-"""The argument of a class that takes a configuration: its class, and its value from a file (`--config-json`)."""
+"""Find the argument that takes a configuration, and build its value from a file (`--config-json`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectName, format_call
 from statecli.storage import files
 
-#: Ends of the names of classes that hold settings.
+#: Suffixes of the names of classes that hold settings.
 _CONFIGURATION_ENDS = ("Config", "Cfg", "Args", "Configuration", "HParams")
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
@@ -65,7 +65,7 @@ def _write_function(spec: ModelSpec, argument: str) -> str:
 
 
 def list_parameters(callee: Any) -> list[inspect.Parameter]:
-    """Return the parameters that can be named; [] if the object has no signature."""
+    """Return the parameters without `*args` and `**kwargs`; [] if the object has no signature."""
     try:
         parameters = inspect.signature(callee).parameters.values()
     except (TypeError, ValueError):
@@ -78,8 +78,8 @@ def list_parameters(callee: Any) -> list[inspect.Parameter]:
 def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
     """Return the class that a parameter takes; None if unknown.
 
-    The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers, or is,
-    for an argument such as `cfg`, the only configuration class of the module with the fields read from the argument.
+    The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers. For an
+    argument such as `cfg`, it may be the only configuration class of the module that has the fields read by the callee.
     """
     annotation = inspect.signature(callee).parameters[name].annotation
     if isinstance(annotation, str):
@@ -211,10 +211,10 @@ def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list
 
 
 class JsonConfiguration(NamedTuple):
-    """Way to build an argument from a JSON file.
+    """How to build an argument from a JSON file.
 
-    `has_from_dict`: by `from_dict` of the class, else by a call with the fields. `inner`: the keys of each inner object
-    that is built first, with its class; the innermost first.
+    `has_from_dict`: build it by `from_dict` of the class, else by a call with the fields. `inner`: keys and class of
+    each inner object that is built before; the innermost first.
     """
 
     argument: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Endings of a class name in other spellings of the same build: `BertModel.from_config`.
 _BUILDERS = (".from_config", "._from_config")
-#: Ends of the names of files from which `from_pretrained` reads weights.
+#: Suffixes of the files from which `from_pretrained` reads weights.
 _WEIGHT_ENDS = (".safetensors", ".bin", ".index.json", ".h5", ".msgpack", ".gguf", ".ckpt.index")
 #: Name without dots in a spec with `config=...`. The class is built from the configuration and the name is never
 #: called, because `--model auto` takes the name from a file.
@@ -36,9 +36,9 @@ _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:
-    """Return the spec of the class of a checkpoint; `path` is a folder or a file in a folder.
+    """Return the spec that builds the class of a checkpoint; `path` is a folder or a file in a folder.
 
-    Raises UsageError without a configuration in the folder, and for a configuration without a class.
+    Raises UsageError if the folder has no configuration, or the configuration names no class.
     """
     folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
     config = files.join(folder, CONFIG)
@@ -106,7 +106,7 @@ def _name_build(
 def _spell_default(name: str, config: str) -> str:
     """Return the target of a class of transformers with its default configuration; "" for an unknown class.
 
-    `config`: the typed text, with which an Auto class chooses.
+    `config`: the typed text, from which an Auto class chooses the model.
     """
     model_class = getattr(hf_auto.import_transformers(name), name, None)
     config_class = getattr(model_class, "config_class", None)

@@ -60,7 +60,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Any) ->
 
 
 def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> ModelError:
-    """Return the error with lines that have a value in place of each unknown name; the same error without any.
+    """Return the error with lines that have a value in place of each unknown name; the same error if none can be made.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """

@@ -1,10 +1,10 @@
-"""Find operators refused by CUDA because of their tensors' devices, and the tensors to blame.
+"""Find operators that CUDA refuses because of the devices of their tensors, and the tensors at fault.
 
 A `DeviceWatch` checks every operator run by forward, above FakeTensorMode, wrapper tensors or a GPU. The rules of eager
 CUDA apply:
 
-- An elementwise operator of two tensors takes a 0-dim tensor of the CPU as a number, but not as its output.
-- CPU indices into a table on the device are legal, and the reverse is not.
+- An elementwise operator of two tensors takes a 0-dim CPU tensor as a number, but not as its output.
+- CPU indices into a table on the device are legal; indices on the device into a table on the CPU are not.
 - Copies may go from any device to any device.
 - All other operators need every tensor on the device.
 """
@@ -35,7 +35,7 @@ ANY_DEVICE_OPERATORS = _split_words(
     "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata bernoulli_ "
     "linspace logspace"
 )
-#: Types of arguments without tensors. Most arguments have such a type, and torch's search of a tree takes 10 us.
+#: Types of arguments without tensors. Most arguments have such a type, and torch's search for tensors takes 10 us.
 PLAIN_TYPES = frozenset(
     [int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format]
 )
@@ -44,7 +44,7 @@ _INDEXING_OPERATORS = _split_words(
     "index index_put index_put_ _index_put_impl _index_put_impl_ _unsafe_index _unsafe_index_put "
     "_unsafe_masked_index _unsafe_masked_index_put_accumulate"
 )
-#: Operators whose number of elements per step, `batch_sizes`, lies on the CPU by design.
+#: Operators whose argument `batch_sizes` (elements per step) is on the CPU by design.
 _RNN_OPERATORS = _split_words("lstm gru rnn_tanh rnn_relu _cudnn_rnn")
 #: Elementwise operators whose CUDA kernels take one 0-dim tensor of the CPU, on either side: `device_check: NoCheck` in
 #: torch's native_functions.yaml, and a kernel "with scalars". The in-place variants end in an underscore.
@@ -91,7 +91,7 @@ _LIFT_OPERATORS = _split_words("lift lift_fresh lift_fresh_copy")
 class DeviceWatch:
     """Check the devices of tensors in the operators of a forward.
 
-    A refused operator raises `Refused`, or is recorded in `mismatches` to let forward go on.
+    A refused operator raises `CudaRefusal`, or is recorded in `mismatches` to let forward go on.
 
     Attributes:
         device: The device of the moved model.
@@ -113,11 +113,11 @@ class DeviceWatch:
     caught: frozenset[Mismatch] = frozenset()
     raised: set[Mismatch] = field(default_factory=set)
     _excused: set[str] = field(default_factory=set)
-    # By id, with the tensor, so that no id is used twice. A weak reference would prevent torch from swapping tensors.
+    # By the id of the tensor, which is kept so that no id is used twice: a weak reference would prevent torch's swap.
     _sources: dict[int, tuple[torch.Tensor, TensorSource]] = field(default_factory=dict)
 
     def excuse(self, names: Iterable[str]) -> None:
-        """Record no mismatch for the names, because the fake move could not put their tensors on the device."""
+        """Ignore mismatches of the named tensors, because the fake move could not put them on the device."""
         self._excused.update(names)
 
     def add_names(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -133,7 +133,7 @@ class DeviceWatch:
         return None if entry is None else entry[1]
 
     def _find_source(self, tensor: torch.Tensor) -> TensorSource | None:
-        """Return the source of `tensor`, also for a variable of the model's file."""
+        """Return the source of `tensor`, also if the tensor is a variable of the model's file."""
         source = self.get_source(tensor)
         variable = tensor_sources.find_file_variable(tensor) if source is None else None
         if variable is None:
@@ -141,7 +141,7 @@ class DeviceWatch:
         return self._sources.setdefault(id(tensor), (tensor, TensorSource(file_variable=variable)))[1]
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return the tensors for which CUDA would refuse the operator; record each, or raise `Refused`."""
+        """Return the tensors for which CUDA would refuse the operator; record each, or raise `CudaRefusal`."""
         tensors = list_tensors(*args, *kwargs.values())
         off_device_tensors = [tensor for tensor in tensors if tensor.device != self.device]
         if not off_device_tensors:
@@ -155,7 +155,7 @@ class DeviceWatch:
         return strays
 
     def find_off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return tensors on the device that the operator needs on the CPU; record each, or raise `Refused`."""
+        """Return tensors on the device that the operator needs on the CPU; record each, or raise `CudaRefusal`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
             return []
@@ -247,7 +247,7 @@ class DeviceWatch:
                 self.copied_by_forward.setdefault(source.fqn, tensor_sources.find_user_place())
 
     def _record_taken(self, func: Any, off_device_tensors: list[torch.Tensor]) -> None:
-        """Record tensors accepted from another device."""
+        """Record the tensors that the operator accepts although they are on another device."""
         for source in map(self.get_source, off_device_tensors):
             if source is not None and source.fqn is not None:
                 operator = get_operator_name(func).strip("_")
@@ -269,7 +269,7 @@ class DeviceWatch:
         self._record_or_raise(mismatches, _SAME_DEVICE_MESSAGE)
 
     def _record_or_raise(self, mismatches: list[Mismatch], message: str) -> None:
-        """Record the mismatches, or raise `Refused`."""
+        """Record the mismatches, or raise `CudaRefusal`."""
         if any(self._must_raise(mismatch) for mismatch in mismatches):
             calls = tensor_sources.list_user_calls()
             if calls not in self.uncaught_calls:
@@ -286,7 +286,7 @@ class DeviceWatch:
 
 
 def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int = 0) -> list[torch.Tensor]:
-    """Return tensors outside of `device` that CUDA needs there for `func`; [] for a legal call.
+    """Return the tensors that CUDA needs on `device` for `func`, but that are elsewhere; [] for a legal call.
 
     The tensor with the id `moved_id` counts as on the device.
     """
@@ -312,7 +312,7 @@ def _is_on_device(tensor: torch.Tensor, device: torch.device, moved_id: int) -> 
 
 
 def _find_scalar_ids(func: Any, args: Any, kwargs: Any, off_device_tensors: list[torch.Tensor]) -> set[int]:
-    """Return the ids of 0-dim tensors read as numbers by the operator, never of its output."""
+    """Return the ids of the 0-dim tensors that the operator reads as numbers; its output is never one."""
     name = get_operator_name(func).removeprefix("_foreach_")
     base_name = name if name in ONE_CPU_SCALAR_OPERATORS else name.removesuffix("_")
     bound = _bind_arguments(func, args, kwargs)
@@ -340,7 +340,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int) -> list[torch.Tensor]:
-    """Find strays of a `_foreach_` operator, a call for each index of its lists."""
+    """Find the strays of a `_foreach_` operator, which is checked as one call for each index of its lists."""
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
     lists = [list_tensors(value) for value in values.values() if isinstance(value, (list, tuple))]
@@ -362,7 +362,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing that must share a device: without indices, if the table is on the device."""
+    """Return the tensors of an indexing that must share a device; indices may be elsewhere if the table is on it."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
         # The indices are legal: the table, and the values written to the table, are on the wrong device.
@@ -398,7 +398,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operator, whose devices are legal now."""
+        """Run an operator after its arguments have been moved to legal devices."""
         return func(*args, **kwargs)
 
     def _carry_over(self, tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
@@ -419,7 +419,7 @@ def _get_storage_id(tensor: torch.Tensor) -> int | None:
 
 
 def list_tensors(*values: Any) -> list[torch.Tensor]:
-    """Return the tensors among arguments or results of an operator, and in their lists."""
+    """Return the tensors among the arguments or results of an operator, also those inside lists."""
     tensors: list[torch.Tensor] = []
     for value in values:
         kind = type(value)

@@ -1,4 +1,4 @@
-"""Arguments of a class in the examples of its documentation: `>>> metric = SpeechQuality(8000, 'nb')`."""
+"""Read the arguments of a class from the examples in its docstring: `>>> metric = SpeechQuality(8000, 'nb')`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Refuse downloads while code of a model runs: an inspected class needs no pretrained weights.
 
 `urllib` and sockets raise `DownloadRefused`, and huggingface_hub is in its offline mode: files in a cache are still
-used. Only the thread that runs the code is concerned, and not a read by statecli itself, for example of a configuration
+used. This holds only for the thread that runs the code, and not for reads by statecli itself, such as a configuration
 on a server. The variable STATECLI_DOWNLOADS=1 allows downloads.
 """
 
@@ -25,9 +25,9 @@ from statecli.live.installed_code import PACKAGE_FOLDER
 #: Variable that allows downloads.
 ALLOW_VARIABLE = "STATECLI_DOWNLOADS"
 ALLOW = f"set {ALLOW_VARIABLE}=1 to allow the download"
-#: Rooms of statecli that read files from servers.
+#: Packages of statecli that read files from servers.
 _READERS = tuple(os.path.join(PACKAGE_FOLDER, room) + os.sep for room in ("storage", "formats", "targets"))
-#: Hosts of this machine. An empty host is one too.
+#: Names of this machine; an empty host is this machine too.
 _LOCAL_HOST = compile_on_use(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
 #: Errors of huggingface_hub for a file that is not in its cache, in offline mode.
 _HUB_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
@@ -88,7 +88,7 @@ class _Guard:
         self._thread: int | None = threading.get_ident()
 
     def end(self) -> None:
-        """Refuse nothing any more, also by a copy of the offline mode that a library has made."""
+        """Stop refusing downloads, also if a library has copied the object in `HF_HUB_OFFLINE`."""
         self._thread = None
 
     def is_active(self) -> bool:
@@ -104,7 +104,7 @@ class _Guard:
         return True
 
     def is_active_or(self, *, was_offline: bool) -> Any:
-        """Return an object for `HF_HUB_OFFLINE`: true if true before, or while the guard refuses."""
+        """Return an object for `HF_HUB_OFFLINE` that is true if it was true before, or while the guard refuses."""
         guard = self
 
         class Offline:
@@ -114,7 +114,7 @@ class _Guard:
         return Offline()
 
     def refuse(self, host: object, source: str) -> None:
-        """Raise DownloadRefused for another machine."""
+        """Raise DownloadRefused if `host` is another machine."""
         text = host.decode("ascii", "replace") if isinstance(host, bytes) else host
         is_remote = isinstance(text, str) and not _LOCAL_HOST.fullmatch(text) and text != platform.node()
         if is_remote and self.is_active():

@@ -73,7 +73,7 @@ def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
 
 
 def watch_move(context: FakeGpuContext) -> contextlib.AbstractContextManager[MoveRecord]:
-    """Enter a fake GPU to move a model without a call."""
+    """Return a context with a fake GPU, to which a model is moved without being called."""
     return context(DeviceWatch(DEVICE))
 
 
@@ -94,7 +94,7 @@ class MoveRecord:
     """Parameters replaced by other objects in a fake move, and queries of the model's code for a GPU.
 
     Attributes:
-        release: Drops weak references to new tensors, because torch swaps no tensor with a weak reference.
+        release: Drops weak references to new tensors, because torch cannot swap a tensor that has one.
         successors: By id, each replaced Parameter and its successor. On CUDA a Parameter stays the same object, so
             that its other names follow.
         cuda_checks: Lines of the model's code that called `torch.cuda.is_available()`.
@@ -126,7 +126,7 @@ def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Call forward on a GPU in the block, with arguments refused by CUDA moved there, as on the fake GPU."""
+    """Watch a forward on a real GPU in the block; arguments that CUDA would refuse are moved as on the fake GPU."""
     with DeviceWatchMode(watch):
         yield MoveRecord(lambda: None)
 
@@ -284,7 +284,7 @@ class _CudaCallMode(TorchFunctionMode):
 
 
 def _build_device_property(cuda: _CudaCallMode) -> property:
-    """Build `FakeTensor.device`, which calls no mode: user code reads cuda:0, torch's code the true device."""
+    """Build `FakeTensor.device`, which calls no mode: user code reads cuda:0, torch's code reads the true device."""
     get_fake_device = FakeTensor.__dict__["device"].fget
 
     def device(self: FakeTensor) -> torch.device:
@@ -364,13 +364,13 @@ def _build_apply(record: MoveRecord) -> Callable[..., nn.Module]:
 def _apply_to_parameter(
     parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], record: MoveRecord
 ) -> torch.Tensor:
-    """Return `parameter` with the data of `fn`, as the same object if torch can swap its content."""
+    """Return `parameter` with the data that `fn` returns, as the same object if torch can swap its content."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     if parameter in record:
         return record.successors[id(parameter)][1]
     with _disable_current_modes():
-        # An alias: FakeTensorMode keeps weak references to what it converts, and such a tensor cannot be swapped.
+        # An alias: FakeTensorMode keeps weak references to converted tensors, and such a tensor cannot be swapped.
         alias = parameter.data
     with torch.no_grad():
         data = fn(alias)

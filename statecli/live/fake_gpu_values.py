@@ -110,7 +110,7 @@ def _replace_fake_device(device: torch.device) -> torch.device:
 
 
 def _is_result_on_device(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
-    """Return True for results on `DEVICE`: as requested, else like `self` if devices may mix, else like any tensor."""
+    """Return True if the results are on `DEVICE`: as requested, else like `self` if devices may mix, else if any is."""
     requested_device = kwargs.get("device")
     if requested_device is not None:
         return torch.device(requested_device).type == DEVICE.type

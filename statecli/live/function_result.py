@@ -1,4 +1,4 @@
-"""Suggest a line in place of a function that does not return a model: the layer of its name, or its model alone."""
+"""Suggest a line instead of a function that does not return a model: a layer of its name, or only its model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FUNCTIONAL = "torch.nn.functional"
 
 
 def check_function(spec: ModelSpec, callee: Any) -> None:
-    """Raise ModelError, with the layer of its name, for a function of tensors of a library: `functional.linear`."""
+    """Raise ModelError, with a layer of the same name, for a library's function of tensors (`functional.linear`)."""
     if spec.is_file or isinstance(callee, type) or not inspect.isroutine(callee):
         return
     annotation = str(getattr(callee, "__annotations__", {}).get("return", ""))
@@ -48,7 +48,7 @@ def explain_result(spec: ModelSpec, scope: Scope, result: Any) -> ModelError:
 
 
 def _advise_layer(spec: ModelSpec) -> Advice:
-    """Return the line with the layer of a function's name: Conv2d for conv2d, else a model of the library."""
+    """Return the line with the layer named like the function (Conv2d for conv2d), else with a model of the library."""
     name = spec.attribute.rpartition(".")[2].replace("_", "").lower()
     parts = spec.module.split(".")
     packages = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

@@ -1,4 +1,4 @@
-"""Build a class of transformers from a config.json, without weights; and the names under which the class loads entries.
+"""Build a class of transformers from a config.json, without weights, and map names in checkpoints to its names.
 
 Nothing in the configuration is downloaded or run: the class must be part of transformers, entries that fetch kernels,
 backbones or a quantizer are removed or refused, and the hub is off during the build.
@@ -64,7 +64,7 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
 
 
 def import_transformers(config: str) -> Any:
-    """Return the installed package, never a module in the current folder or the configuration's."""
+    """Return the installed transformers, never a module from the current folder or the configuration's folder."""
     try:
         with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             import transformers
@@ -79,7 +79,7 @@ def import_transformers(config: str) -> Any:
 
 
 def build_transformers(name: str | None, config: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the class `name`, or the class in the file `config`, from this file. Raises UsageError, ModelError.
+    """Build the class `name`, or the class that the file `config` names, from this file. Raises UsageError, ModelError.
 
     `arguments`: of the constructor, or entries of the configuration to replace.
     """
@@ -112,7 +112,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
 
 
 def _find_class(transformers: Any, name: str, document: Mapping[str, Any], config: str, *, is_named: bool) -> Any:
-    """Return the model class of transformers with this name; the class that an Auto class chooses.
+    """Return the model class of transformers with this name; for an Auto class, the class that it chooses.
 
     `is_named`: the user or `--model auto` named the class, and not the configuration.
     """
@@ -136,7 +136,7 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
 
 def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
-    """Return the nearest class that can be built from the configuration; "" without any."""
+    """Return the nearest class that can be built from the configuration; "" if there is none."""
     names = list_names(transformers)
     for similar_name in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
         own_type = getattr(getattr(getattr(transformers, similar_name, None), "config_class", None), "model_type", None)
@@ -182,9 +182,9 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
 
 
 def find_example(auto_class: Any, name: str = "") -> str | None:
-    """Return the target of a class that an Auto class chooses, with its default configuration; None without one.
+    """Return the target of a class that an Auto class can choose, with its default configuration; None if unknown.
 
-    `name`: of a repository or a model, which may begin with a model_type.
+    `name`: name of a repository or a model, which may contain a model_type.
     """
     mapping: Any = getattr(auto_class, "_model_mapping", None) or {}
     classes = list(mapping.keys())
@@ -239,7 +239,7 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
-    """Return that transformers has no such class, which the file names, or the user alone."""
+    """Return the problem that transformers lacks the class, and whether the file or only the user names it."""
     if document.get("auto_map"):
         return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
     class_text = f"not a model class of transformers {version}"
@@ -293,9 +293,9 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
 
 
 def build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
-    """Return the function from a name in a checkpoint to the names used by transformers for the entry.
+    """Return the function that maps a name in a checkpoint to the names under which transformers loads the entry.
 
-    None before transformers 5, which has no such mappings.
+    None for versions before transformers 5, because they have no such mappings.
     """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping

@@ -56,7 +56,7 @@ _NOT_INITIALS = compile_on_use(r"[^A-Z]+")
 #: A class of a file, at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)", re.MULTILINE)
 _module_numbers = itertools.count()
-#: Top-level names that the import of a spec's file brought from the folder of the file, by folder.
+#: Names of the modules that a spec's file imported from the file's own folder, by folder.
 _sibling_modules: dict[str, set[str]] = {}
 
 
@@ -68,7 +68,7 @@ class LoadedObject(NamedTuple):
 
 
 def load_with_module(spec: ModelSpec, *, is_model: bool = True) -> LoadedObject:
-    """Import the object named by `spec`, without a call. Raises ModelError for an error of the user's code.
+    """Import the object named by `spec`, without calling it. Raises ModelError for an error of the user's code.
 
     `is_model`: False for a function that returns inputs; the error for a wrong name then suggests functions.
     """
@@ -105,7 +105,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
 
 
 def _find_relative_level(path: str) -> int:
-    """Return the largest number of dots in the relative imports of a file, 0 without any."""
+    """Return the largest number of dots in the relative imports of a file; 0 if it has none."""
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
@@ -115,7 +115,7 @@ def _find_relative_level(path: str) -> int:
 
 
 def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleType:
-    """Import a file with imports from its own package as a module of the package, from the topmost folder down."""
+    """Import a file that has relative imports as a module of its topmost package."""
     top = find_import_folder(path, level)
     if top is None:
         raise ModelError(f"{spec.module}: a relative import points above the top folder")
@@ -242,7 +242,7 @@ def _find_initials(name: str, names: Iterable[str]) -> list[str]:
 
 
 class _Hint(NamedTuple):
-    """A text to append to an error, and the name to type; `module` has the name, None for the object of the spec."""
+    """Text to append to an error, and the name to type. `module` defines the name; None for the spec's own object."""
 
     text: str
     near: str | None = None
@@ -307,7 +307,7 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:
-    """Return the line with the name of the hint; "" if nothing builds a model."""
+    """Return the line with the name of the hint; "" if the name is not callable, so that it cannot build a model."""
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
@@ -319,7 +319,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
 
 
 def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:
-    """Return the model class of this name, or with the nearest, in the imported modules of a package; else None."""
+    """Return the model class of this or the nearest name in the imported modules of a package; else None."""
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
@@ -332,7 +332,7 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
 
 
 def _find_moved_class(module: Any, name: str) -> _Hint | None:
-    """Return the model class of this name in another module of the package; None without such a class."""
+    """Return the model class of this name in another module of the package; None if there is none."""
     package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if package is None or package is module or not hasattr(package, "__path__"):
         return None
@@ -362,13 +362,13 @@ def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
 
 def _import_quietly(name: str) -> types.ModuleType | None:
     """Return a module of a library; None if the import fails."""
-    with suppress(Exception):  # of any kind: another class of the library was named
+    with suppress(Exception):  # any error may be ignored, because the user named another class of the library
         return importlib.import_module(name)
     return None
 
 
 def _map_model_classes(package: Any) -> dict[str, str]:
-    """Map the names of the model classes in the imported modules of a package to the shortest name of a module."""
+    """Map each model class in the imported modules of a package to the shortest module name that has the class."""
     start = f"{getattr(package, '__name__', '')}."
     keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
     modules: dict[str, str] = {}

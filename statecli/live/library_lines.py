@@ -1,4 +1,4 @@
-"""Keep lines that installed libraries print off the terminal: they would come before the result or the error.
+"""Hide lines that installed libraries print, because they would come before the result or the error.
 
 A library prints during its import (a missing extension, a deprecated call), and torch.hub before each download. Lines
 of the user's own code stay, also lines printed through a library such as rich.
@@ -47,8 +47,8 @@ def hide_library_lines() -> Iterator[None]:
 class _OwnLines:
     """The stream of stderr, without the lines of libraries.
 
-    The latest one is kept: `print` in a thread of the model may still use the stream after the block, and Python before
-    3.14 does not keep the stream for `print` (github.com/python/cpython/issues/130163).
+    The latest object is kept: `print` in a thread of the model may still use the stream after the block, and Python
+    before 3.14 does not keep the stream for `print` (github.com/python/cpython/issues/130163).
     """
 
     _latest: ClassVar[_OwnLines | None] = None
@@ -81,7 +81,7 @@ class _OwnLines:
 def _is_by_library(frame: types.FrameType | None) -> bool:
     """Return True if a library writes during its import or in a call by statecli itself, and always for torch.
 
-    Between the library and the code of the user there is the body of a module, if the user's code imports it.
+    If the user's code imports the library, a frame `<module>` is between the frames of both.
     """
     is_import = False
     library = ""

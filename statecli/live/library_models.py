@@ -29,7 +29,7 @@ _TIMM_FETCHES = ("pretrained", "checkpoint", "cache_dir")
 
 
 def import_library(name: str, config: str) -> Any:
-    """Import an installed package, never from the current folder or the configuration's. Raises MissingDependency."""
+    """Import an installed package, never from the current or the configuration's folder. Raises MissingDependency."""
     try:
         with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             return importlib.import_module(name)
@@ -43,7 +43,7 @@ def import_library(name: str, config: str) -> Any:
 def build_diffusers(
     name: str | None, config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """Build the class `name`, or the class in `_class_name`, of diffusers. Raises ModelError."""
+    """Build the class `name` of diffusers, or the class that `_class_name` names. Raises ModelError."""
     diffusers = import_library("diffusers", config)
     file_class = document.get("_class_name")
     is_unknown = type(file_class) is str and _find_diffusers_class(diffusers, file_class) is None
@@ -84,7 +84,7 @@ def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
 
 
 def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
-    """Build the model of timm's registry in `architecture`. Raises ModelError."""
+    """Build the model of timm that `architecture` names. Raises ModelError."""
     timm = import_library("timm", config)
     name, arguments = str(document["architecture"]), list_timm_arguments(document)
     config_guards.check_config(document, config)

@@ -1,4 +1,4 @@
-"""Ask a built module for the answer of its `load_state_dict` to a checkpoint.
+"""Find out how the `load_state_dict` of a built module would answer a checkpoint.
 
 Hooks and overrides of `_load_from_state_dict` rename, fill in and drop entries by version and by other entries, so they
 must run. The module gets a state_dict with the names, shapes and dtypes of the checkpoint and tensors on meta, without
@@ -34,7 +34,7 @@ def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True
     Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
     fails on tensors without values, or torch cannot create a tensor: the answer is then inconclusive.
 
-    `by_from_pretrained`: leave out the objections overcome by `from_pretrained` of a model of transformers.
+    `by_from_pretrained`: leave out the names that `from_pretrained` of a transformers model ignores or converts.
     """
     with built.user_code("load_state_dict()"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about meta tensors do not matter, because nothing is loaded
@@ -73,7 +73,7 @@ def _has_own_loading(root: nn.Module) -> bool:
 
 
 def _silence_extra_states(root: nn.Module) -> list[str]:
-    """Prevent calls of `set_extra_state` with a stand-in; return the keys of existing extra states."""
+    """Make each `set_extra_state` do nothing; return the keys of these extra states."""
     keys = []
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is not nn.Module.set_extra_state:
@@ -110,7 +110,7 @@ def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, A
 
 
 def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
-    """Create a tensor on meta of the dtype, shape and layout. Raises ModelError if torch cannot."""
+    """Create a meta tensor with the dtype, shape and layout of an entry. Raises ModelError if torch cannot."""
     if tensor.note_kind is NoteKind.UNINITIALIZED:
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
         return lazy(device="meta", dtype=_get_dtype(tensor))  # type: ignore[no-any-return]
@@ -135,7 +135,7 @@ def _get_dtype(tensor: TensorInfo) -> torch.dtype:
 
 
 class _Refusal:
-    """Load of the whole module, with its objections."""
+    """Load of the whole module, with the error and the answer if the module refuses."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -147,10 +147,10 @@ class _Refusal:
 
     @contextmanager
     def catch(self) -> Iterator[None]:
-        """Replace `nn.Module.load_state_dict` by a version of linear time, and catch its refusal of the whole module.
+        """Replace `nn.Module.load_state_dict` by a version in linear time, and catch its error for the whole module.
 
         torch looks for each child's entries among all entries of the parent: 20 s for a list of 10,000 layers. A
-        class's own `load_state_dict` calls the replacement like torch's.
+        class's own `load_state_dict` calls the replacement in place of torch's method.
         """
 
         def replacement(module: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Question and answer of a module's `load_state_dict`. Imports no torch."""
+"""Input and result of trying a module's `load_state_dict`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Entries(msgspec.Struct, frozen=True):
 class LoadReport(msgspec.Struct, frozen=True):
     """Answer of a strict load: missing names, unexpected names, names of another shape, and torch's other messages.
 
-    All are empty if the load succeeds; a message about a single name has this name. `extra`: extra states in the
-    modules, not tested with `set_extra_state`. For a model of transformers: `unsaved`: names neither saved nor missed;
-    `unread`: skipped names; `converted`: names converted on load into missing names.
+    All are empty if the load succeeds. A message in `refused` has its name if it is about a single name. `extra`: extra
+    states in the modules, not tested with `set_extra_state`. For a model of transformers: `unsaved`: names that it does
+    not save or may lack; `unread`: names that it ignores; `converted`: names converted on load into missing names.
     """
 
     missing: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""Measure the moved and the saved tensors of a model, by trying both on an instance used by statecli alone.
+"""Measure which tensors of a model move and which are saved, by trying both on an instance that only statecli uses.
 
-`.to("cuda")` calls `module._apply(fn)`, overridden or not, and so does the stand-in for a move: `_apply` with fresh
-memory of the same kind for each tensor. A tensor still in the old memory afterwards would be left behind. Unlike a move
-to meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does, so tied weights and aliases come out
-as on CUDA. The fresh memory is never written to, so the stand-in is nearly free.
+`.to("cuda")` calls `module._apply(fn)`, overridden or not. So does the stand-in for a move: its `fn` returns fresh
+memory of the same kind for each tensor. A tensor still in the old memory would not follow a move. Unlike a move to
+meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does, so tied weights and aliases come out as
+on CUDA. The fresh memory is never written to, so the stand-in is nearly free.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class MoveTrial:
     """Result of a tried move.
 
     Attributes:
-        before: Storage key by name.
-        after: Tensor and storage key by name, without names removed by the move.
-        keeps_objects: False if the move made new objects (meta), and ties and aliases cannot be judged.
+        before: Storage key of each name before the move.
+        after: Tensor and storage key of each name after the move, without names removed by the move.
+        keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be judged.
         reason: Why no move could be tried; None after a move.
     """
 
@@ -78,7 +78,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 
 
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
-    """Try a move on `built.module`, whose walk is `result`; if a move fails, try the next on a fresh instance."""
+    """Try the first stand-in move on `built.module`, whose walk is `result`; try the others on fresh instances."""
     reasons: list[str] = []
     stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing
@@ -94,7 +94,7 @@ def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
 
 
 def try_fresh_memory(module: nn.Module) -> MoveTrial:
-    """Give other memory to each tensor of `module` reached by `nn.Module._apply`; such tensors follow any move."""
+    """Give fresh memory to each tensor of `module` that `nn.Module._apply` reaches; these tensors follow any move."""
     return _try_move(module, walk(module), _apply_fresh_memory)
 
 
@@ -139,7 +139,7 @@ def _move_to_meta(module: nn.Module) -> object:
 
 
 def has_own_to(module: nn.Module) -> bool:
-    """Return True if the class overrides `.to` and so decides about moves of tensors."""
+    """Return True if the class overrides `.to`, so that its own code decides which tensors move."""
     return type(module).to is not nn.Module.to
 
 
@@ -158,7 +158,7 @@ def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
 
 
 def is_torch_code(method: Callable[..., Any]) -> bool:
-    """Return True for a method of torch, or of Python, without a `__module__`."""
+    """Return True for a method of torch, or for a method of Python (without a `__module__`)."""
     return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
 
 
@@ -201,9 +201,9 @@ class SavedState:
     Attributes:
         keys: Storage key of the model's tensor in each entry; None for a copy or another value.
         storages: Storage keys of all tensors in the entries.
-        renamed_storages: Storage keys under names of no tensor, as a state_dict hook makes them.
+        renamed_storages: Storage keys of tensors under names that the model does not have, as from a state_dict hook.
         copies: (dtype, shape) of copies whose original is unknown.
-        copies_by_name: (dtype, shape) of copies under the name of a tensor.
+        copies_by_name: (dtype, shape) of each copy by its name.
         reason: Why `state_dict()` raised; None without an error.
     """
 

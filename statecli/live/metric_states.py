@@ -8,7 +8,7 @@ from torch import nn
 _OWN_ATTRIBUTES = frozenset(
     ("_defaults", "_computed", "_forward_cache", "_cache", "_update_count", "_is_synced", "_to_sync", "_should_unsync")
 )
-#: Reasons why a proof leaves a state out.
+#: Reasons why a check of verify leaves a state out.
 SYNCHRONIZED_REASON = "a metric of torchmetrics synchronizes its states over the ranks in compute()"
 SAVED_ON_REQUEST_REASON = "a metric of torchmetrics saves its states only after metric.persistent(True)"
 #: Remedies.
@@ -35,7 +35,7 @@ class MetricStates:
         return name in self._names.get(path, ())
 
     def is_synchronized(self, fqn: str) -> bool:
-        """Return True for a state synchronized by the metric, which is the default."""
+        """Return True for a state that the metric synchronizes, as metrics do by default."""
         return self.has(fqn) and _split_name(fqn)[0] not in self._local
 
 

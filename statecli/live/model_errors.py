@@ -81,7 +81,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
-    """Return the command that installs a package, if the message names the command; the last has no extras."""
+    """Return the last command in the message that installs a package, because the last has no extras; else None."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 
@@ -110,7 +110,7 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
 
 
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
-    """Describe the need of a refused download, and the line to type without the download; None for another error."""
+    """Return the error for a refused download, with a line that needs no download; None for another error."""
     refusal = downloads.find_refusal(error)
     if refusal is None:
         return None
@@ -158,7 +158,7 @@ def _suggest_input(error: BaseException) -> str:
 
 
 def _find_taken_size(layer: Any, shape: Sequence[int]) -> tuple[int, int, str] | None:
-    """Return the dimension of an input refused by a layer, the accepted size, and the meaning of the dimension."""
+    """Return the dimension of the input that a layer refuses, the accepted size, and the meaning of this size."""
     features, channels = getattr(layer, "in_features", None), getattr(layer, "in_channels", None)
     if isinstance(features, int) and shape[-1] != features:
         return -1, features, "values in the last dimension"
@@ -225,9 +225,9 @@ def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
 
 
 def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
-    """Find the deepest line of the user's code; without any, the deepest of neither statecli nor torch.
+    """Return the deepest line of the user's code, else the deepest line outside of statecli and torch.
 
-    For an endless recursion return the line that recurses.
+    For an endless recursion, return the line that recurses.
     """
     frames = [
         (frame.f_code.co_filename, line)

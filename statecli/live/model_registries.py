@@ -1,4 +1,4 @@
-"""Models built by a library from a name: `timm:resnet50` is `timm.create_model('resnet50')`.
+"""Build models that a library creates from a name: `timm:resnet50` is `timm.create_model('resnet50')`.
 
 The name before the colon is the package. A class or function of this name in the package comes first.
 """
@@ -30,7 +30,7 @@ _EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Return the registry of a package, also for the registry's module."""
+    """Return the registry of a package, which may be named by the registry's own module; else None."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 
@@ -59,7 +59,7 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
 
 
 def find_target(name: str) -> str | None:
-    """Return the target for a name in the registry of an installed package; None without a target."""
+    """Return the target for a name in the registry of an installed package; None if no registry has the name."""
     for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():
@@ -72,7 +72,7 @@ def find_target(name: str) -> str | None:
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
-    """Return the module to import and the function for a spec of which `find_builder` returns a function."""
+    """Return the module to import and the function to call, for a spec for which `find_builder` found a function."""
     registry = _find_registry(spec.module)
     assert registry is not None  # noqa: S101 - `find_builder` has found the registry
     return registry.module, f"{registry.module}.{registry.build}"

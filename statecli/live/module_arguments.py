@@ -44,7 +44,7 @@ def _is_called(kind: type, name: str) -> bool:
 
 
 def _spell_with_module(scope: Scope, text: str) -> str:
-    """Return the spec with the module that the text names, or with another, in place of the text."""
+    """Return the spec with the module that the text names, or with an example module, in place of the text."""
     try:
         (value,), _ = parse_arguments(text, text, f"{text})")
     except (UsageError, ValueError):

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def move_model(module: nn.Module, destination: torch.device | torch.dtype | str) -> nn.Module:
-    """Call `.to(destination)`, also a class's own, and return the moved model."""
+    """Call `.to(destination)`, which a class may override, and return the moved model."""
     return get_moved_model(module, module.to(destination))
 
 

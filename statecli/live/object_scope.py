@@ -2,7 +2,7 @@
 
 A name is looked up in the module of the spec, in the module that defines the class, and in the packages around them.
 `torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` a class of any module found by Python. The
-arguments of this class may also use the names of its module. Nothing of Python's standard library is named, so that no
+arguments of this class may also use the names of its module. Names of Python's standard library are refused, so that no
 argument runs a command.
 """
 
@@ -58,7 +58,7 @@ class Replacement(NamedTuple):
 class Scope:
     """The modules whose names an argument may use: the most specific first.
 
-    `quotes_names`: an unknown name is a text without its quotes, rather than another name that is similar.
+    `quotes_names`: take an unknown name for a text without its quotes, rather than for a misspelt name.
     """
 
     spec: ModelSpec
@@ -71,7 +71,7 @@ class Scope:
         return cls(spec, tuple(_iter_namespaces(module, callee)))
 
     def enter(self, callee: FoundObject) -> Scope:
-        """Return the scope of the arguments of a class in the arguments."""
+        """Return the scope for the arguments of a class that is itself in an argument."""
         if callee.owner is None:
             return self
         return replace(self, namespaces=(*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
@@ -106,7 +106,7 @@ class Scope:
         return True
 
     def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
-        """Return the module at the start of an argument: `nn` of `nn.GELU`; None without a module."""
+        """Return the first module that defines the first part of a name (`nn` in `nn.GELU`); None if no module does."""
         first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 

@@ -1,4 +1,4 @@
-"""Read the facts that quantized parameters of a live model have about themselves: bitsandbytes and torchao.
+"""Read dtype, shape and inner tensors of the quantized parameters of a live model (bitsandbytes and torchao).
 
 The attributes of the objects are read, and no method but torchao's `__tensor_flatten__` is called.
 """
@@ -27,10 +27,10 @@ class InnerTensor(NamedTuple):
 
 
 class QuantizedParameter(NamedTuple):
-    """A parameter of a library's own class.
+    """A quantized parameter, whose class belongs to a library.
 
     Attributes:
-        dtype: Type of the codes; "" for the tensor's dtype.
+        dtype: Type of the quantized codes; "" for the tensor's dtype.
         shape: Shape of the weight.
         inner: The tensors inside a subclass without elements of its own; () if its attributes are listed.
         holder: Name of the object with the other tensors of the weight.
@@ -67,7 +67,7 @@ def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None
 
 
 def has_lost_class(unregistered: UnregisteredTensor) -> bool:
-    """Return True for an attribute of a plain Parameter in a layer of bitsandbytes: a pickled `Int8Params` is plain."""
+    """Return True for an attribute of a plain Parameter in a bitsandbytes layer: pickle makes `Int8Params` plain."""
     holder = find_holding_tensor(unregistered)
     return type(holder) is nn.Parameter and _is_of_library(type(unregistered.owner), "bitsandbytes")
 
@@ -86,7 +86,7 @@ def _is_of_library(kind: type, library: str) -> bool:
 
 
 def _read_bitsandbytes(entry: RegisteredName, tensor: torch.Tensor) -> QuantizedParameter | None:
-    """Read `Params4bit` with a `quant_state` after the quantization, `Int8Params` the attribute `SCB`.
+    """Read a parameter of bitsandbytes: after quantization, `Params4bit` has a `quant_state`, `Int8Params` has `SCB`.
 
     The first forward moves `SCB` to the attribute `state` of the module. A pickled `Int8Params` becomes a `Parameter`.
     """
@@ -132,6 +132,6 @@ def _read_torchao(tensor: torch.Tensor) -> QuantizedParameter | None:
 
 
 def _name_codes(parts: tuple[InnerTensor, ...], tensor: torch.Tensor) -> str:
-    """Return the type of the codes; the dtype of the tensor if the codes are packed."""
+    """Return the dtype of the quantized codes; "packed" if one element holds several codes."""
     codes = next((part for part in parts if part.name == "qdata"), parts[0])
     return codes.dtype if math.prod(codes.shape) == tensor.numel() else "packed"

@@ -61,7 +61,7 @@ def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild
 
 
 class _SkipLargeFills(TorchFunctionMode):
-    """Skip the fill of large `torch.empty` tensors beyond the compared size: most of the time of a build."""
+    """Skip the fill of `torch.empty` tensors that are larger than all compared tensors: most of the time of a build."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Python's search path for modules while statecli runs: installed packages, and folders only for typed code.
+"""Set Python's search path for modules: installed packages, and a folder only if the user typed code in it.
 
 A downloaded folder may contain a transformers.py or a numpy.py, and inspecting the folder must not run either. Typing
 `net.py:Net` or `pkg.mod:Net` requests this code. The folder of statecli itself counts as installed.

@@ -1,4 +1,4 @@
-"""Arguments in the spec of a model class, as values: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated.
+"""Parse the arguments in a model's spec: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated.
 
 A class of another package is `transformers:BertModel(...)` or `transformers.BertModel(...)`.
 """
@@ -39,7 +39,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of the call in a documentation, without the items of lists that are code; else None.
+    """Return the arguments of a documented call, without list items that are code; None if they cannot be read.
 
     `code` begins after the parenthesis of the call.
     """
@@ -134,7 +134,7 @@ def _parse_text(arguments_text: str) -> ast.expr:
 
 
 def _suggest_closed(text: str, arguments_text: str) -> str:
-    """Return the line with the brackets and quotes closed that are open; "" if the line is not correct then."""
+    """Return the line with its open brackets or quotes closed; "" if the line is still not correct."""
     if not text.endswith(arguments_text):
         return ""
     with_closed_quote = _HALF_QUOTED.sub(
@@ -150,7 +150,7 @@ def _suggest_closed(text: str, arguments_text: str) -> str:
 
 
 def _cut_after_call(arguments_text: str) -> str:
-    """Return the arguments up to the parenthesis that closes the call; "" without this parenthesis."""
+    """Return the arguments up to the parenthesis that closes the call; "" if the parenthesis is missing."""
     return next((arguments_text[:end] for end, brackets in _iter_open_brackets(arguments_text) if not brackets), "")
 
 
@@ -195,7 +195,7 @@ def _convert_value(text: str, name: str, node: ast.expr) -> Any:
 
 
 def _find_name(node: ast.expr) -> ObjectName | None:
-    """Return `nn.GELU` of a name with dots, without an underscore in front; None for other code."""
+    """Return the name in code such as `nn.GELU`; None for other code, and if a part begins with an underscore."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -215,7 +215,7 @@ def _read_literal(name: str, node: ast.expr) -> Any:
 
 
 def _restore_urls(value: Any) -> Any:
-    """Return a literal with the typed URLs in place of their masked names in `text`."""
+    """Return a literal with the URLs that the user typed in place of their masked names."""
     if isinstance(value, str):
         return files.unmask_urls(value)
     if type(value) in (list, tuple, set):

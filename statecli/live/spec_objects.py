@@ -45,7 +45,7 @@ def format_call(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | None = None) -> Any:
-    """Return an argument with each item changed: of a list, a tuple, a dict or a call, which gets the name `callee`."""
+    """Return a list, tuple, dict or call with each item changed; a call also gets the name `callee`."""
     if isinstance(value, ObjectCall):
         new_callee = callee or value.callee
         kwargs = {name: change(item) for name, item in value.kwargs.items()}

@@ -1,11 +1,11 @@
 """Suggest source lines to register an unregistered tensor, ready to paste.
 
 If the assignment can be read (`self.table = torch.randn(5, 5)`), the fix replaces the statement. Otherwise, or if a
-list is filled later, the first line of the fix is a comment with the place.
+list is filled later, the first line of the fix is a comment that names the place.
 
 Checkpoints of the unfixed model must load into the fixed model. A tensor rebuilt identically by the constructor becomes
 a buffer with `persistent=False`, without a key in the state_dict. Where a fix adds a key (a parameter, a module, a
-random value), its last line loads older checkpoints.
+random value), its last line says how to load older checkpoints.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ AT_END_OF_INIT = "# at the end of __init__:\n"
 _PLAIN_KEYS = frozenset(id(kind) for kind in (str, int, float, bool, bytes, type(None)))
 AFTER_LAST_ASSIGNMENT = "# after its last assignment:\n"
 AFTER_SUPER_INIT = "# after super().__init__():\n"
-#: Largest number of further names of the same memory in a fix.
+#: Largest number of further names of the tensor's memory that a fix mentions.
 MAX_NAMES_IN_FIX = 3
 #: Largest number of tensors in the same memory that are compared with one another.
 MAX_COMPARED_PARTS = 64
@@ -54,10 +54,10 @@ MAX_COMPARED_PARTS = 64
 
 @dataclass(frozen=True)
 class MemoryNames:
-    """Further names of the memory of a tensor, separated by a move from the registered name.
+    """Further names of a tensor's memory, which a move would separate from the registered name.
 
-    `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `are_same_object`: all refer to the same tensor.
-    `is_disjoint`: the memory also holds elements of other tensors, without a common element with this tensor.
+    `names`: the first `MAX_NAMES_IN_FIX`; `count`: number of all names; `are_same_object`: all refer to the same
+    tensor. `is_disjoint`: the memory also holds other tensors that share no element with this tensor.
     """
 
     names: tuple[str, ...] = ()
@@ -68,11 +68,11 @@ class MemoryNames:
 
 @dataclass(frozen=True)
 class _Site:
-    """The attribute of a tensor in its source file.
+    """The attribute that holds a tensor, as found in the source file.
 
     `source`: its assignment, if the fix can replace it; `uses`: other uses in the classes of the module. `owner`: the
-    file's name for the module; `placement`: the comment above a fix for another place. `is_foreign`: the line lies in a
-    class of which the module is not an instance.
+    name of the module in the file (`self`); `placement`: the comment above a fix that belongs in another place.
+    `is_foreign`: the line lies in a class of which the module is not an instance.
     """
 
     name: str
@@ -97,7 +97,7 @@ _FILLING_ACTION = compile_on_use(
 )
 #: Uses that change the value of a tensor, besides methods ending in _.
 _CHANGING_ACTIONS = frozenset(["set", "item", "augment", "out", "batch_norm", "instance_norm"])
-#: Uses with which a tensor accumulates: the new value depends on the value before.
+#: Uses that accumulate in a tensor: the new value depends on the old value.
 _ACCUMULATING_ACTION = compile_on_use(r"augment|(batch|instance)_norm|(add|sub|mul|div|lerp)\w*_")
 #: Methods of tensors that end in _ and do not change the value.
 _KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "retain_grad"])
@@ -114,7 +114,7 @@ class _ContainerFix:
 class Suggestions:
     """Fixes for the tensors of a model. A container is read once, for all its tensors.
 
-    `holders_of_buffers`: ids of the containers with registered buffers too.
+    `holders_of_buffers`: ids of the containers that also hold registered buffers.
     """
 
     def __init__(self, holders_of_buffers: Set[int] = frozenset()) -> None:
@@ -130,7 +130,7 @@ class Suggestions:
         other_names: MemoryNames = MemoryNames(),
         rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
-        """Return the code to write instead; None if nothing needs registering (an optimizer's state).
+        """Return the code that registers the tensor; None if nothing needs registering (an optimizer's state).
 
         `is_repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
         `rebuild`: how the tensors of two builds compare.
@@ -177,7 +177,7 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Return how to treat the value: a value accumulated by methods is to be saved like a random value."""
+    """Return how to treat the value: DIFFERENT, like a random value to save, if methods accumulate in it."""
     if rebuild is not Rebuild.IDENTICAL:
         return rebuild
     changes = [use for use in site.find_uses_after_init() if use.action in _CHANGING_ACTIONS or _is_write(use)]
@@ -197,7 +197,7 @@ def _accumulates(use: AttributeUse, name: str) -> bool:
 
 
 def _use_names_of_file(text: str, unregistered: UnregisteredTensor, site: _Site, place: tuple[str, int] | None) -> str:
-    """Return `text` with the file's names of the module and of torch.nn."""
+    """Return `text` with the names that the file uses for the module and for torch.nn."""
     if text.startswith(AT_END_OF_INIT):
         text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(AT_END_OF_INIT))
     filename = place[0] if place else find_class_file(type(unregistered.owner))
@@ -250,13 +250,13 @@ def _suggest(
 
 
 def _keep_rest_of_line(text: str, source: Assignment) -> str:
-    """Return the fix with the code on the same line as the assignment, if the fix is a single line and comments."""
+    """Return the fix with the other code of the assignment's line added, if the fix has a single line of code."""
     code = [line for line in text.split("\n") if not line.startswith("#")]
     return text.replace(code[0], f"{source.code_before}{code[0]}{source.code_after}", 1) if len(code) == 1 else text
 
 
 def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:
-    """Return the first step if the class has a method or a property of this name."""
+    """Return the first step of the fix if the class has a method or a property of this name, else None."""
     value = _find_class_value(unregistered, name)
     if isinstance(value, functools.cached_property):
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
@@ -266,7 +266,7 @@ def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> st
 
 
 def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str | None:
-    """Return the first step if the attribute cannot be registered under its name, or not at its assignment."""
+    """Return the first step of the fix if the attribute cannot be registered under its name or at its assignment."""
     name, first = site.name, unregistered.steps[0]
     is_single = first.how == "attribute" and len(unregistered.steps) == 1
     if site.is_foreign and site.source is None:
@@ -286,7 +286,7 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
 
 
 def _suggest_in_own_class(unregistered: UnregisteredTensor, description: str, rebuild: Rebuild) -> str:
-    """Return the advice if another class sets the attribute with setattr."""
+    """Return the advice for an attribute that another class sets with setattr."""
     role, kind = _describe_registration(unregistered.tensor, rebuild), type(unregistered.owner).__name__
     text = f"# register {description} in the class {kind} as {role}, and change only its value here"
     return _add_loading_if_new(text, unregistered.tensor, rebuild)
@@ -336,9 +336,9 @@ def _suggest_for_container(
 
 
 def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names: MemoryNames) -> bool:
-    """Return True if registering `tensor` separates its further names.
+    """Return True if further names of the memory would not refer to the registered tensor after a move.
 
-    A new nn.Parameter is a single object for all names assigned later, and keeps these names together.
+    A new nn.Parameter is a single object for all names assigned later, so these names stay together.
     """
     if not other_names.count:
         return False
@@ -361,7 +361,7 @@ _OLD_MEMORY = "# a move copies the registered tensor to new memory; other names 
 
 
 def suggest_for_part(fqn: str) -> str:
-    """Return the fix for a tensor in the memory of another, `fqn`: registered alone, the tensor would be separated."""
+    """Return the fix for a tensor that shares the memory of the tensor `fqn`; registering it would separate the two."""
     return (
         f"# the tensor shares memory with {fqn}: compute it from {fqn} at each use,\n"
         "# or register a clone() if the two tensors may have different values"
@@ -387,13 +387,13 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
 
 
 def _have_common_elements(members: list[torch.Tensor]) -> bool:
-    """Return True if two of the tensors may overlap; of many tensors this is not tried."""
+    """Return True if two of the tensors may overlap, or if there are more tensors than are compared."""
     pairs = itertools.combinations(members[:MAX_COMPARED_PARTS], 2)
     return len(members) > MAX_COMPARED_PARTS or any(may_overlap(first, second) for first, second in pairs)
 
 
 def _suggest_for_modules(container: Any, site: _Site) -> str:
-    """Return the fix for a container with modules, with the line that loads older checkpoints if the fix adds a key."""
+    """Return the fix for a container with modules, with a line about older checkpoints if the fix adds a key."""
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
@@ -420,7 +420,7 @@ def _may_save(module: nn.Module) -> bool:
 
 
 def _suggest_module_container(container: Any, site: _Site) -> str:
-    """Return the fix for a container with modules: directly, in pairs with names, or a container deeper."""
+    """Return the fix for a container of modules, of (name, module) pairs, or of containers of modules."""
     members = [member for member in _list_members(container) if member is not None]
     if hasattr(type(container), "_fields"):
         return f"# keep the modules of {site.name} in attributes of self: a named tuple does not register them"
@@ -460,7 +460,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
 
 
 def _find_lacking(kind: str, site: _Site, container: Any) -> list[AttributeUse]:
-    """Return the uses of a list or dictionary missing in nn.kind, a use for each kind."""
+    """Return the uses of a list or dictionary that nn.kind does not support, one for each kind of use."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
     actions = {use.action: use for use in sorted(site.uses, key=lambda use: not use.constructs) if not use.nested}
     has_pop = is_dict or not any(use.action == "pop" and not use.arguments for use in site.uses)
@@ -525,7 +525,7 @@ def _is_refused_by_leaf(use: AttributeUse) -> bool:
 
 
 def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_lines: str = "") -> str:
-    """Return the registration of a buffer; a random value is saved from now on, any other stays out of the file."""
+    """Return the registration of a buffer: persistent for a random value, not persistent for any other value."""
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(f'{owner}.register_buffer("{name}", {value}){further_lines}', name)
     text = f'{owner}.register_buffer("{name}", {value}, persistent=False){further_lines}'
@@ -540,7 +540,7 @@ _SAVING_COMMENT = (
 
 
 def _add_loading(text: str, keys: str) -> str:
-    """Add the line that loads checkpoints without the keys added to the state_dict by the fix."""
+    """Add the comment on how to load older checkpoints, which lack the keys that the fix adds to the state_dict."""
     return f"{text}\n# older checkpoints lack {keys}; load_state_dict(state, strict=False) keeps initial values"
 
 
@@ -557,7 +557,7 @@ def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | Non
 
 
 def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None, rebuild: Rebuild) -> str | None:
-    """Return the decision for a tensor left unregistered by a library; None if nothing needs registering."""
+    """Return the advice for a tensor that a library leaves unregistered; None if nothing needs registering."""
     steps = unregistered.steps
     if any(issubclass(type(step.value), torch.optim.Optimizer) for step in steps):
         return None
@@ -578,7 +578,7 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
 
 
 def suggest_for_derived(is_from_registered: bool) -> str:
-    """Return the decision for a tensor with a grad_fn, if a fix cannot replace its computation."""
+    """Return the advice for a tensor that has a grad_fn, if a fix cannot replace its computation."""
     if is_from_registered:
         return "# compute the tensor in forward: a value computed once stays old when its parameters change or move"
     return (
@@ -594,7 +594,7 @@ def creates_leaf(place: tuple[str, int] | None, unregistered: UnregisteredTensor
 
 
 def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
-    """Return the decision for a complex tensor: a cast of the model casts buffers, and drops imaginary parts."""
+    """Return the advice for a complex tensor: in a buffer, a cast of the model would drop the imaginary part."""
     uses = site.find_uses_after_init()
     if uses and all(use.action in _MOVING_METHODS for use in uses):
         return f"# leave the tensor unregistered: {uses[0].function}() moves it at each call\n{_COMPLEX_BUFFER}"
@@ -614,7 +614,7 @@ _MOVING_METHODS = frozenset(["to", "cuda", "type_as"])
 
 
 def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
-    """Return the decision for a tensor created only by a call of the model."""
+    """Return the advice for a tensor that only a call of the model creates."""
     name = unregistered.steps[0].label.lstrip(".")
     return (
         f"# the constructor does not create this tensor. For a cache, create the tensor on the device of the inputs\n"
@@ -662,7 +662,7 @@ def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
 
 
 def _add_comment(comment: str, text: str) -> str:
-    """Return `text` with `comment` above, below the line with the place."""
+    """Return `text` with `comment` above the code, but below the line that names the place."""
     at_end = text.startswith(AT_END_OF_INIT)
     return f"{AT_END_OF_INIT if at_end else ''}{comment}\n{text.removeprefix(AT_END_OF_INIT)}"
 
@@ -673,7 +673,7 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
 
 
 def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: bool) -> str:
-    """Return code with a buffer for each tensor, without the container, because no move would update the container."""
+    """Return code that registers a buffer for each tensor and drops the container, because no move would update it."""
     source, name = site.source, site.name
     is_complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
     owner = source.owner if source and is_complete else "self"
@@ -705,7 +705,7 @@ def _is_complete(site: _Site, container: Any) -> bool:
     if site.source is None or site.source.is_reused or site.is_filled():
         return False
     if issubclass(type(container), collections.defaultdict):
-        return False  # filled by reading it
+        return False  # reading a missing key adds the key
     value, count = site.source.value, len(_list_members(container))
     if isinstance(value, (ast.List, ast.Tuple)):
         return len(value.elts) == count or any(isinstance(element, ast.Starred) for element in value.elts)
@@ -732,7 +732,7 @@ def _suggest_for_class_attribute(
 
 
 def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str:
-    """Return the fix for a tensor in a closure or a default: a method or a hook reads the tensor from the module."""
+    """Return the fix for a tensor in a closure or a default: a method or a hook should read it from the module."""
     step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
     name, is_module = _get_captured_name(step), issubclass(type(step.value), nn.Module)
     if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):
@@ -762,9 +762,9 @@ def _get_captured_name(step: WalkStep) -> str:
 
 
 def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -> str:
-    """Return which function is to read `name` from the module: a hook, else a method of the class.
+    """Return the advice which function should read `name` from the module: a hook, else a method of the class.
 
-    No function with `self` in its closure, because `copy.deepcopy` does not copy functions.
+    The advice is never a function with `self` in its closure, because `copy.deepcopy` does not copy functions.
     """
     first = unregistered.steps[0]
     if site.name.endswith("_hooks"):
@@ -783,7 +783,7 @@ def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
 
 
 def _add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> str:
-    """Add the line that loads older checkpoints if `_describe_registration` adds a key."""
+    """Add the comment on how to load older checkpoints if `_describe_registration` adds a key."""
     is_new = tensor.requires_grad or rebuild is Rebuild.DIFFERENT
     return _add_loading(text, "its key") if is_new else text
 
@@ -795,9 +795,10 @@ def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, reb
 
 
 def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
-    """Return the decision for a tensor in another object: make the object a module, or move the tensor to a module.
+    """Return the advice for a tensor in another object: make the object a module, or move the tensor to a module.
 
-    No code: the object must give the tensor up, or its name would refer to the old memory after a move.
+    The advice has no code, because the object must give up the tensor; else its name would refer to the old memory
+    after a move.
     """
     holder, tensor = _find_holder(unregistered), unregistered.tensor
     kind, role = type(holder).__name__, _describe_registration(tensor, rebuild)
@@ -822,7 +823,7 @@ _LIBRARY_MODULES = ("argparse", "builtins", "functools", "itertools", "types")
 
 
 def _find_holder(unregistered: UnregisteredTensor) -> Any:
-    """Return the holder of the tensor: an unregistered module, else the object a step before the tensor."""
+    """Return the holder of the tensor: an unregistered module, else the object that holds the tensor directly."""
     for step in unregistered.steps[:-1]:
         if issubclass(type(step.value), nn.Module):
             return step.value
@@ -833,6 +834,6 @@ _ABSENT = object()
 
 
 def _find_class_value(unregistered: UnregisteredTensor, name: str) -> Any:
-    """Return the attribute of the class, because register_buffer refuses its name; `_ABSENT` without it."""
+    """Return the class attribute of this name, which register_buffer would refuse; `_ABSENT` if there is none."""
     bases = (vars(base) for base in type(unregistered.owner).__mro__)
     return next((base[name] for base in bases if name in base), _ABSENT)

@@ -1,4 +1,4 @@
-"""Values to type for the arguments that a class needs: `cfg=Config(size=...)`, `nn=torch.nn.Linear(2, 3)`."""
+"""Suggest values to type for the arguments that a class needs: `cfg=Config(size=...)`, `nn=torch.nn.Linear(2, 3)`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _MAX_DEPTH = 3
 def write_values(
     spec: ModelSpec, callee: Any, names: Iterable[str], number: int | None = None
 ) -> dict[str, Any] | None:
-    """Return values to type for arguments of a class: `Config(size=...)`; None if an object is of no known class.
+    """Return values to type for arguments of a class: `Config(size=...)`; None if the class of a value is unknown.
 
-    `number`: written in place of each `...`, in the form that the annotation asks for.
+    `number` is written in place of each `...`, in the form that the annotation asks for.
     """
     module = None if spec.is_file else sys.modules.get(spec.module)
     defining_module = sys.modules.get(getattr(callee, "__module__", None) or "")
@@ -57,7 +57,7 @@ def list_factories(callee: Any) -> list[str]:
 
 
 def list_subclasses(base: type, module: str) -> list[str]:
-    """Return the names in a module of classes of a base class that are not abstract and need no arguments."""
+    """Return the names of the subclasses of `base` in a module that are not abstract and need no arguments."""
     values = vars(sys.modules[module])
     names = [name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)]
     concrete = [name for name in names if not inspect.isabstract(values[name])]
@@ -90,7 +90,7 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
 
 
 def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
-    """Yield a line for each other value of an argument whose annotation lists the values: `Literal["G", "B"]`."""
+    """Yield a line for each other value that the annotation of an argument lists: `Literal["G", "B"]`."""
     if spec.is_file:
         return
     for name, options in list_options(callee).items():
@@ -101,7 +101,7 @@ def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 
 def list_options(callee: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the values that the annotations of the arguments list."""
+    """Return the values that the annotation of an argument lists, by the name of the argument."""
     hints: dict[str, Any] = {}
     is_class = isinstance(callee, type)
     for function in [getattr(callee, name) for name in ("__new__", "__init__")] if is_class else [callee]:
@@ -121,7 +121,7 @@ def _list_literals(hint: Any) -> tuple[Any, ...]:
 
 
 def set_argument(spec: ModelSpec, callee: Any, name: str, value: object) -> ModelSpec:
-    """Return the spec with another value of an argument, in its place if the spec gives the argument by position."""
+    """Return the spec with another value for an argument, which stays positional if the spec passes it so."""
     names = [parameter.name for parameter in list_parameters(callee)]
     if name not in names[: len(spec.args)]:
         return replace(spec, kwargs={**spec.kwargs, name: value})
@@ -131,7 +131,7 @@ def set_argument(spec: ModelSpec, callee: Any, name: str, value: object) -> Mode
 
 def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth: int = 0) -> Any:
     parameters = inspect.signature(callee).parameters
-    if name not in parameters:  # of a constructor to which the callee passes `**kwargs`
+    if name not in parameters:  # a parameter of a constructor to which the callee passes `**kwargs`
         return ObjectName("...") if number is None else number
     options = list_options(callee).get(name)
     if options:
@@ -166,7 +166,7 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
 
 
 def _write_literal(annotation: str, number: int | None) -> Any:
-    """Return a literal of the type in an annotation, made of a number; `...` without a number."""
+    """Return a literal of the annotated type, built from `number`; `...` if `number` is None."""
     if number is None:
         return ObjectName("...")
     if takes_sequence(annotation):
@@ -180,13 +180,13 @@ def _write_literal(annotation: str, number: int | None) -> Any:
 
 
 def takes_sequence(annotation: str) -> bool:
-    """Return True for `Sequence[int]`, False for `Sequence[int] | int`."""
+    """Return True if an annotation accepts only sequences: `Sequence[int]`, but not `Sequence[int] | int`."""
     outer_words = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
     return bool(SEQUENCE_ANNOTATIONS & set(re.findall(r"\w+", annotation))) and not outer_words & {"int", "float"}
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
-    """Return an instance of the first class of the scope that is not abstract and needs no arguments; else None."""
+    """Return a call of the first subclass in the scope that is not abstract and needs no arguments; else None."""
     values = [value for space in scope.namespaces for value in vars(space).values()]
     classes = (value for value in values if isinstance(value, type) and issubclass(value, base))
     for kind in classes:

@@ -1,6 +1,6 @@
-"""Bits of tensors: overwrite every element, and compare two tensors bit by bit.
+"""Overwrite every element of tensors, and compare two tensors bit by bit.
 
-Bits, not numbers: NaNs are compared by their bits, and -0.0 is not 0.0.
+The comparison is of bits, not numbers: NaNs are compared by their bits, and -0.0 differs from 0.0.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _view_as_integers(flat: torch.Tensor) -> torch.Tensor:
 
 
 def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
-    """Overwrite every element of every tensor; return the overwritten storages. Each phase gives other values.
+    """Overwrite every element of every tensor; return the overwritten storages. Another `phase` writes other values.
 
     Floating-point and complex tensors get numbers strictly between 0 and 1 beyond the precision of smaller formats, so
     that rounding changes each number. Integers and bools change in their lowest bit, so that an index stays close. Each
@@ -93,7 +93,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
 
 
 def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return all the memory of `tensor` as a single writable row; None without memory to write."""
+    """Return all the memory of `tensor` as a writable tensor of one dimension; None if it has no memory to write."""
     try:
         if is_lazy(tensor) or tensor.is_meta or tensor.is_nested:
             return None

@@ -1,4 +1,4 @@
-"""Sources of tensors on a wrong device in an operator, and the user's line of code that runs the operator."""
+"""Find the source of a tensor that an operator gets on the wrong device, and the user's line that runs the operator."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CallStack = tuple[tuple[CodeType, int], ...]
 
 
 class How(Enum):
-    """Way in which forward got a tensor at a line: created, drawn with a generator, copied off the device, or computed.
+    """How a line of forward got a tensor: created, drawn with a generator, copied off the device, or computed.
 
-    COMPUTED: from tensors of unknown source.
+    COMPUTED: computed from tensors of unknown source.
     """
 
     MADE = "made"
@@ -45,7 +45,7 @@ class TensorSource:
         file_variable: A variable of a file, and the file.
         place: The line of forward that gave the tensor.
         derived: Whether the tensor was computed from this source.
-        companions: Sources of further inputs, refused by CUDA if the first input were on the device.
+        companions: Sources of further inputs, which CUDA would refuse if only the first input were on the device.
     """
 
     fqn: str | None = None
@@ -57,7 +57,7 @@ class TensorSource:
 
     @property
     def all_sources(self) -> tuple[TensorSource, ...]:
-        """The source and its companions in a list: all of them have to move."""
+        """This source and its companions, all of which have to move."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
     def combine_with(self, other_sources: Iterable[TensorSource]) -> TensorSource:
@@ -73,9 +73,9 @@ class TensorSource:
 class Fault(Enum):
     """The device error of a call.
 
-    MIXED: tensors of several devices. GENERATOR: on another device than the drawn values. NOT_ON_CPU: an argument
-    needed on the CPU. NUMPY: a tensor on a GPU is read as an array. UNTOLD: torch reports different devices without
-    naming the tensors.
+    MIXED: tensors of several devices. GENERATOR: the generator is on another device than the drawn values. NOT_ON_CPU:
+    an argument needed on the CPU. NUMPY: a tensor on a GPU is read as an array. UNTOLD: torch reports different devices
+    without naming the tensors.
     """
 
     MIXED = "mixed"
@@ -116,7 +116,7 @@ class CudaRefusal(RuntimeError):
 
 
 def find_user_frame() -> FrameType | None:
-    """Return the innermost frame of code of neither torch nor statecli; None if statecli itself called torch."""
+    """Return the innermost frame of user code; None if statecli itself called torch."""
     return next(_iter_called_frames(sys._getframe(1)), None)
 
 
@@ -159,13 +159,13 @@ def get_place(frame: FrameType | None) -> Place | None:
 
 
 def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None:
-    """Return the name of the local variable with `tensor` in `frame`."""
+    """Return the name of the local variable that holds `tensor` in `frame`."""
     names = {} if frame is None else frame.f_locals
     return next((name for name, value in names.items() if value is tensor), None)
 
 
 def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Return the variable with `tensor` in a running file or a file imported there, and the file."""
+    """Return the variable that holds `tensor` in a running file or in a file imported there, and this file."""
     looked_in: set[int] = set()
     for frame in _iter_user_frames(sys._getframe(1)):
         for scope in (frame.f_globals, *_iter_imported_globals(frame.f_globals)):
@@ -177,7 +177,7 @@ def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 
 def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> tuple[str, str] | None:
-    """Return the variable with `tensor` in a file of the model's classes or a file imported there, and the file."""
+    """Return the variable that holds `tensor` in a file of the model or in a file imported there, and this file."""
     for part in module.modules():
         scope = vars(sys.modules.get(type(part).__module__, sys))
         filename = scope.get("__file__")
@@ -200,7 +200,7 @@ def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _find_variable_name(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
-    """Return the variable with `tensor`, or the list or dict with the key."""
+    """Return the variable that holds `tensor`, or its item of a list or dict (`tables['cos']`)."""
     for name, value in list(scope.items()):
         if value is tensor:
             return name

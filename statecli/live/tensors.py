@@ -144,7 +144,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return False if two tensors of the same storage have no element in common: neighbours, or interleaved columns."""
+    """Return False if two tensors of a storage cannot share an element, such as neighbours or interleaved columns."""
     if first.layout != torch.strided or second.layout != torch.strided or first.dtype != second.dtype:
         return True
     if first.is_quantized or not first.numel() or not second.numel():
@@ -164,7 +164,7 @@ def _count_span(tensor: torch.Tensor) -> int:
 
 
 def _count_extent_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes from the start of the storage to the last element; 1 if quantized, because some are packed."""
+    """Return the bytes from the storage's start to the last element; 1 for quantized tensors, which may be packed."""
     if tensor.is_quantized:
         return 1
     return int(tensor.storage_offset() + _count_span(tensor)) * tensor.element_size()

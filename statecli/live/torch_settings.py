@@ -1,10 +1,10 @@
-"""Settings of torch for the whole process, as a model's constructor may change them.
+"""Keep and restore torch's settings for the whole process, which a model's constructor may change.
 
 Settings made at the import of the user's file hold for all instances. Settings made by a constructor are undone
 afterwards, and hold again while the model's code runs, because forward may rely on them. So no instance and no call
 differs from the first.
 
-Each proof sets the grad mode. A constructor's grad mode is undone and not restored.
+Each check of verify sets the grad mode. A constructor's grad mode is undone and not restored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SETTERS: tuple[Callable[[Any], object], ...] = (
 
 @contextmanager
 def keep_settings(settings: Settings | None = None) -> Iterator[None]:
-    """Apply `settings`, or no change, while the block runs; restore the settings afterwards."""
+    """Apply `settings`, if given, while the block runs; restore the previous settings afterwards."""
     previous_settings = read_settings()
     if settings is not None:
         apply_settings(settings)

@@ -77,7 +77,7 @@ def _write_class_of_repository(callee: Any, repository: str) -> str | None:
 
 
 def _find_repository(error: BaseException) -> str | None:
-    """Return the name of a repository in the calls that raised an error; None without a repository."""
+    """Return the name of a repository in the calls that raised an error; None if there is none."""
     for cause in iter_causes(error):
         for frame, _ in traceback.walk_tb(cause.__traceback__):
             name = frame.f_locals.get(_REPOSITORY_ARGUMENT)

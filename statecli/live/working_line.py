@@ -20,7 +20,7 @@ _MAX_BUILDS = 12
 
 
 class Advice(NamedTuple):
-    """The end of an error, and the words to type: the first working words replace the end.
+    """The end of an error message, and lines to try: the first line that builds a model replaces the end.
 
     `question` comes before the end: `did you mean Linear?`.
     """
@@ -36,14 +36,14 @@ class Advice(NamedTuple):
 
 
 def advise_line(word: str, *, question: str = "") -> Advice:
-    """Return the advice to type a word, which is quoted for a shell."""
+    """Return the advice to type a line, which is quoted for a shell as one word."""
     return Advice(f"write {word}", (word,), question)
 
 
 def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelError:
     """Return the error with the advice that works; the same error if its line works, or if no line is known to work.
 
-    `build`: build the model of a line, without values. Raises StateError.
+    `build` builds the model of a line, without values, or raises StateError.
     """
     trial = _Trial(build)
     advice = trial.find_advice(error)
