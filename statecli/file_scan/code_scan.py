@@ -50,14 +50,14 @@ _BYTECODE_HELP = (
 
 
 class CodeScan:
-    """Scan of the records of code, with the results of the file."""
+    """Scan of the code records of a file; `result` gets what the scan finds."""
 
     def __init__(self, result: ScanResult) -> None:
         self.result = result
         self.steps = result.steps
 
     def scan_scripts(self, scripts: list[tuple[Region, str]]) -> ScriptTypes | None:
-        """Scan the source texts of a TorchScript archive and return their classes; None without any text."""
+        """Scan the source texts of a TorchScript archive and return their classes; None if no text can be read."""
         readable: list[tuple[Region, str, bytes]] = []
         for region, where in scripts:
             if region.size > MAX_CODE_BYTES:

@@ -1,4 +1,4 @@
-"""Inflate compressed records, at most to a limit."""
+"""Inflate compressed records, up to a limit."""
 
 from __future__ import annotations
 

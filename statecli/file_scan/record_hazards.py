@@ -1,4 +1,4 @@
-"""Find data in a pickle by which a loader does harm because of the archive around the pickle."""
+"""Find data in a pickle that makes a loader do harm because of the archive around the pickle."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _EXPORT_AGAIN = "export the program again without Python objects, or contact the
 class RecordUse(NamedTuple):
     """Use of a pickle by a program, from the names of its record and of the archives around it.
 
-    In a program of torch.export: the example inputs; the constants, possibly Python objects used by the program; the
-    tensors; the objects, never tensors. In TorchScript: the source locations of the code.
+    In a program of torch.export, the pickle holds the example inputs, the constants (possibly Python objects that the
+    program uses), the tensors, or an object (never a tensor). In TorchScript, it holds source locations of the code.
     """
 
     is_example: bool
@@ -75,7 +75,7 @@ _NO_USE = RecordUse(False, False, False, False, False)
 
 
 def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | None) -> tuple[Hazard, ...]:
-    """Return the data by which loaders of a pickle do harm; some data depend on the archive around the pickle."""
+    """Return the data in a pickle that makes loaders do harm, by itself or because of the archive around the pickle."""
     hazards = list(scanner.find_hazards(keys_are_source=use.is_example))
     is_read_in_cpp = use.is_object or (records is not None and is_of_script(records))
     if records is not None:

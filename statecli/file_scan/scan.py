@@ -1,7 +1,7 @@
-"""Find the Python names that the pickles of a file would import, in spite of any damage to the file.
+"""Find the Python names that the pickles of a file would import, even if the file is damaged.
 
-Listing tensors requires a sound file; this module reports the code run by loading. It reads records not opened by any
-reader of tensors: each record of an archive, bytes after a STOP, pickles and archives inside strings and records,
+Listing tensors requires an undamaged file; this module reports the code that loading runs. It also reads bytes that no
+reader of tensors opens: each record of an archive, bytes after a STOP, pickles and archives inside strings and records,
 arrays of objects, archives with a false directory. Anything not read to its end is reported (`ScannedPickle.unread`).
 `imported_names.Scanner` reads each pickle.
 """
@@ -101,7 +101,7 @@ _MAX_ARRAY_HEADER_BYTES = 2**20
 
 
 def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
-    """Return every pickle of the file, or of the files of a folder or an index, or ().
+    """Return every pickle of a file, or of the files of a folder or an index.
 
     A file that cannot be opened has no pickles: the reader of its tensors reports the same error. Raises
     UnreadableError, with the file, if bytes could not be fetched, because a server may answer the next time.
@@ -120,7 +120,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
 
 
 def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
-    """Return the pickles in bytes taken by a loader from a place of a file."""
+    """Return the pickles in bytes that a loader takes from a place of a file."""
     with pause_gc(), ByteSource(place.path) as source:
         scan = FileScan(source)
         scan.pieces.append(Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
@@ -149,7 +149,7 @@ def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[H
 
 
 def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
-    """Return the pickles of a file and of the `places` loaded as files; `only_stored` if nothing loads the rest."""
+    """Return the pickles of a file and of its `places`, which are loaded as files; `only_stored`: only of `places`."""
     try:
         with ByteSource(path) as source:
             source.prefetch(
@@ -168,7 +168,7 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
 
 
 def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
-    """Return the byte ranges read from an archive of a single tensor."""
+    """Return the byte ranges at both ends of an archive of a single tensor, which are read first."""
     return [(archive.offset, _FIRST_BYTES), (archive.offset + max(0, archive.length - _LAST_BYTES), _LAST_BYTES)]
 
 
@@ -232,7 +232,7 @@ class FileScan:
         return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
-        """Scan archives loaded as files of their own, because an archive may contain another archive."""
+        """Scan the archives that are loaded as files of their own, unless `scan` has already scanned them."""
         file_piece = Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
         transformed = [archive for archive in places if archive.transforms]
         if transformed:
@@ -323,7 +323,7 @@ class FileScan:
                     break
 
     def _scan_pickle(self, piece: Piece, at: int) -> int:
-        """Scan the pickle at byte `at` and return its length, 0 without an end."""
+        """Scan the pickle at byte `at` and return its length; 0 if its end was not found."""
         use = RecordUse.from_place(piece.where)
         is_script = piece.records is not None and piece.records.types is not None
         key = None if at or is_script or not piece.is_pickle else _read_cache_key(piece.region, use)
@@ -508,7 +508,7 @@ class FileScan:
     def _find_idle_storages(region: Region, archive: Archive, numbered_storages: Collection[str]) -> dict[str, int]:
         """Return the numbered storages that begin neither as a pickle nor as an archive or an array.
 
-        The values are numbers of pieces for each storage: 0 for bytes of digits.
+        Each value is the number of pieces that the storage counts as: 0 for inert contents such as digits, else 1.
         """
         if len(archive.records) == 1:  # torch.hub gives the only record to torch.load
             return {}
@@ -524,12 +524,12 @@ class FileScan:
         return piece_counts
 
     def _is_npz(self, archive: Archive) -> bool:
-        """Return True if numpy writes an archive and records with these names; torch.hub keeps no `.npy` files."""
+        """Return True if the archive and its records are named as numpy names them; torch.hub keeps no `.npy` files."""
         is_named = self.file_region.path.lower().endswith(".npz")
         return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
     def _report_inflation(self, piece: Piece, archive: Archive) -> None:
-        """Report compressed records that inflate to far more than other data does."""
+        """Report compressed records whose compression ratio and inflated size are far beyond those of honest data."""
         compressed = [record for record in archive.records.values() if record.method != STORED]
         compressed_size = sum(record.compressed_size for record in compressed)
         size = sum(record.size for record in compressed)
@@ -632,7 +632,7 @@ class FileScan:
             self._scan_tar(Piece(content, name, 0, is_pickle=True, hidden=False))
 
     def _salvage(self, piece: Piece) -> None:
-        """Queue the records with a local header, in spite of the directory."""
+        """Queue every record that has a local header, because the archive's directory cannot be read."""
         region, at = piece.region, 0
         is_other_format = self.file_region.head[:1] == b"\x80" or safetensors.sniff("", self.file_region.head)
         usual_names = set() if piece.depth or is_other_format else set(_USUAL_PICKLES)

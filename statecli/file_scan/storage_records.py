@@ -1,4 +1,4 @@
-"""Storages of a pickle that do not fit the records of their archive, which torch's reader in C++ does not check."""
+"""Find storages of a pickle whose size differs from their record's, which torch's reader in C++ does not check."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Misfit(NamedTuple):
 
 
 def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_cpp: bool) -> Iterator[Misfit]:
-    """Yield the storages with a record of another size; `in_cpp` for a pickle read by torch in C++.
+    """Yield the storages whose record has another size; `in_cpp` for a pickle that torch reads in C++.
 
     `torch.load` compares both. `torch.jit.load` and `torch.export.load` (torch/csrc/jit/serialization/unpickler.cpp,
     opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other
-    memory of the process. Keys of dicts and other values in which no reader of statecli looks for tensors count too.
+    memory of the process. Storages in keys of dicts, and in other values where no reader looks for tensors, count too.
     """
     pickle_name = records.record_name.lower()
     if not pickle_name.endswith(_SUFFIX):

@@ -1,4 +1,4 @@
-"""Find the calls, allocations and hashes caused by loading a pickle or the code next to a pickle.
+"""Find calls, large allocations and slow hashes that loading a pickle, or the code next to it, would cause.
 
 Modules that few runs need are imported when they are first used (`pickle_scan.one_pickle.begins_as_pickle(…)`).
 """

@@ -79,15 +79,14 @@ class _TensorSize(NamedTuple):
 
 
 class Allocations:
-    """Sizes of the objects made by a pickle."""
+    """Sizes of the objects that loading a pickle creates."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         #: Bytes that calls allocate, by the id of the name that is called.
         self._bytes_by_name: Counter[int] = Counter()
         self._names_by_id: dict[int, Global] = {}
-        #: Keys of the storages that a call has copied once: only the first copy is set off against the bytes in the
-        #: file.
+        #: Keys of the storages that a call has copied: the bytes in the file are subtracted only for the first copy.
         self._copied_storages: set[Value] = set()
         #: Smallest size in bytes that the pickle states for each storage, by its key: torch uses the first description.
         self._bytes_by_storage: dict[Value, int] = {}
@@ -109,7 +108,7 @@ class Allocations:
     def find_bombs(
         self, calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
     ) -> Iterator[Bomb]:
-        """Yield calls with too large an allocation and keys with too long a hash. Raises OutOfSteps."""
+        """Yield calls that allocate too much memory and keys that take too long to hash. Raises OutOfSteps."""
         for call in calls:
             if type(call.cls) is Global:
                 self._count_call(call, call.cls, 0)
@@ -142,7 +141,7 @@ class Allocations:
             yield Bomb(why, nested_call.position)
 
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
-        """Find storages larger than the file can hold, compressed too, and a storage loaded often.
+        """Yield storages larger than the file can hold, even compressed, and a record loaded for several storages.
 
         torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores case: keys "0"
         and "0\0a" are two storages of the same record.
@@ -274,7 +273,7 @@ class Allocations:
         return max(0, -(-reached_elements // VALUES_PER_BYTE.get(name, 1)) * item - stored)
 
     def _count_reached_elements(self, offset: Value, shape: Value, strides: Value) -> int:
-        """Return the elements needed in a storage for a tensor of this geometry."""
+        """Return the number of elements that a storage needs for a tensor of this offset, shape and strides."""
         if not self._count_elements(shape):
             return 0
         sizes, steps = self._read_numbers(shape), self._read_numbers(strides)
@@ -285,7 +284,7 @@ class Allocations:
         return _clamp(offset + 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)))
 
     def _count_state(self, target: Value, state: Value) -> None:
-        """Count the bytes of a BUILD that grows a storage to a geometry."""
+        """Count the bytes of a BUILD that grows a storage to the offset, shape and strides in its state."""
         is_tensor = type(target) is Obj and type(target.cls) is Global and type(state) is tuple and len(state) in (4, 5)
         if is_tensor and get_plain_name(target.cls).startswith("torch."):
             self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))

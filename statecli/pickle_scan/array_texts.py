@@ -1,4 +1,4 @@
-"""Judge the texts unpacked to arrays by RLlib: a checkpoint of a policy has the limits of its spaces as such texts.
+"""Check the texts that RLlib unpacks to arrays: a checkpoint of a policy has the limits of its spaces as such texts.
 
 RLlib decodes base64, decompresses the result with zlib, and gives it to `numpy.load(allow_pickle=True)`, which
 unpickles an array of objects, and everything except arrays. Source: rllib/utils/serialization.py of ray 2.60.

@@ -1,10 +1,10 @@
-"""Follow the names in a pickle: names called through another name, or stored where Python calls them.
+"""Find the names that a pickle calls through another name, or stores where Python calls them.
 
-A name may be clean, and its result may be data, as long as the result stays in the tree. Attacks use clean names whose
-results are called, are classes of other objects, are attributes that Python looks up and calls, or are objects shared
-by the whole process and changed by the pickle; or they make clean classes run their own methods on objects never put
-there by picklers. Everything run by a pickle is a call, a BUILD or an item set: `Flow` checks each of them, even if the
-tree does not keep the result.
+A name is clean if it is on the list of names that only build data, and its result is only stored in the loaded object.
+Attacks use names of the list whose results are called, are classes of other objects, are attributes that Python looks
+up and calls, or are objects shared by the whole process and changed by the pickle; or they make classes of the list run
+their own methods on objects that picklers never put there. Everything that a pickle runs is a call, a BUILD or an item
+set: `Flow` checks each of them, even if the loaded object does not keep the result.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class _Roots(dict[int, "Global | None"]):
     """
 
     def get_root(self, value: Value) -> Global | None:
-        """Return the name whose call built an object, through calls of calls; a name itself."""
+        """Return the name whose call built an object, also through calls of results; a name unchanged."""
         if type(value) is Obj:
             value = self.get(id(value), value.cls)
         return value if type(value) is Global else None
 
     def get_name(self, value: Value) -> str | None:
-        """Return the plain name of the root."""
+        """Return the plain name of the value's root (`get_root`)."""
         root = self.get_root(value) if type(value) in (Global, Obj) else None
         return get_plain_name(root) if root else None
 
@@ -90,7 +90,7 @@ class Flow:
         self._checked_attributes: set[tuple[int, int]] = set()
         #: Classes of the objects whose weights C++ packs, with copies of their states at the time of packing.
         self._packed_states: list[tuple[Global, Value]] = []
-        #: Ids of containers without objects that a function must not get as an argument.
+        #: Ids of containers that may be arguments of any function, because they hold no forbidden object.
         self._plain_arguments: set[int] = set()
         #: Ids of arguments whose numpy types are recorded, because many calls can share the arguments.
         self._referencing_arguments: set[int] = set()
@@ -115,9 +115,9 @@ class Flow:
             self._uninitialized[id(call)] = call
 
     def add_keys(self, keys: Iterable[Value]) -> None:
-        """Check values used as dictionary keys or elements of a set: objects of C++ need their state first.
+        """Check values that are hashed as dictionary keys or set elements: C++ objects must have their state before.
 
-        An object made by pickle without a state is uninitialized memory: its hash reads addresses there.
+        A C++ object without its state is uninitialized memory: its hash reads addresses there.
         """
         if self._uninitialized and any(type(key) in expected_calls.COMPOSITE_KEY_TYPES for key in keys):
             for unbuilt in self._uninitialized.values():
@@ -233,9 +233,9 @@ class Flow:
         unreachable_values: Iterable[Value],
         excused_calls: Set[int] = frozenset(),
     ) -> None:
-        """Check all calls, all BUILDs, and values out of reach of both. Raises OutOfSteps.
+        """Check all calls, all BUILDs, and the values that neither reaches. Raises OutOfSteps.
 
-        `excused_calls`: calls, by their ids, written as by torch.compile.
+        `excused_calls`: ids of the calls in the form that torch.compile writes.
         """
         self._excused_calls = excused_calls
         self._checked_attributes.clear()
@@ -419,7 +419,7 @@ class Flow:
             self.note_misuse(function[0], why)
 
     def _check_contents(self, name: Global, plain_name: str, states: Sequence[Value]) -> None:
-        """Check the attributes of a tensor: a dict, or a tuple of its class's attributes with and without slots."""
+        """Check the attributes of a tensor: each state is a dict, or a pair of dicts (attributes, slots)."""
         for state in states:
             for part in state if type(state) is tuple else (state,):
                 if type(part) is Obj:
@@ -465,7 +465,7 @@ class Flow:
             self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
-        """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
+        """Check that the parts of a sparse tensor are tensors of the file: the rule `sparse-indices` checks these.
 
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """
@@ -587,7 +587,7 @@ class Flow:
         return None
 
     def _is_handle_state(self, state: Value) -> bool:
-        """Return True for the dict of a hook, the hook's number in the dict, and other dicts.
+        """Return True for a state of a hook handle: the dict of the hook, the hook's number in it, and other dicts.
 
         The next hook of any module gets the next number. After infinity all hooks have the same number, so removing any
         hook removes the last one.
@@ -648,7 +648,7 @@ class Flow:
         return None
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
-        """Return True if code finds the stored function as a method, or calls the function with other functions."""
+        """Return True if a stored function hides a method, or is in an object that never holds functions."""
         values = value if type(value) in (list, tuple) else (value,)
         self.steps.take(Budget.FLOW, len(value) if type(value) is dict else len(values))
         functions = [function for function in values if deferred_calls.is_callable(function, self._get_root_name)]

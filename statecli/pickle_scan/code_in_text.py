@@ -1,6 +1,6 @@
 """Recognise JSON and YAML files from which a library builds objects by name, or unpickles digits.
 
-No such file is a checkpoint, and statecli does not read the file: the file is reported, in any other format too.
+Such a file is not a checkpoint. statecli searches its text and reports the file, also if it has another format too.
 Sources: ray 2.60 (train/_checkpoint.py, tune/analysis), torch 2.13 (utils/_pytree.py), gluonts 0.17 (core/serde),
 hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py), open_clip 3.3 (factory.py).
 """

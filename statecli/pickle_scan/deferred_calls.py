@@ -1,4 +1,4 @@
-"""Check the deferred calls of a pickle: a partial is checked as the later call of the partial.
+"""Check the functions that a pickle stores for a later call: a `functools.partial` is checked as this later call.
 
 A program that loads a checkpoint calls stored functions: an activation, a method of a configuration. So a partial may
 hold a function of tensors or a class of torch modules, with numbers, tensors and dtypes as arguments. With an object as

@@ -1,4 +1,4 @@
-"""Judge texts of plain data that a loader gives to `eval`.
+"""Check texts of plain data that a loader gives to `eval`.
 
 fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
 `conv_feature_layers`. Composer evaluates the `repr` of each algorithm, after `algorithms.`, and Ultralytics the

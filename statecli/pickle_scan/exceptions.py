@@ -1,6 +1,6 @@
-"""Recognise the exceptions pickled by Python.
+"""Check that the exceptions in a pickle are as Python writes them.
 
-C builds the message of a UnicodeError from the bytes at its position, and does not check their length.
+Python's C code builds the message of a UnicodeError from the bytes at its position, and does not check their length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls written by picklers for the classes and functions on the list: arguments, states, items and callees.
+"""Describe the calls that picklers write for the names on the list of `known_names`: arguments, states, items, callees.
 
-`call_flow` compares each call of a pickle with this list. Any other call may run a method of an object chosen by the
-file.
+`call_flow` compares each call of a pickle with these calls. Any other call may run a method of an object that the file
+chooses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_copyreg_call(value: Obj) -> bool:
 
 
 def fills_mapping(name: str, call: Obj) -> bool:
-    """Return True for a call that fills a mapping left empty by picklers, or passes pairs in place of a dict."""
+    """Return True for a call that fills a mapping that picklers create empty, or passes pairs in place of a dict."""
     if name == "copyreg._reconstructor":
         base = call.args[1] if len(call.args) > 2 else None
         is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
@@ -57,7 +57,7 @@ def fills_mapping(name: str, call: Obj) -> bool:
 
 
 def is_layer_count(layers: Value) -> bool:
-    """Return True if a recurrent module can have as many layers; its state makes names for each layer."""
+    """Return True for a number of layers that a recurrent module can have: its state makes names for each layer."""
     return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
 
 
@@ -116,7 +116,7 @@ def is_clean(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function, unless known to make a new object: its result may be a shared object."""
+    """Return True for a clean function that is not known to create a new object: it may return a shared object."""
     is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
     return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 
@@ -353,7 +353,7 @@ EXPECTED_CALLEES = {
 
 
 def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments of a call; a value other than a dict becomes the key of a computed name."""
+    """Return the keyword arguments of a call; a value other than a dict becomes a computed key."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 

@@ -1,4 +1,4 @@
-"""Check the operator arguments in a program of torch.export that torch's kernels trust.
+"""Check the operator arguments in a program of torch.export that torch's kernels use unchecked.
 
 The sizes are stated by the graph for its values (`tensor_values`). For weights the reader of the format compares the
 sizes with the tensors in the file; for other values the graph is believed. Sources: torch/_export/serde/schema.py,
@@ -28,7 +28,7 @@ _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "n
 
 
 class Misuse(NamedTuple):
-    """Operator of a call, and the reason why torch does not write its arguments."""
+    """Operator of a call, and what is wrong with its arguments."""
 
     target: str
     why: str
@@ -62,7 +62,7 @@ class _Node(NamedTuple):
 
 
 def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
-    """Yield the calls of the program whose arguments torch does not check. Raises OutOfSteps."""
+    """Yield the calls of the program with unsafe arguments that torch does not check. Raises OutOfSteps."""
     yield from _check_other_objects(document, steps)
     if why := _find_wrong_type(document, steps):
         yield Misuse("torch.export.load", why)
@@ -220,7 +220,7 @@ _ASSERTION = compile_on_use(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async
 
 
 def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why a message of an assertion is not a text of the file: a message computed by the graph is not judged."""
+    """Yield why an assertion is unsafe: its message is not a constant text, but computed by the graph."""
     for place, entry in enumerate(entries if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
@@ -233,7 +233,7 @@ def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterat
 def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why an operator gets a plain number for a dtype, a layout or a memory format.
 
-    torch writes these arguments by keys of their own. A number computed by the graph is unknown.
+    torch writes these arguments under keys of their own. A number computed by the graph is unknown.
     """
     operator = target.removeprefix("torch.ops.").split(".")
     places = script_enumerations.POSITIONS.get(operator[1], {}) if len(operator) > 1 else {}
@@ -413,7 +413,7 @@ def _check_embedding_bag(node: _Node) -> str | None:
 
 
 def _check_factory(node: _Node) -> str | None:
-    """Check the sizes stated by the graph for a new tensor against the tensor made by its code."""
+    """Check that the graph states the sizes of a new tensor with which its operator creates the tensor."""
     value = node.arguments.get("size")
     created_sizes = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
     declared_sizes = node.sizes.get(node.results[0] or "") if node.results else None

@@ -1,4 +1,4 @@
-"""Find the code run by loading a program of torch.export: in sizes, in names, in calls and in imports.
+"""Find the code that loading a program of torch.export runs: in sizes, in names, in calls and in imports.
 
 `torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, an `eval` with Python's own
 functions at hand: `__import__('os').system(...)` runs there, without any pickle. torch writes `srepr` of an expression,
@@ -348,7 +348,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
         yield UnknownText(unknown.key, unknown.text)
 
 
-#: Judgements of the texts that inductor reads or writes into source.
+#: Requirements on the texts that inductor reads or writes into source.
 _COMPILER_TEXTS = frozenset(
     [
         TextRequirement.VALUE,
@@ -387,7 +387,7 @@ def _report_source(text: str) -> ProgramCall:
 
 
 def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield the judgement and the text of each program text, with the texts in a JSON of arguments in its place."""
+    """Yield the requirement and the text of each program text; for a JSON of arguments, yield the texts in it."""
     for judgement, text, key in texts:
         if judgement is TextRequirement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
@@ -464,14 +464,14 @@ def _check_operator(text: str) -> ProgramCall | None:
 
 
 def _check_guard(text: str) -> ProgramCall | None:
-    """Return the call of an unsafe input check, evaluated by a call of the program's module."""
+    """Return the call that an unsafe guard causes when the program's module is called; None for a safe guard."""
     code = f"compiles the guard {quoting.quote(text)} as Python code"
     why = describe_cost(text, has_symbols=False) if is_plain_guard(text) else code
     return ProgramCall(text, "builtins", "exec", why, doer="the module of the program") if why else None
 
 
 def _check_import(text: str) -> ProgramCall:
-    """Return the import of a dict or enumeration class in the nesting of arguments."""
+    """Return the import of a class that the nesting of arguments names, such as an enumeration."""
     module, _, name = text.partition(":")
     return ProgramCall(name, module, name, called=False)
 

@@ -1,8 +1,8 @@
-"""Scan the Python names that a pickle would import, past errors that stop `machine.Machine`.
+"""Find the Python names that a pickle would import, also after errors that stop `machine.Machine`.
 
-The machine stops at the first operation not made by honest pickles. A hostile pickle uses this stop to hide the rest: a
-call of the result of a call, a BUILD on a class, an item set on a module. Here each such operation has an inert result,
-and reading continues to STOP or to bytes unreadable by any unpickler.
+The machine stops at the first operation that honest pickles never make: a call of the result of a call, a BUILD on a
+class, an item set on a module. A hostile pickle could hide the rest after it. Here each such operation has an inert
+result, and reading continues to STOP or to bytes that no unpickler can read.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _METADATA_CLASSES = frozenset(
 
 
 class Scanner(Machine):
-    """A machine that reads on after errors.
+    """Pickle machine that continues after errors.
 
     `nested_data`: strings that begin like a pickle; `module_classes`: classes of whole modules; `unfollowed`: why the
     names could not be followed to their end.
@@ -157,7 +157,7 @@ class Scanner(Machine):
         return any(not name.startswith(_TENSOR_PREFIXES) and name not in _PLAIN_CLASSES for name in names)
 
     def makes_tensor(self) -> bool:
-        """Return True if the pickle is a tensor: not an object with tensors."""
+        """Return True if the pickle is a single tensor, not an object that holds tensors."""
         root = self.flow.get_root(self.root)
         return root is not None and get_plain_name(root).startswith("torch._utils._rebuild_")
 
@@ -171,7 +171,7 @@ class Scanner(Machine):
         return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
 
     def find_script_mismatch(self, types: ScriptTypes) -> str | None:
-        """Return the first object that the code of a TorchScript archive treats as another object."""
+        """Return a description of the first object that TorchScript code treats as an object of another type."""
         try:
             return script_types.find_mismatch(self.flow.calls, self._builds, types, self.flow.steps)
         except OutOfSteps as error:
@@ -204,7 +204,7 @@ class Scanner(Machine):
         return root is not None and get_plain_name(root).startswith(_TORCH_PREFIXES)
 
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
-        """Return the allocations not explained by a file of this size, and keys with too long a hash."""
+        """Return the allocations too large for a file of this size, and the keys that take too long to hash."""
         bombs: list[Bomb] = []
         try:
             bombs += self.allocations.find_storage_bombs(self.persistent, file_bytes)
@@ -215,7 +215,7 @@ class Scanner(Machine):
         return tuple(bombs)
 
     def find_hazards(self, *, keys_are_source: bool = False) -> tuple[Hazard, ...]:
-        """Return the plain data by which loaders do harm; no loader looks a key up in the Metadata of a `.metadata`.
+        """Return the plain data that makes loaders do harm; () for a `.metadata`, in which no loader looks up a key.
 
         `keys_are_source`: see `plain_data.find_hazards`.
         """
@@ -281,7 +281,7 @@ class Scanner(Machine):
         return id(function) in self._record_names and id(hooks) in self._record_names
 
     def _note_record(self, call: Obj) -> None:
-        """Record a call of a record, except for two names called by nearly all records."""
+        """Record a call in a tensor's record, except calls of the two names that nearly all records call."""
         if type(call.cls) is Global:
             self._called_names.add(id(call.cls))
             if get_plain_name(call.cls) in _RECORD_FUNCTIONS:
@@ -290,7 +290,7 @@ class Scanner(Machine):
         self.flow.add_call(call)
 
     def _spell_name(self, function: Global, args: Value, pos: int) -> Any:
-        """Return the meaning of a spelling call: a nested class, `type(None)`, `Optional[int]`, `int | str`."""
+        """Return the value that a call only spells: a nested class, `type(None)`, `Optional[int]`, `int | str`."""
         pair: tuple[Any, Any] = args if type(args) is tuple and len(args) == 2 else (None, None)
         first, second = pair
         name = get_plain_name(function)
@@ -493,7 +493,7 @@ def _do_build(m: Any, pos: int) -> int:
 
 
 def _do_inst(m: MachineState, pos: int) -> int:
-    """Do INST; Python imports the name before it pops the arguments."""
+    """Handle INST: Python imports the name before it pops the arguments."""
     function, end = _read_name_lines(m, pos)
     args = tuple(m.pop_mark())
     m.stack.append(m.build_call(function, args, pos, "inst"))
@@ -523,7 +523,7 @@ def _require_line_end(m: MachineState, end: int) -> int:
 
 
 def _do_extension(m: MachineState, pos: int) -> int:
-    """Resolve a code to a name registered by the loading program."""
+    """Push a name that stands for an extension code, because only the loading program knows the registered name."""
     width = 1 << (m.data[pos - 1] - 0x82)
     code = int.from_bytes(m.data[pos : pos + width], "little")
     m.stack.append(m.intern_name("copyreg", f"{EXTENSION_REGISTRY}[{code}]", pos))

@@ -1,4 +1,4 @@
-"""Check functions and other callables kept as attributes, at the attributes used by honest pickles.
+"""Check that a pickle stores functions and other callables only in the attributes in which honest pickles do.
 
 Python code calls the value under a name of an object: `forward` of a module, the hooks in `_forward_hooks`, each module
 in `_modules`, `get` of any object in place of a dict. An attribute of the instance hides the method of its class. So a

@@ -187,7 +187,7 @@ def is_class(qualified: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def computes_tensors(qualified: str) -> bool:
-    """Return True for a function from tensors and numbers to tensors and numbers."""
+    """Return True for a function that computes tensors or numbers from tensors and numbers."""
     return qualified in _TENSOR_FUNCTIONS or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified) is not None
 
 
@@ -209,7 +209,7 @@ def is_configuration(qualified: str) -> bool:
 
 
 def is_created_empty(qualified: str) -> bool:
-    """Return True if pickle makes objects of this class empty, and so no pickler writes a call of the class."""
+    """Return True if pickle creates objects of this class empty, so that picklers never write a call of the class."""
     if qualified in _CALLED_CLASSES or qualified in SHARED_OBJECTS:
         return False
     return is_class(qualified) or is_configuration(qualified)

@@ -1,4 +1,4 @@
-"""Attributes of modules that no tensor and no module of a program may replace: torch runs `_graph`.
+"""Attributes of modules that a tensor or a module of a program must not replace: torch runs them (`_graph`).
 
 torch assigns the constants of a program to the module by the names in the signature, over any other attribute. The
 modules of `torch.export.unflatten` call each other by their paths. A test compares the list with the installed torch.

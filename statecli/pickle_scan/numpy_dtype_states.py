@@ -93,7 +93,7 @@ class ArrayTypes:
         return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
-        """Return True if a scalar of objects is read from an array of its own type, complete and not empty."""
+        """Return True for a valid scalar: a record with objects must be read from a non-empty array of its own type."""
         if len(args) != 2 or not is_dtype(args[0]):
             return False
         dtype, source = args
@@ -181,7 +181,7 @@ def _holds_objects(dtype: Value) -> bool:
 
 
 def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
-    """Return True if nothing overlaps an object. `spans`: start and end of each field, and if the field has objects."""
+    """Return True if no field overlaps an object. `spans`: start and end of each field, and whether it has objects."""
     if not any(has_objects for _, _, has_objects in spans):
         return True
     spans = sorted(span for span in spans if span[0] < span[1])
@@ -212,7 +212,7 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
-    """Return True if a type of dates has its unit after the flags, and another type at most its metadata."""
+    """Return True if only allowed items follow the flags: the unit of a date type, at most metadata of other types."""
     metadata = state[8:]
     if code not in _DATE_CODES:
         return not metadata or (len(metadata) == 1 and type(metadata[0]) is dict)

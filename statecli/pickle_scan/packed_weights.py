@@ -1,8 +1,8 @@
-"""Check the numbers by which torch's C++ packs the state of packed weights: strides, groups and the like.
+"""Check the numbers in a state with which torch's C++ code packs weights: strides, groups and the like.
 
-Packing divides by strides and groups, and reads a sparse matrix by unchecked indices. So a state is sound if a
-convolution can have each number; nothing is known of classes not listed here. Sources: aten/src/ATen/native/quantized
-of torch 2.13 (cpu/conv_serialization.h, cpu/qconv_prepack.cpp).
+Packing divides by strides and groups, and reads a sparse matrix by unchecked indices. So a state is valid if a
+convolution can have each number; classes not listed here are unknown. Sources: aten/src/ATen/native/quantized of torch
+2.13 (cpu/conv_serialization.h, cpu/qconv_prepack.cpp).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def is_convolution_state(state: Value) -> bool:
 
 
 def is_packed_state(name: str, state: Value, read_storage: ReadStorage) -> bool:
-    """Return True if torch packs an object of this C++ class by numbers that are sound or checked by torch.
+    """Return True if torch packs an object of this C++ class with valid numbers, or checks the numbers itself.
 
     `read_storage` gives the bytes of a small storage by its key.
     """

@@ -1,9 +1,9 @@
-"""Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns the data unchecked.
+"""Find plain data that makes ordinary loaders do harm: `torch.load(weights_only=True)` returns the data unchecked.
 
-The values are checked by their readers: numpy accepts any number as a position in its table, Python formats texts in a
-state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning and
-MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes any
-object in its place (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
+Each value is checked for the library that reads it: numpy accepts any number as a position in its table, Python formats
+texts in a state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning
+and MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes
+any object in its place (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
 torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py.
 """
 
@@ -154,7 +154,7 @@ class _Walk:
         yield from map(self.spell_keys, self._find_unspelled(value))
 
     def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the same mappings with unchanged keys, because an object may be more than the text that it equals."""
+        """Yield the mappings of `find_mappings` with unchanged keys: an object may be more than the text it equals."""
         for part in self._iter_parts(value):
             items = self._count(self.get_items(part))
             if items:
@@ -287,7 +287,7 @@ class _Walk:
             yield Hazard(f"{where} is {fault}; HQQ evaluates the value as Python code")
 
     def _yields_no_numbers(self, value: Value) -> bool:
-        """Return True for plain values, for texts as keys, for a dtype, and for a tensor, which `audit` checks."""
+        """Return True for a plain value, a dict with texts as keys, a dtype, or a tensor, which `audit` checks."""
         items = self.get_items(value)
         if items is not None:
             return all(type(key) is str for key in items)
@@ -394,7 +394,7 @@ class _Walk:
         yield from self._check_kept_steps(info.get(_KEPT_STEPS))
 
     def _check_kept_steps(self, kept_steps: Value) -> Iterator[Hazard]:
-        """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, also a method of dicts."""
+        """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, which dicts have too."""
         is_deque = type(kept_steps) is Obj and split_call(kept_steps)[0] == "collections.deque"
         where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
         if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept_steps))), None):
@@ -505,7 +505,7 @@ class _Walk:
             yield from self._check_evaluated_pair(node, elements)
 
     def check_python_state(self, key: Value, state: Value, parent: Value = None) -> Iterator[Hazard]:
-        """Check a value as a version 2 state of Python's generator: C checks states of version 3."""
+        """Check a value as a state of Python's generator in version 2; Python's C code checks version 3 itself."""
         if type(state) not in (list, tuple, Obj) or (type(state) is not Obj and len(state) != 3):
             return
         parts = self.get_elements(state)
@@ -524,7 +524,7 @@ class _Walk:
             )
 
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:
-        """Check the `_metadata` of a state_dict, given to each module by load_state_dict."""
+        """Check the `_metadata` of a state_dict, which load_state_dict gives to each module."""
         assigned, unknown = [], []
         modules = (pair for mapping in self.find_mappings(get_attribute(node, "_metadata")) for pair in mapping.items())
         for name, values in ((name, values) for name, local in modules for values in self.find_mappings(local)):

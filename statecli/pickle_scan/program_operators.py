@@ -1,8 +1,8 @@
-"""Judge an operator called by TorchScript or an exported program: listed, known harm, or unknown.
+"""Classify an operator that TorchScript or an exported program calls: listed, harmful or unknown.
 
-Only the operators on the lists (`operators.txt`) are clean. The harm is known of operators that touch files or Python
-or read memory by unchecked indices, lengths or sizes, and of whole internal namespaces. All other operators, of torch
-and other libraries, are unknown.
+Only the operators on the lists (`operators.txt`) are clean. Operators are harmful if they touch files or Python, or
+read memory by unchecked indices, lengths or sizes; so are whole internal namespaces. All other operators, of torch and
+other libraries, are unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List each text in a program of torch.export with the judgement for its place in the program.
+"""List each text in a program of torch.export with the requirement on it, which its place in the program decides.
 
 The schema is torch's own. torch reads only the fields of the schema, each by its place, so the walk follows the schema
 instead of the names of keys. A text outside all fields is `TextRequirement.UNKNOWN`: a later torch may write it into
@@ -72,7 +72,7 @@ class ListOf(NamedTuple):
 
 
 class DictOf(NamedTuple):
-    """Dict with any keys, which have a judgement too."""
+    """Dict with any keys; `key` is the requirement on the keys."""
 
     key: TextRequirement
     value: Kind
@@ -292,7 +292,7 @@ def iter_values(document: Any, steps: Steps) -> Iterator[ProgramValue]:
 
 
 class ProgramText(NamedTuple):
-    """Text of a program, and the key of its field."""
+    """Text of a program, the requirement on the text, and the key of its field."""
 
     judgement: TextRequirement
     text: str
@@ -300,7 +300,7 @@ class ProgramText(NamedTuple):
 
 
 def iter_texts(document: Any, steps: Steps) -> Iterator[ProgramText]:
-    """Yield each text of the program, the keys of its dicts too. Raises OutOfSteps."""
+    """Yield each text of the program, including the keys of its dicts. Raises OutOfSteps."""
     for place in iter_values(document, steps):
         kind, value, key = place
         if type(value) is str:

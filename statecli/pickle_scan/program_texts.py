@@ -1,4 +1,4 @@
-"""Judge the texts in a program of torch.export that torch or its compilers write into source code.
+"""Check the texts in a program of torch.export that torch or its compilers write into source code.
 
 `torch.export.load` compiles names of the graph as Python source, `torch.export.unflatten` the paths of modules, and
 inductor writes values, names and stack traces into Python and C++. Sources: torch/fx/graph.py,
@@ -53,7 +53,7 @@ def is_valid(text: str, judgement: TextRequirement) -> bool:
 
 
 def _is_stable(text: str) -> bool:
-    """Return False for a name normalized by Python: a name of other letters may come out as `self`."""
+    """Return False for a name that Python would normalize: a name in other letters may become `self`."""
     return unicode_forms.is_normalized("NFKC", text)
 
 
@@ -122,7 +122,7 @@ def strip_call_numbers(path: str) -> str:
 
 
 def _are_origins(text: str) -> bool:
-    """Return True if no name in the JSON ends a text of source; torch writes `<` and spaces of a `repr`."""
+    """Return True if no name in the JSON can end a string of source; `<` and spaces are allowed, as in a `repr`."""
     if "\\" not in text and "'''" not in text:  # without escapes, a JSON string has no quote and no line break
         return True
     try:
@@ -164,7 +164,7 @@ def find_end_of_raw_string(traces: list[str]) -> str | None:
     return ends if ends is not None and any(_RAW_BEGIN.search(trace) for trace in traces) else None
 
 
-#: Test of a text for each judgement. Operators, expressions, symbols and guards have further checks of their own.
+#: Test of a text for each requirement. Operators, expressions, symbols and guards have further checks of their own.
 CHECKS: dict[TextRequirement, Callable[[str], bool]] = {
     TextRequirement.NUMBER: _refuse,
     TextRequirement.FLOAT: _FLOATS.__contains__,
@@ -199,7 +199,7 @@ class _NestingObject(list[tuple[str, Any]]):
 
 
 def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield each text in the JSON of nested arguments with its judgement. Raises OutOfSteps.
+    """Yield each text in the JSON of nested arguments, after the requirement on it. Raises OutOfSteps.
 
     `is_input`: the nesting of the inputs has the names of keyword arguments.
     """

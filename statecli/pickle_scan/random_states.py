@@ -1,6 +1,6 @@
-"""Recognise the states of random generators written by numpy and Python.
+"""Check that the states of random generators in a pickle are as numpy and Python write them.
 
-numpy accepts any number as a position in a table, and the next draw reads memory there. numpy looks positions up in any
+numpy accepts any number as a position in a table, and the next draw reads memory there. numpy looks up positions in any
 given object: a mapping of any class, a record of an array, a key computed by a call. So a state is sound only if
 numpy's own `__reduce__`, of 1.16 to 2.4, writes each of its parts.
 """
@@ -68,7 +68,7 @@ def explain_unsafe_sequence(state: Sequence[Value]) -> str | None:
 def explain_unsafe_dict(
     state: Mapping[Value, Value], get_items: Callable[[Value], Mapping[Any, Any] | None]
 ) -> str | None:
-    """Return why a numpy generator with this dict as its state reads other memory or calls an object; None if not."""
+    """Return why a numpy generator with this state dict reads other memory or calls an object; None if it does not."""
     inner = state.get("state")
     parts = get_items(inner) if type(inner) in (dict, Obj) else {}
     if parts is None:

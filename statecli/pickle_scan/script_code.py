@@ -1,4 +1,4 @@
-"""Find calls in the code of a TorchScript archive that touch files or Python, or another library's operators.
+"""Find calls in the code of a TorchScript archive that use files, Python or operators of another library.
 
 `torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` in this
 text; the rest runs when the module is called. The functions can call torch's operators, and a few of these read and
@@ -145,7 +145,7 @@ _UNBOUNDED_HARM = (
 
 
 class Call(NamedTuple):
-    """Mention in the code, at byte `at` and in line `line`.
+    """Call that the code mentions at byte `at`, in line `line`.
 
     `why` is None for an unknown operator; `on_load`: loading runs the function with this mention.
     """
@@ -164,7 +164,7 @@ def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
 
 
 def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None = None) -> Iterator[Call]:
-    """Yield each call once that the code makes, or may make, besides computing. Raises OutOfSteps.
+    """Yield, once each, the calls by which the code does or may do more than compute. Raises OutOfSteps.
 
     `defined_names` has the names of all functions of the archive; None for the functions of this text.
     """
@@ -334,7 +334,7 @@ def _extract_parameters(text: str) -> str:
 
 
 def _find_computing_calls(function: _Function, source: _Source, names: Collection[str]) -> Iterator[Call]:
-    """Yield the calls of a function besides unpacking a state and packing weights.
+    """Yield the calls of a function that do more than unpack a state or pack weights.
 
     `names` are the names defined by the archive.
     """
@@ -511,7 +511,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the place after the string at `at`; without an end, the place after one quote, or two of three."""
+        """Return the place after the string at `at`; if it has no end, after its first quote (two of a triple quote)."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):

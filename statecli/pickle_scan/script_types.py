@@ -1,4 +1,4 @@
-"""Find objects of a TorchScript archive of another class, or tuples of another length, than declared in the code.
+"""Find objects in a TorchScript archive whose class, or tuples whose length, differs from their declared type.
 
 torch.jit.load gives the attributes of an object the values of the pickle without a check. Compiled code reads an
 attribute by its number, and unpacks a tuple of the declared length, so the code reads other memory if the value is an
@@ -111,7 +111,7 @@ def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | No
 
 
 def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass | None:
-    """Return the class with these lines; None for a line in a form unknown to torch."""
+    """Return the class that these lines define; None if torch never writes one of the lines."""
     attributes = _read_attributes(lines)
     if attributes is None:
         return None
@@ -138,7 +138,7 @@ def _read_signature(lines: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _read_attributes(lines: list[tuple[int, str]]) -> dict[str, ScriptType] | None:
-    """Return the attributes declared in the lines of a class; None for a line in a form unknown to torch."""
+    """Return the attributes that the lines of a class declare; None if torch never writes one of the lines."""
     attributes: dict[str, ScriptType] = {}
     if lines and lines[0][0] != _INDENT:
         return None
@@ -212,7 +212,7 @@ class _Check(NamedTuple):
 def find_mismatch(
     calls: Iterable[Obj], builds: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
 ) -> str | None:
-    """Return a description of the first object that the code treats as another object; None without such an object.
+    """Return a description of the first object that the code treats as another object; None if there is none.
 
     `calls` are the objects made by a pickle, `builds` their states. Raises OutOfSteps.
     """

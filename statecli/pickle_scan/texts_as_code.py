@@ -1,4 +1,4 @@
-"""Judge texts of plain data that a loader imports, calls or runs as Python.
+"""Check texts of plain data that a loader imports, calls or runs as Python.
 
 LightningCLI merges the hyperparameters of a checkpoint into its configuration, and jsonargparse imports and calls the
 name at each `class_path`; `load_from_checkpoint` calls the function at `_instantiator`. For an argument that takes an
@@ -143,7 +143,7 @@ def _list_classes() -> frozenset[str]:
 
 
 def check_text(where: str, text: str) -> Hazard | None:
-    """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
+    """Return the hazard of a text in hyperparameters that jsonargparse parses; None if it has no name to call."""
     if "class_path" in text:
         message = "is a string with a class_path, and LightningCLI imports and calls the class at this path"
     elif "\\" in text and _MAPPING.search(text):
