@@ -289,7 +289,7 @@ class FileScan:
             self.result.pickles.append(ScannedPickle("the file", self.file_region.span, unread=why))
 
     def _scan_piece(self, piece: Piece) -> None:
-        """Scan a piece by its first bytes."""
+        """Scan a piece; its first bytes decide how."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
             why = f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
@@ -424,7 +424,7 @@ class FileScan:
     # Archives.
 
     def _scan_tar(self, piece: Piece) -> None:
-        """Scan the members of a tar, as torch.save wrote before 0.1.10, and report the file as not read to its end.
+        """Scan the members of a tar, as torch 0.1.9 and older save, and report the file as not read to its end.
 
         torch.load tries tarfile first, for every file. In `storages` and `tensors`, torch.load unpickles more data than
         the first pickles.

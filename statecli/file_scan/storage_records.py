@@ -32,7 +32,7 @@ class ArchiveRecords(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """A storage with another number of bytes than its record; -1 for a class that is not the class of a storage."""
+    """A storage with another number of bytes than its record; `claimed` is -1 if its class is not a storage class."""
 
     record: str
     claimed: int

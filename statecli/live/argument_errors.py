@@ -67,7 +67,7 @@ TRIED_NUMBERS = (3, 2, 8, 64)
 
 
 def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
-    """Return how to pass the arguments, if the call does not fit the signature; None otherwise.
+    """Return the error that explains how to pass the arguments; None if the arguments are not at fault.
 
     `is_call`: the call itself has raised the error, and not a line of the user's code.
     """
@@ -87,7 +87,7 @@ def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_
 
 
 def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Advice | None:
-    """Return the line to type after an error that names an argument, or a folder without weights; None if unknown."""
+    """Return the line to type after an error about an argument, or about a folder without weights; None if unknown."""
     folder = next(filter(_is_configured_folder, _iter_texts((*spec.args, *spec.kwargs.values()))), None)
     if folder is not None and isinstance(error, OSError):
         line = quote_for_shell(folder)
@@ -184,7 +184,7 @@ def _list_documented(spec: ModelSpec, callee: Any) -> list[str]:
 
 
 def _quote_names(value: Any) -> Any:
-    """Return an argument with a text in place of a name: 'resnet18' for resnet18, which may be a function too."""
+    """Return an argument with a name put in quotes: 'resnet18' for resnet18, which may also name a function."""
     return value.name if isinstance(value, ObjectName) and value.module is None and "." not in value.name else value
 
 
@@ -206,7 +206,7 @@ def _advise_modules(
 
 
 def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, text: str) -> tuple[str, ...]:
-    """Return lines with modules where a constructor got a list of modules, a module without a list, or another object.
+    """Return lines that correct how modules are passed: without a list, in a list, or in place of another object.
 
     `Sequential([a, b])` takes the modules as arguments, `ModuleList(a)` takes a list.
     """
@@ -356,7 +356,7 @@ def _format_line(spec: ModelSpec, values: Mapping[str, Any]) -> str:
 
 
 def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[str, ...]:
-    """Return lines with numbers for arguments of an installed class, to be tried; () for a class of a file."""
+    """Return lines to try, with numbers for the missing arguments of an installed class; () for a class of a file."""
     if spec.is_file:
         return ()
     values = (write_values(spec, callee, missing, number) for number in TRIED_NUMBERS)
@@ -401,7 +401,7 @@ def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> Mode
 
 
 def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
-    """Return lines with the unknown arguments in a dict, individually or in a list, or without unaccepted arguments.
+    """Return lines that pass the unknown arguments in a dict, in a list or by position, or that leave them out.
 
     `ModuleDict(a=Linear(2, 3))` takes a dict, `Sequential` takes modules.
     """
@@ -417,7 +417,7 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
 
 
 def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the arguments of a callee with a single parameter for all of the values; [] for other callees."""
+    """Return how to pass all of the values to a callee with a single parameter; [] for other callees."""
     with suppress(TypeError, ValueError):
         (only_parameter,) = inspect.signature(callee).parameters.values()
         words = set(re.findall(r"\w+", get_annotation_text(only_parameter)))

@@ -48,7 +48,7 @@ class Origins:
         self._is_continued = False
 
     def continue_for_instance(self) -> Origins:
-        """Return origins for another instance: with the constructor's lines by class, and the same typed paths."""
+        """Return origins for another instance, with the lines recorded for each class and the same typed paths."""
         continued_origins = Origins(self._typed_paths)
         continued_origins._by_class = dict(self._by_class)
         continued_origins._is_continued = True

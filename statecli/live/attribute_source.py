@@ -153,7 +153,7 @@ def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def read_assignment(place: tuple[str, int] | None, name: str) -> Assignment | None:
-    """Return the statement at `place` with the assignment of `name`; None for anything but a plain assignment."""
+    """Return the assignment of `name` in the statement at `place`; None if this is not a plain assignment."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_assignment(file, place[1], name)
 
@@ -192,7 +192,7 @@ def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
-    """Return True if the value is a local name used again after the statement, so that a copy may become incomplete."""
+    """Return True if the value is a local name that is used again later, so that a copy made now may lack items."""
     function, value = file.find_around(node, ast.FunctionDef), node.value
     names = (
         [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function and isinstance(value, ast.Name) else []

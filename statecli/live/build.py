@@ -124,7 +124,7 @@ def _build_model(spec: ModelSpec, init_device: str, values: bool, loaded: Loaded
 
 
 def import_torch() -> Any:
-    """Return torch. Raises MissingDependency without torch."""
+    """Import and return torch. Raises MissingDependency if torch cannot be imported."""
     report_stage("importing torch")
     try:
         with pause_gc():

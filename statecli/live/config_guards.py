@@ -15,9 +15,9 @@ from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.attribute_patch import replace_attribute
 
-#: Largest number of modules and parameters of a model, and of seconds of processor time to register them. 12 layers of
-#: 256 experts as modules have fewer. Building takes 50 us for each, the walk 200 us for each tensor: less than 10 s in
-#: all.
+#: Largest number of modules and parameters of a model, and of seconds of processor time to register them. A model of
+#: 12 layers with 256 experts as modules has fewer. Building takes 50 us for each, the walk 200 us for each tensor: less
+#: than 10 s in all.
 MAX_REGISTERED = 30_000
 MAX_SECONDS = 4
 #: Largest number of layers, heads or experts in a configuration, because lists with an entry for each are built before

@@ -105,7 +105,7 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
 
 
 def _iter_config_classes(callee: Any) -> Iterator[type]:
-    """Yield the configurations named by the classes of the callee's own module, as in transformers."""
+    """Yield the configuration classes that classes of the callee's own module name, as in transformers."""
     module = sys.modules.get(callee.__module__)
     for value in vars(module).values() if module is not None else ():
         config_class = getattr(value, "config_class", None) if isinstance(value, type) else None

@@ -25,7 +25,7 @@ _MAX_CALL_CHARACTERS = 2000
 
 
 def list_lines(spec: ModelSpec, callee: Any, scope: Scope) -> list[str]:
-    """Return lines with the arguments of documented calls of a class; the spec's own arguments come first."""
+    """Return lines with the arguments of documented calls of a class; the spec's own arguments replace these."""
     lines = []
     for args, kwargs in _iter_calls(callee):
         with suppress(StateError):

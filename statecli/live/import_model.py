@@ -218,9 +218,9 @@ def _find_near(name: str, names: list[str]) -> list[str]:
 
 
 def _find_near_class(name: str, names: list[str]) -> list[str]:
-    """Return the classes with the initials, the nearest names, or the classes that begin with the name.
+    """Return the classes that a name may stand for: by its initials, by similarity, or by its beginning.
 
-    PeakSignalNoiseRatio for PSNR, GPT2Model for gpt2.
+    For example PeakSignalNoiseRatio for PSNR, GPT2Model for gpt2.
     """
     similar_names = _find_initials(name, names) or _find_near(name, names)
     if similar_names or len(name) < 2:

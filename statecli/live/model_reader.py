@@ -146,7 +146,7 @@ class _Table:
         return self._suggestions
 
     def get_rebuild(self, row: _Row) -> Rebuild:
-        """Return whether the tensor is identical in two further builds of the model, made at the first call.
+        """Return how the tensor compares in two further builds of the model, which are made at the first call.
 
         UNKNOWN if the tensor requires grad or is in an unregistered module: its fix does not depend on the builds.
         """

@@ -30,7 +30,7 @@ _EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Return the registry of a package, which may be named by the registry's own module; else None."""
+    """Return the registry for the name of a package or of the registry's own module; None if there is none."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 

@@ -1,4 +1,4 @@
-"""Refuse a text for an argument that takes a module: the class stores the text, and fails when calling the module."""
+"""Refuse a text for an argument that takes a module: the class stores the text, and fails when it calls the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.live.spec_objects import ObjectCall, ObjectName
 
 
 def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: Any) -> None:
-    """Raise ModelError for a text of the spec in an attribute that the class of the model calls."""
+    """Raise ModelError if the class of the model calls an attribute that holds a text of the spec."""
     try:
         arguments = inspect.signature(type(model)).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Find the objects behind names in the arguments of a spec, and the line to type for a name without an object.
+"""Find the objects that names in the arguments of a spec stand for, and suggest a line for an unknown name.
 
 A name is looked up in the module of the spec, in the module that defines the class, and in the packages around them.
 `torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` a class of any module found by Python. The
@@ -224,7 +224,7 @@ class Scope:
 
 
 def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
-    """Return the spec as a word for a shell, with each argument changed."""
+    """Return the spec, with each argument changed by `change`, as text quoted for a shell."""
     args, kwargs = spec.args, spec.kwargs
     if change is not None:
         args, kwargs = tuple(map(change, args)), {name: change(value) for name, value in kwargs.items()}
@@ -251,14 +251,14 @@ def _is_standard(module: str) -> bool:
 
 
 def _get_nested(value: Any, dotted_name: str) -> Any:
-    """Return an attribute of a module or a class, `_MISSING` without the attribute."""
+    """Return an attribute of a module or a class; `_MISSING` if it has no such attribute."""
     for attribute in dotted_name.split("."):
         value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
     return value
 
 
 def _find_owner(value: Any, dotted_name: str) -> types.ModuleType | None:
-    """Return the last module in a name with dots that begins with the object `value`."""
+    """Return the last module on the dotted path that begins at the object `value`; None if there is none."""
     owner = None
     for attribute in dotted_name.split(".") if dotted_name else ():
         owner = value if isinstance(value, types.ModuleType) else owner
@@ -275,7 +275,7 @@ def _list_public(*modules: types.ModuleType) -> Iterator[str]:
 
 
 def _iter_library_names() -> Iterator[tuple[str, str]]:
-    """Yield the classes of the libraries that are imported: the module and the name, the preferred module last."""
+    """Yield module and name of each class in the imported libraries; the preferred library comes last."""
     for library in reversed(_LIBRARIES):
         if library in sys.modules:
             yield from ((library, key) for key in _list_public(sys.modules[library]) if key[0].isupper())

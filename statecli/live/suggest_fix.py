@@ -762,9 +762,9 @@ def _get_captured_name(step: WalkStep) -> str:
 
 
 def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -> str:
-    """Return the advice which function should read `name` from the module: a hook, else a method of the class.
+    """Return the advice on how to read `name` from the module: in a hook, else in a method of the class.
 
-    The advice is never a function with `self` in its closure, because `copy.deepcopy` does not copy functions.
+    A function with `self` in its closure is never advised, because `copy.deepcopy` does not copy functions.
     """
     first = unregistered.steps[0]
     if site.name.endswith("_hooks"):

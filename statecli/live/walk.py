@@ -814,7 +814,7 @@ def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> It
 
 
 def _is_code(value: Any) -> bool:
-    """Return True for a function or method in a class body, because its defaults or closure may hold tensors."""
+    """Return True for a function or method in a class body, whose defaults or closure may hold tensors."""
     return type(value) in (types.FunctionType, staticmethod, classmethod)
 
 

@@ -62,7 +62,7 @@ class _Trial:
     install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
-        """Return the working advice, or the advice of the error of a refused line; None without advice."""
+        """Return the advice that works, else the advice in the error of a refused line; None if there is none."""
         for line in error.lines:
             # False if the advice has a line with `...`, or another line.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")

@@ -363,7 +363,7 @@ class Allocations:
 
 
 def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
-    """Return the name of a call with more than `_MAX_NESTING` nested calls; None without a call of this depth.
+    """Return the name of a call with more than `_MAX_NESTING` nested calls; None if there is none.
 
     Objects of Python classes keep their state in a dict, which is freed without recursion, like lists and tuples, but
     unlike slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.
@@ -503,7 +503,7 @@ def _clamp(size: int) -> int:
 
 
 def _read_storage(storage: Value) -> tuple[Any, ...]:
-    """Return the persistent id of a storage, whose parts are the class at 1 and the elements at 4; else ()."""
+    """Return the persistent id of a storage (class at index 1, number of elements at index 4); () for other values."""
     pid = storage.pid if type(storage) is Persistent and type(storage.pid) is tuple else ()
     return pid if len(pid) > 4 and type(pid[1]) is Global and type(pid[4]) is int else ()
 

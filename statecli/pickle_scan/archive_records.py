@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES = 128 * 2**20
 
 
 class LoaderUse(Enum):
-    """Use of a record by a loader."""
+    """How a loader uses a record."""
 
     #: Unpickled by torch.load or pickle.loads, from the first byte on.
     PICKLE = auto()
@@ -78,7 +78,7 @@ _TENSOR_CONSTANT = "tensor_"
 
 
 class RecordUses(NamedTuple):
-    """Use of each record by torch's loaders, and the reason if a configuration is unreadable.
+    """How torch's loaders use each record, and the reason if a configuration is unreadable.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
     `numbered_storages` are the names of storages written by torch.save; their use is `LoaderUse.OTHER`.
@@ -91,7 +91,7 @@ class RecordUses(NamedTuple):
 
 
 def classify_records(archive: Archive) -> RecordUses:
-    """Return the uses of the records. Without a readable configuration, any record may be an object."""
+    """Return how loaders use the records. If a configuration is unreadable, any record may be an object."""
     folder = _normalize_name(f"{archive.folder}/")
     numbered_storages = _list_numbered_storages(archive)
     names = {

@@ -778,7 +778,7 @@ def _is_dict(flow: Flow, value: Value) -> bool:
 
 
 def _is_param_groups(flow: Flow, value: Value) -> bool:
-    """Return True for plain dicts, because a defaultdict calls its factory for a missing key."""
+    """Return True for a list of plain dicts, because a defaultdict calls its factory for a missing key."""
     flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
     return type(value) is list and all(type(group) is dict for group in value)
 

@@ -100,7 +100,7 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
 
 
 def explain_unsafe_step(value: Value) -> str | None:
-    """Describe a value in place of the number of a saved checkpoint, used in a path by MMEngine; None for an int."""
+    """Describe a value in place of a checkpoint's number, from which MMEngine makes a path; None for an int."""
     if type(random_states.read_number(value)) is int:
         return None
     text = read_text(value)
@@ -108,7 +108,7 @@ def explain_unsafe_step(value: Value) -> str | None:
 
 
 def describe_computed_text(where: str) -> Hazard:
-    """Return the hazard of a text at a place that a loader uses, if only Python can compute the text."""
+    """Return the hazard of a text that a loader uses, but that only Python can compute."""
     return Hazard(f"{where} is a string that the pickle computes during loading, so statecli cannot check the string")
 
 

@@ -1,4 +1,4 @@
-"""Check that a module wrapped by torch.compile is pickled as torch does, with a compiler of plain settings.
+"""Check that a module wrapped by torch.compile is pickled as torch does, with plain compiler settings.
 
 A whole `torch.compile(module)` has the context of its compiler in the pickle: objects of dynamo, made empty and then
 filled with a state. Loading compiles nothing. The first call compiles, with the settings in the pickle: `cpp.cxx` is a

@@ -122,7 +122,7 @@ def may_return_shared_object(name: str) -> bool:
 
 
 def keeps_arguments(how: str, name: str) -> bool:
-    """Return True if the class only keeps its arguments (a named tuple, an exception) or has rules of its own."""
+    """Return True if a class only keeps its arguments (a named tuple, an exception), or if other rules check them."""
     is_keeper = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
     return is_keeper or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
 
@@ -150,7 +150,7 @@ ARGUMENT_PREFIXES = (
 
 
 def strip_type_tag(value: Any) -> Any:
-    """Return the value tagged with a type by TorchScript: the first argument of the call, itself never a call."""
+    """Return the value inside a TorchScript type tag, which is a call on the value; other values unchanged."""
     is_call = type(value) is Obj and type(value.cls) is Global and bool(value.args)
     return value.args[0] if is_call and get_plain_name(value.cls) == packed_weights.TYPE_TAG else value
 
@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of containers or numbers gets an object, whose methods it calls: pickle writes literals.
+    """Return True if a class of containers or numbers gets an object: it calls methods of it; pickle writes literals.
 
     The object may be a range or a tensor, which stand for any number of elements.
     """

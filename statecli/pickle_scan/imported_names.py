@@ -385,7 +385,7 @@ class Scanner(Machine):
         self._builds.append((target, state))
 
     def _take_calls(self, count: int) -> None:
-        """Count operations that take as long as a call: a key except a plain value, an item or a state of an object."""
+        """Count operations that take as long as a call: keys that are not plain, and items or states of objects."""
         if count and self.budget == 1:  # a `.metadata` has a key of this kind for each part of a tensor
             self.flow.steps.take(Budget.CALLS, count)
 

@@ -96,7 +96,7 @@ def list_pairs(value: Value, root: RootLookup) -> Pairs | None:
 
 
 def has_modules(state: Value, root: RootLookup) -> bool:
-    """Return True if a state has the dicts of every module."""
+    """Return True if a state has the dicts of parameters and submodules, which every module has."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     entries: dict[Value, Value] = {}
     for part in parts:
@@ -175,7 +175,7 @@ class Attributes:
         return has_tensor_name or name.startswith(_TENSOR_PREFIXES) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
-        """Return True if torch may call the value: a hook of torch, a function of tensors, or a name off the list."""
+        """Return True if torch may call the value: a hook of torch, a function of tensors, or any name not clean."""
         if type(value) not in (Global, Obj):
             return type(value) in (bool, int, type(None))
         name = self._root(value) or ""

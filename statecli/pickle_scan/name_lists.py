@@ -1,4 +1,4 @@
-"""Lists of names: the sections of `names.txt` (names in pickles) and `operators.txt` (operators of programs of torch).
+"""Read lists of names: sections of `names.txt` (names in pickles) and `operators.txt` (operators of torch programs).
 
 A line is `module: names` or `names: harm`, and a comment begins with `#`. A module may have several lines.
 """

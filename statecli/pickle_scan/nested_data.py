@@ -34,7 +34,7 @@ def _mentions_name(data: bytes) -> bool:
 
 
 def may_be_nested_text(data: bytes, start: int, end: int) -> bool:
-    """Return True if the UTF-8 text in this part of the data may hold such data as Latin-1; a faster, looser check."""
+    """Return True if this UTF-8 text, as Latin-1, may hold a pickle, an archive or an array; a fast, loose check."""
     if end - start < _MIN_PICKLE_BYTES:
         return False
     is_begun = _NESTED_TEXT.match(data, start, end) is not None

@@ -156,7 +156,7 @@ def is_dtype(value: Value) -> bool:
 
 
 def is_string_dtype(value: Value) -> bool:
-    """Return True if a pickle makes numpy's type of texts of any length by this call, with plain values."""
+    """Return True for a call, with plain values, that creates numpy's type for texts of any length."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.qualified != STRING_DTYPE:
         return False
     is_plain = value.how == "reduce" and not value.kwargs and len(value.args) in (1, 2)

@@ -261,7 +261,7 @@ class _Walk:
                 yield from self._check_hyperparameters(parent_key, root)
 
     def _check_space(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check the arrays of a space of RLlib."""
+        """Check the arrays that describe a space of RLlib."""
         for key in array_texts.ARRAYS:
             value = items.get(key)
             text = read_text(value)

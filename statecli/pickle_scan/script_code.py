@@ -445,7 +445,7 @@ def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, 
 
 
 def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
-    """Yield the operators in bytecode that are not listed; the calling function is unknown. Raises OutOfSteps."""
+    """Yield the operators in bytecode that are harmful or not listed, without their functions. Raises OutOfSteps."""
     yielded_operators: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
@@ -511,7 +511,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the place after the string at `at`; if it has no end, after its first quote (two of a triple quote)."""
+        """Return the place after the string at `at`; if it has no end, after one quote (two of three)."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):

@@ -62,7 +62,7 @@ class Steps:
         self.exceeded: OutOfSteps | None = None
 
     def take(self, budget: Budget, count: int = 1) -> None:
-        """Count steps. Raises OutOfSteps with the budget if the budget is exceeded."""
+        """Count steps of one kind. Raises OutOfSteps if the budget is exceeded."""
         total = self.counts[budget] + count
         self.counts[budget] = total
         if total > budget.limit and (budget is not Budget.FLOW or total > self._flow_limit):

@@ -82,7 +82,7 @@ def is_dtype(letters: str) -> bool:
 
 
 def check_class_path(where: str, name: str) -> Hazard | None:
-    """Return the hazard of a name called by LightningCLI; None for classes of torch that compute."""
+    """Return the hazard of a name that LightningCLI calls; None for classes of torch that only compute."""
     if name in _list_classes():
         return None
     return judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP)
@@ -186,7 +186,7 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
 
 
 def _is_registered(name: str) -> bool:
-    """Return True if MMEngine finds the name in a registry, or imports nothing that acts.
+    """Return True if MMEngine finds the name in a registry, or if importing the name runs nothing harmful.
 
     A name without a dot is in a registry, or else a module. Any other name may be a class outside all registries:
     MMEngine treats `mmengine.MMLogger` as a class of its scope, and then imports the class.

@@ -220,7 +220,7 @@ class Machine(MachineState):
         return True
 
     def take_similar_records(self, pos: int) -> int:
-        """Read the entries from byte `pos` with the same calls as the last record; return the byte after these entries.
+        """Read the entries from byte `pos` that make the same calls as the last record; return the byte after them.
 
         Each entry counts as many opcodes as without this method.
         """
