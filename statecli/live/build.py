@@ -84,7 +84,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
 
 
 def _build_line(text: str) -> object:
-    """Build the model that a suggested line names, on meta, or on the cpu if the constructor reads values."""
+    """Build the model of a suggested line without values: on meta, or on the cpu if the constructor reads values."""
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:

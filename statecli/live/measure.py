@@ -78,7 +78,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 
 
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
-    """Try the first stand-in move on `built.module`, whose walk is `result`; try the others on fresh instances."""
+    """Try the stand-in move on `built.module`, whose walk is `result`; if it fails, try others on fresh instances."""
     reasons: list[str] = []
     stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing

@@ -205,8 +205,8 @@ def _read_quietly() -> Iterator[None]:
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
     """Describe every tensor of a built model: registered tensors in the order of its state_dict, then the rest.
 
-    To measure `moves` and `saved`, it overwrites the values of the instance; before that, it calls `stats_of` with each
-    tensor. Raises ModelError.
+    Overwrites the values of the instance to measure `moves` and `saved`; calls `stats_of` with each tensor before.
+    Raises ModelError.
     """
     table = _build_table(built)
     _measure_stats(table, stats_of)

@@ -298,9 +298,9 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of containers or numbers gets an object: it calls methods of it; pickle writes literals.
+    """Return True if a class of containers or numbers gets an object, because the class calls the object's methods.
 
-    The object may be a range or a tensor, which stand for any number of elements.
+    Pickle writes literals here. The object may be a range or a tensor, which stand for any number of elements.
     """
     return name in CONVERTING_CLASSES and any(
         type(arg) is Obj and not (type(arg.cls) is Global and get_plain_name(arg.cls) in _LITERAL_FUNCTIONS)

@@ -40,7 +40,7 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Cache of tokens. A token is bytes that two containers share if they are equal as dictionary keys.
+    """Cache of tokens. A token is a bytes object, equal for two containers that are equal as dictionary keys.
 
     Each container is read once, without recursion. Only bytes are hashed: a file cannot predict their hashes.
     """
