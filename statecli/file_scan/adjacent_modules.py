@@ -84,14 +84,14 @@ class ModuleFinder:
         return any(folder == root or folder.startswith(f"{root.rstrip('/')}/") for root in self._roots)
 
     def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
-        """Return the file imported by Python for a module, relative to its folder, or None."""
+        """Return the file that Python would import for a module, relative to the folder; None if there is none."""
         if parts[0] in _PRELOADED_MODULES:
             return None
         searched = folders[:1] if parts[0] in _OWN_FOLDER_PACKAGES else folders
         return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
-        """Return the file imported by Python; a folder without `__init__` counts only if it has a module of `parts`."""
+        """Return the file that Python would import; a folder without `__init__` counts only if it has the module."""
         for at, part in enumerate(parts):
             names = self._list_names(folder)
             name_of_module = next((name for name in names if _is_module(name, part)), None)

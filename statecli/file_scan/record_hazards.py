@@ -50,7 +50,7 @@ _EXPORT_AGAIN = "export the program again without Python objects, or contact the
 
 
 class RecordUse(NamedTuple):
-    """Use of a pickle by a program, from the names of its record and of the archives around it.
+    """How a program uses a pickle, according to the names of its record and of the archives around it.
 
     In a program of torch.export, the pickle holds the example inputs, the constants (possibly Python objects that the
     program uses), the tensors, or an object (never a tensor). In TorchScript, it holds source locations of the code.
@@ -101,7 +101,7 @@ def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | Non
 
 
 def find_misfit(storages: Sequence[Persistent], use: RecordUse, records: ArchiveRecords, steps: Steps) -> Hazard | None:
-    """Return the first storage that claims another size than its record has. Raises OutOfSteps."""
+    """Return the hazard of the first storage that claims another size than its record has. Raises OutOfSteps."""
     steps.take(Budget.FLOW, len(storages))
     misfit = next(find_misfits(storages, records, in_cpp=use.is_object or is_of_script(records)), None)
     if misfit is None:

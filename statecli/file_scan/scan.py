@@ -680,7 +680,7 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> 
 
 
 def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:
-    """Return a small pickle's cache key: tensors of the same shape have equal pickles.
+    """Return the cache key of a small pickle, because tensors of the same shape have equal pickles; else None.
 
     The key has the bytes, and the use of the pickle by a program according to the record's name.
     """

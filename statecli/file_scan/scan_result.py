@@ -15,7 +15,7 @@ _MAX_DIGESTED_BYTES, _DIGEST_READ_BYTES = 1 << 30, 1 << 22
 
 
 class Piece(NamedTuple):
-    """Bytes to scan; `is_pickle` for a pickle by name or place, `records` for a record of an archive."""
+    """Bytes to scan. `is_pickle`: they are a pickle by name or place; `records`: records of the archive around them."""
 
     region: Region
     where: str

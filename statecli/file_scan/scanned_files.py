@@ -15,7 +15,7 @@ from statecli.storage.checkpoint_names import METADATA
 
 
 def find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """Return the archives that metadata of the folder and its model folders lists, by file path; and unreadable files.
+    """Return the archives that the metadata of a folder and its model folders lists, by file, and unreadable files.
 
     An unreadable file is a pair (path, reason).
     """

@@ -99,7 +99,7 @@ class Allocations:
         self._pattern_steps = 0
 
     def add_keys(self, holder: Value, keys: Iterable[Value]) -> None:
-        """Record keys of a dict, or elements of a set, with a costly hash."""
+        """Record the keys of a dict, or the elements of a set, whose hashes may be costly."""
         for key in keys:
             value = key.value if type(key) is Key else key
             if type(value) in (tuple, int, float, Obj, SetOf):
@@ -231,7 +231,7 @@ class Allocations:
         return max(0, size.elements - stored) * _POINTER_BYTES
 
     def _measure_tensor(self, tensor: Value) -> _TensorSize:
-        """Return the size of a tensor over a storage; `_MAX_SIZE` elements for others, which torch never copies."""
+        """Return the size of a tensor rebuilt from a storage; `_MAX_SIZE` elements if torch never copies it."""
         name = get_plain_name(tensor.cls) if type(tensor) is Obj and type(tensor.cls) is Global else ""
         if name.startswith("numpy."):
             return _TensorSize(0, 0, None)
@@ -310,7 +310,7 @@ class Allocations:
         self.add_keys(args, elements)
 
     def _list_elements(self, value: Value) -> Sequence[Value]:
-        """Return the elements that iteration over a value yields, also over a container that calls copy."""
+        """Return the elements that iteration over a value yields, also if calls copy the container."""
         appended: list[Value] = []
         while type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _COPIERS:
             appended += value.elems or ()
@@ -322,7 +322,7 @@ class Allocations:
         return [*value, *appended]
 
     def _explain_slow_keys(self) -> str | None:
-        """Return why hashing all keys takes too long, or crashes Python."""
+        """Return why hashing all keys takes too long or crashes Python; None if it does not."""
         steps, hashes = 0, Counter[tuple[int, int]]()
         for holder, key in self._keys:
             size, depth = self._measure_expansion(key) if self._hashes.reads_contents(key) else (1, 0)
@@ -340,7 +340,7 @@ class Allocations:
         return f"compares each of {count:,} keys with all others, because all keys have the same hash; loading may hang"
 
     def _measure_expansion(self, root: Value) -> tuple[int, int]:
-        """Return the number of values in a container, shared values counted each time, and the depth."""
+        """Return the number of values in a container, with shared values counted each time, and its nesting depth."""
         sizes, entered, waiting, depth = self._hashed_sizes, set[int](), [root], 0
         while waiting:
             value = waiting[-1]
@@ -411,7 +411,7 @@ def _list_children(value: Any) -> Sequence[Value]:
 
 
 class _KeyHashes:
-    """Hashes of keys under an attacker's control: hashes of numbers, and of containers of numbers."""
+    """Python's hashes of keys whose hashes a file can choose: numbers, and containers of numbers."""
 
     def __init__(self) -> None:
         #: Hashes of containers, by id, because many keys can share a container.
@@ -444,7 +444,7 @@ class _KeyHashes:
         return self._hash_call(value, get_plain_name(value.cls) if type(value.cls) is Global else "", nesting)
 
     def _hash_call(self, call: Obj, name: str, nesting: int) -> int:
-        """Return the hash of an object; the hash of the class, if the class hashes only numbers or is unknown."""
+        """Return Python's hash of an object, or one hash for all objects of a class that may hash chosen numbers."""
         args = call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
             return hash(args[0]) + 1_000_003 * hash(args[1] if len(args) > 1 else 0)

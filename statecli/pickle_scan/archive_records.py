@@ -155,7 +155,7 @@ def _is_compiled(name: str) -> bool:
 
 
 def _normalize_name(name: str) -> str:
-    """Return a name in the form compared by torch's zip reader."""
+    """Return a name in the form in which torch's zip reader compares names."""
     name = name.partition("\0")[0]
     return name.lower() if name.isascii() else name.translate(_ASCII_LOWER_CASE)
 
@@ -202,7 +202,7 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
 
 
 def _resolve_payload(folder: str, entry: Any) -> str | None:
-    """Return the record named by an entry, joined as by the loader; None without a name."""
+    """Return the record that an entry names, with the path joined as the loader joins it; None if it names none."""
     name = entry.get("path_name") if type(entry) is dict else None
     return _normalize_name(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
 

@@ -27,7 +27,7 @@ _NUMBERS = compile_on_use(
 
 
 def unpickles_text(text: str | bytes) -> bool:
-    """Return True if RLlib unpickles the contents of the text; False for an array of numbers and refused data."""
+    """Return True if RLlib unpickles the contents of the text; False for an array of numbers and for refused data."""
     if len(text) > _MAX_CHARACTERS:
         return True
     try:

@@ -57,7 +57,7 @@ class _Roots(dict[int, "Global | None"]):
 
 
 class Flow:
-    """Calls and changes of a pickle.
+    """Check of the calls and changes that a pickle makes.
 
     `misuses`: reason why a name is not clean in this pickle, by its id; `kept_names`: names used as values;
     `called_names`: names that another call calls immediately.

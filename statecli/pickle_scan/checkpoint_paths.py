@@ -39,7 +39,7 @@ _MAX_PATH_CHARACTERS = 4096
 
 
 def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Hazard]:
-    """Check a path opened and removed by Lightning's ModelCheckpoint.
+    """Check a path that Lightning's ModelCheckpoint opens and removes.
 
     Lightning removes a plain path only in the user's own folder, found in the path's parents as written. Lightning
     never writes a path that contains `..` or begins with `file://`, `file:` or `~`.
@@ -74,7 +74,7 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
 
 
 def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str = "MMEngine") -> Iterator[Hazard]:
-    """Check the path of the best checkpoint, which MMEngine deletes anywhere after saving a better checkpoint.
+    """Check the path of the best checkpoint, which MMEngine deletes in any folder after saving a better checkpoint.
 
     `library` is "MMCV" for the path in a checkpoint of MMCV 1, which deletes files only. Numbers are clean, because
     Python removes no file by a number.
@@ -113,7 +113,7 @@ def describe_computed_text(where: str) -> Hazard:
 
 
 def _read_path(where: str, value: Value, use: str, steps: Steps) -> tuple[str | None, Hazard | None]:
-    """Return the text of a path (None without a text to check), and the hazard of a value that is not a path.
+    """Return the text of a path (None if there is no text to check), and the hazard of a value that is not a path.
 
     `use`: the action of a loader on the path, as `X deletes`.
     """

@@ -55,7 +55,7 @@ _TAG_ESCAPE = compile_on_use(rb"%([0-9a-fA-F]{2})")
 
 
 def _decode(text: bytes) -> bytes:
-    """Return the text in UTF-8; libraries take UTF-16 and UTF-32 too, by the first bytes."""
+    """Return the text in UTF-8, because libraries recognise and read UTF-16 and UTF-32 too."""
     from json import detect_encoding  # imported here, because every command imports this module
 
     encoding = detect_encoding(text)

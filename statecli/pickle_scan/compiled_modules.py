@@ -71,7 +71,7 @@ def find_module_calls(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]
 
 
 def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
-    """Return the ids of the names used by the calls; the names are harmless unless used elsewhere."""
+    """Return the ids of the names that the calls use; these names are harmless if nothing else uses them."""
     if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}

@@ -47,7 +47,7 @@ REASON = (
 
 
 def computes_bytes(name: str, call: Obj) -> bool:
-    """Return True if the call makes bytes, a text, a size, a tensor or a storage in another way than a pickler."""
+    """Return True if the call makes bytes, a text, a size, a tensor or a storage in a way that picklers never use."""
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
         return bool(args or call.kwargs) and (bool(call.kwargs) or read_raw_bytes(call) is None)
@@ -146,7 +146,7 @@ def _is_numbers(value: Value) -> bool:
 
 
 def _read_data(value: Value) -> bytes | None:
-    """Return the data of an array: bytes, bytes as protocol 2 has them, or the text that numpy takes from Python 2."""
+    """Return the data of an array: bytes, bytes as protocol 2 writes them, or a text (numpy accepts Python 2)."""
     if type(value) is str:
         return value.encode("latin-1", "replace")
     return read_raw_bytes(value)

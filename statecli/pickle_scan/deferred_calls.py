@@ -136,7 +136,7 @@ def _is_value(value: Value, root: RootLookup) -> bool:
 
 
 def _is_constructor_argument(value: Value, root: RootLookup) -> bool:
-    """Return True for a plain value, or a class, function or partial kept by a constructor."""
+    """Return True for a plain value, or for a class, function or partial that a constructor only keeps."""
     name = root(value) or ""
     is_kept = name == "functools.partial" or (
         type(value) is Global and (name in DATA_CLASSES or is_callable(value, root))

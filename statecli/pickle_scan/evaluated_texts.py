@@ -70,7 +70,7 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
 
 
 def is_plain_activation(text: str) -> bool:
-    """Return True if a text is an activation in the form of Ultralytics: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
+    """Return True if a text is an activation as Ultralytics writes it (`torch.nn.LeakyReLU(0.1)`), or calls nothing.
 
     Other libraries write `leaky_relu(0.1)`: a call with numbers of a function that is not built into Python.
     """
@@ -92,7 +92,7 @@ def is_plain_activation(text: str) -> bool:
 
 
 def check_representation(where: str, text: str) -> Hazard | None:
-    """Return the hazard of the text of an algorithm of Composer; None for a single call with plain arguments."""
+    """Return the hazard of the text for an algorithm of Composer; None for a single call with plain arguments."""
     # Python cannot parse `algorithms.<…`, so this text runs nothing: `<my.Algorithm object at 0x7f>`.
     if text.startswith("<"):
         return None

@@ -25,7 +25,7 @@ def is_exception(name: str) -> bool:
 
 
 def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str | None]) -> bool:
-    """Return True if a Unicode error's positions are within its text; any arguments of other exceptions are valid."""
+    """Return True if a Unicode error's positions are within its text; other exceptions may have any arguments."""
     if name not in _UNICODE_ERRORS:
         return True
     match call.args:
@@ -36,7 +36,7 @@ def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str |
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True for a dict without attributes of the class, because picklers write these as arguments of the call."""
+    """Return True for a dict that sets no attribute of the class: picklers write these as arguments of the call."""
     return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
 
 

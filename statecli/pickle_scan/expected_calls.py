@@ -88,7 +88,7 @@ def list_parts(value: Any) -> Sequence[Value]:
 
 
 def is_packable(name: str, state: Value, read_storage: packed_weights.ReadStorage) -> bool:
-    """Return True if C++ can pack the state, or the named class is not packed by C++."""
+    """Return True if C++ can pack the state, or if C++ does not pack objects of the named class."""
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
     if packed_weights.is_cpp_class(name):

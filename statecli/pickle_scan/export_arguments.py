@@ -106,7 +106,7 @@ _TEXT_AND_OBJECT_FIELDS = frozenset(
 
 
 def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozenset[str], steps: Steps) -> str | None:
-    """Return why torch does not write an argument of a node: an object that becomes source, a text for a number.
+    """Return why torch never writes an argument of a node, such as an object that becomes source; None if it may.
 
     torch takes an object outside the values of the graph from the constants of the file, and writes its `repr`,
     possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
@@ -324,7 +324,7 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
 
 
 def _is_custom_operator(name: str) -> bool:
-    """Return True for an operator of a library, as given by torch to `auto_functionalized` and `with_effects`."""
+    """Return True for an operator of a library, which torch may give to `auto_functionalized` and `with_effects`."""
     return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
 
 

@@ -317,7 +317,7 @@ _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "un
 
 
 def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
-    """Yield the calls and imports of loading or calling the program, besides tensor computation. Raises OutOfSteps."""
+    """Yield the calls and imports, except tensor computation, of loading or calling the program. Raises OutOfSteps."""
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
     for text in dict.fromkeys(_select_texts(texts, TextRequirement.EXPRESSION)):
         steps.take(Budget.TEXT, 1 + len(text))  # to parse and measure a character takes 4 to 10 µs
@@ -523,7 +523,7 @@ def _check_attribute(text: str) -> ProgramCall | None:
 
 
 def _check_module(text: str) -> ProgramCall | None:
-    """Return the call of an attribute of a module in place of a module."""
+    """Return the call of a module's attribute that is used as a submodule; None if the path names only modules."""
     attribute = program_texts.find_module_call(text)
     if attribute is None:
         return None

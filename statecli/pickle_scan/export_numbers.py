@@ -1,4 +1,4 @@
-"""Bound the numbers computed in Python by a program of torch.export: `_operator.pow(7, 10**10)` does not end.
+"""Find numbers too large for Python to compute in a torch.export program: `_operator.pow(7, 10**10)` does not end.
 
 Sizes of inputs and numbers computed from them are Python's integers, without a limit. Each is bounded by its bits,
 through chains of nodes. Source: torch/_export/serde/serialize.py of torch 2.13 (`_SYM_OPS`).

@@ -77,7 +77,7 @@ def is_module_class(name: str) -> bool:
 
 
 def list_pairs(value: Value, root: RootLookup) -> Pairs | None:
-    """Return all pairs ever set in a dict or OrderedDict; None for other values: code may compute their items."""
+    """Return all pairs ever set in a dict or OrderedDict; None for other values, whose items code may compute."""
     if type(value) is dict:
         return list(value.items())
     if type(value) is not Obj or root(value) not in ("collections.OrderedDict", "builtins.dict") or value.elems:

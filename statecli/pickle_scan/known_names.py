@@ -1,4 +1,4 @@
-"""Classify a Python name in a pickle: data of an ordinary checkpoint, known harm, or unknown.
+"""Classify a Python name in a pickle as clean (data of an ordinary checkpoint), unsafe or unknown.
 
 Three answers, in this order:
 
@@ -239,7 +239,7 @@ def may_be_harmful(qualified: str) -> bool:
 
 
 def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:
-    """Return the known harm of a name in a few words; None if unknown. Not for clean names."""
+    """Return the known harm of a name in a few words; None if unknown. Do not call this for clean names."""
     parts = f"{module}.{name}".partition("[")[0].split(".")
     if get_plain_name(module, name) in _HARMLESS_NAMES:
         return None
@@ -263,7 +263,7 @@ def _look_up_harm(parts: list[str]) -> str | None:
 
 
 def _look_up_alias(parts: list[str]) -> str | None:
-    """Return the harm of a Python class or module imported by another module."""
+    """Return the harm of a Python class or module that a name reaches through another module."""
     for at, part in enumerate(parts):
         if part in _HARMS and part in _STANDARD_LIBRARY and at + 1 < len(parts):
             return _look_up_harm(parts[at:])

@@ -50,7 +50,7 @@ def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
 
 
 def is_python_state(state: Value) -> bool:
-    """Return True if Python writes this state for `random.Random`: version 2 computes with any given object."""
+    """Return True if Python writes this state for `random.Random`, which computes with any object in version 2."""
     match state:
         case (2 | 3, tuple(numbers), None | float()):
             is_plain = type(state) is tuple and type(state[0]) is int
@@ -96,7 +96,7 @@ def read_number(value: Value) -> int | float | None:
 
 
 def _may_equal_old_name(value: Value) -> bool:
-    """Return True for the name of MT19937, and an array of a single text: numpy compares its elements."""
+    """Return True for the name MT19937, and for an array of a single text, because numpy compares its elements."""
     if type(value) is not Obj:
         return type(value) is str and value == _OLD_NAMES[0]
     parts = value.state

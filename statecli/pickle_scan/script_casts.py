@@ -55,7 +55,7 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
 
 
 def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]) -> bool:
-    """Return True if each value of a name in the lines of a function is declared as Optional of a type.
+    """Return True if every value that a function assigns to a name is declared as Optional of the type.
 
     `visited_names`: names that get their value from this name.
     """

@@ -251,7 +251,7 @@ def find_mismatch(
 
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
-    """Return True if the call creates an object in C++ too; for an Enum, only a known member by its value alone."""
+    """Return True if the call creates an object in C++ too; for an Enum, it must pass only a known member's value."""
     if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None

@@ -1,4 +1,4 @@
-"""Step budget of a file's scan: the limit on the work caused by a file.
+"""Limit the work that a scanned file can cause, by budgets of steps.
 
 Steps are counted instead of seconds, so that the result is the same on every machine and tests can check the number. A
 scan over a budget ends there, and the file is reported as not read to its end.

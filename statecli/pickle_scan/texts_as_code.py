@@ -164,7 +164,7 @@ def check_instantiator(where: str, name: str) -> Hazard | None:
 
 
 def check_config(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a configuration run by MMEngine; none for assignments of plain values.
+    """Yield the hazards of a configuration that MMEngine runs; nothing for assignments of plain values.
 
     MMEngine's registries import and call the name at each unknown `type`, and import a module of each scope.
     """
