@@ -231,7 +231,7 @@ class Allocations:
         return max(0, size.elements - stored) * _POINTER_BYTES
 
     def _measure_tensor(self, tensor: Value) -> _TensorSize:
-        """Return the size of a tensor rebuilt from a storage; `_MAX_SIZE` elements if torch never copies it."""
+        """Return the size of a tensor rebuilt from a storage; `_MAX_SIZE` elements for others (never copied)."""
         name = get_plain_name(tensor.cls) if type(tensor) is Obj and type(tensor.cls) is Global else ""
         if name.startswith("numpy."):
             return _TensorSize(0, 0, None)
