@@ -13,7 +13,7 @@ from statecli.core import posix
 from statecli.core.early_flags import PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS, VERSION_FLAGS
 from statecli.core.exit_code import CommandExit
 from statecli.core.installed_package import describe_unusable_installation
-from statecli.core.relative_entries import drop_relative_entries
+from statecli.core.safe_search_path import drop_relative_entries
 from statecli.core.version import __version__
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start

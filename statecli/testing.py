@@ -18,7 +18,7 @@ import statecli
 from statecli import render
 from statecli.api import calls, errors
 from statecli.api.calls import build_options
-from statecli.api.result_views import build_report
+from statecli.api.rendered_results import build_report
 from statecli.commands.diff.result import Field, Status, TransformationKind
 from statecli.commands.verify.result import Verdict
 from statecli.core.finding import Severity

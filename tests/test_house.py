@@ -456,7 +456,7 @@ def test_state_errors_are_caught_only_in_listed_modules():
         cli/command_runner cli/process_exit cli/git_driver commands/audit/run commands/diff/renames
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run requests/git_textconv
         values/compare values/histogram values/facts values/evidence values/ratios values/stats workers/pool
-        workers/task live/working_line
+        workers/task live/suggested_target
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}
     catching_paths = set()

@@ -34,7 +34,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/test_parameter_or_buffer.py",
         "tests/test_ties.py",
         "tests/test_sizes.py",
-        "tests/test_float_mode.py",
+        "tests/test_denormals.py",
     ),
     "pickles": ("tests/formats/test_pickle.py", "tests/formats/test_unpicklers.py"),
     "pickle_scan": ("tests/formats/test_scan.py", "tests/formats/test_steps.py", "tests/rules/test_bypasses.py"),

@@ -42,4 +42,4 @@ class ResultViews:
 
 
 def _import_views() -> Any:
-    return import_module("statecli.api.result_views")
+    return import_module("statecli.api.rendered_results")

@@ -13,8 +13,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from statecli.core import tied_tensors
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import ModelState, Oddity

@@ -38,7 +38,7 @@ from statecli.live.suggested_arguments import (
     write_options,
     write_values,
 )
-from statecli.live.working_line import Advice, advise_line
+from statecli.live.suggested_target import Advice, advise_line
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 #: Python's message for a call of a constructor that lacks arguments.

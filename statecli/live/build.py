@@ -21,19 +21,19 @@ from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import find_example, suggest_models_of
-from statecli.live import configured_model, function_result, hf_auto, module_arguments, working_line
+from statecli.live import configured_model, function_result, hf_auto, module_arguments, suggested_target
 from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec, parse_spec
 from statecli.live.suggested_arguments import is_module_class
+from statecli.live.suggested_target import advise_line
 from statecli.live.user_code import protect_process
-from statecli.live.working_line import advise_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,7 +60,7 @@ def build(
         except ModelError as error:
             if spec.is_file:
                 raise
-            corrected = working_line.correct_advice(error, _build_line) if error.lines else error
+            corrected = suggested_target.correct_advice(error, _build_line) if error.lines else error
             raise _add_example(spec, corrected) from error.__cause__
 
 
@@ -79,7 +79,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
     with hide_library_lines():
-        corrected = working_line.correct_advice(error_with_line, _build_line)
+        corrected = suggested_target.correct_advice(error_with_line, _build_line)
     return UsageError(error.message, choices=corrected.choices, advice=corrected.advice)
 
 

@@ -28,7 +28,7 @@ from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, map_items, replace_call
 from statecli.live.suggested_arguments import write_values
-from statecli.live.working_line import Advice, advise_line
+from statecli.live.suggested_target import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7

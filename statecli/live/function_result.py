@@ -16,7 +16,7 @@ from statecli.live.model_errors import describe_type
 from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec
 from statecli.live.suggested_arguments import is_module_class
-from statecli.live.working_line import Advice
+from statecli.live.suggested_target import Advice
 
 #: A module whose functions have no annotation.
 _FUNCTIONAL = "torch.nn.functional"

@@ -20,7 +20,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.config_document import read_document
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.module_names import list_names
 from statecli.storage import files
 

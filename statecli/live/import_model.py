@@ -31,13 +31,13 @@ from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.target_suggestions import ModuleName, find_example
 from statecli.core.units import join_names
 from statecli.live import model_registries, object_scope, search_path
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
 from statecli.live.suggested_arguments import is_module_class
+from statecli.live.suggested_target import Advice, advise_line
 from statecli.live.user_code import protect_process
-from statecli.live.working_line import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1. 0.65 excludes timeit (0.6) as a suggestion for timm.
 _SIMILARITY = 0.65

@@ -13,7 +13,7 @@ from statecli.core.installed_package import install_module
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.module_names import list_names
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import is_module_class

@@ -24,7 +24,7 @@ from statecli.core.model_state import NoteKind, TensorInfo
 from statecli.live import pretrained
 from statecli.live.attribute_patch import replace_attribute
 from statecli.live.built_model import BuiltModel
-from statecli.live.load_state_dict_api import Entries, LoadReport
+from statecli.live.load_state_dict_result import Entries, LoadReport
 from statecli.live.tensors import is_lazy
 
 

@@ -23,7 +23,7 @@ from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_install
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
-from statecli.live.working_line import INSTALL_ADVICE, Advice
+from statecli.live.suggested_target import INSTALL_ADVICE, Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")

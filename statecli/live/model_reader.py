@@ -34,7 +34,7 @@ from statecli.core.units import plural
 from statecli.live import attribute_source, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.move_model import move_model
 from statecli.live.quantized_parameters import find_holding_tensor, has_lost_class
 from statecli.live.rebuild import Rebuild, compare_builds

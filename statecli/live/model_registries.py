@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from statecli.core.errors import ModelError
 from statecli.core.registry_functions import REGISTRIES, Registry
 from statecli.live import search_path
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectName
-from statecli.live.working_line import advise_line
+from statecli.live.suggested_target import advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.6

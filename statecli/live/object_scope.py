@@ -25,7 +25,7 @@ from statecli.live.builder_function import write_builder
 from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
-from statecli.live.working_line import Advice, advise_line
+from statecli.live.suggested_target import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7

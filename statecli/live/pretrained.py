@@ -17,7 +17,7 @@ from torch import nn
 from statecli.core.grouping import group_by
 from statecli.core.model_state import TensorInfo
 from statecli.live import hf_auto
-from statecli.live.load_state_dict_api import Entries, LoadReport
+from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> LoadReport:

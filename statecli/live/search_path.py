@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from statecli.core.relative_entries import DROPPED_ENTRIES, HOME
+from statecli.core.safe_search_path import DROPPED_ENTRIES, HOME
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.live import hf_auto
 from statecli.live.exception_text import get_exception_text
 from statecli.live.spec import ModelSpec
-from statecli.live.working_line import Advice
+from statecli.live.suggested_target import Advice
 
 #: Task whose model an error names if no task is more similar.
 _DEFAULT_TASK = "text-generation"

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from statecli.live import search_path
 from statecli.live.downloads import refuse_downloads
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.spec import ModelSpec
 from statecli.storage import files
 

@@ -18,7 +18,7 @@ from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import is_module_class, set_argument, write_options
-from statecli.live.working_line import Advice
+from statecli.live.suggested_target import Advice
 
 #: Argument of transformers' functions with the name of a repository.
 _REPOSITORY_ARGUMENT = "pretrained_model_name_or_path"

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from statecli.core.float_mode import with_denormals
+from statecli.core.denormals import with_denormals
 from statecli.core.output import Output as Output
 from statecli.report import Report
 

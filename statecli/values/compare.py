@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from statecli import values
+from statecli.core.denormals import with_denormals
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files

@@ -12,8 +12,8 @@ from contextlib import closing
 import msgspec
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError, UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.storage import files
 from statecli.values import kernels

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import astuple
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.elements import require_element
 from statecli.values.ranges import iter_paths, prefetch

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError, option
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.values.data_task import TensorTask
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element, require_element

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.core.value_distribution import QUANTILE_LEVELS, Distribution
 from statecli.values.elements import COMPLEX, Array, Decoder

@@ -13,8 +13,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
 from statecli.values.data_task import DataTask, derived_batch

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.elements import Array
 from statecli.values.read import read_all_values

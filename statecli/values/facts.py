@@ -12,10 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli import values
+from statecli.core.denormals import with_denormals
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.storage.file_version import find_changed, read_versions
 from statecli.values import facts_kernel, sparse

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import MissingDependency, StateError, UsageError, option
-from statecli.core.float_mode import with_denormals
 from statecli.core.installed_package import install_extra
 from statecli.core.units import plural
 from statecli.values.compare_task import CompareTask, Comparison, Worker

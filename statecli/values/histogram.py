@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare import Pair
 from statecli.values.compare_task import rechunk

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from statecli.core.denormals import with_denormals
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.elements import Decoder
 from statecli.values.ggml_blocks import to_readable

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.value_spectrum import Spectrum

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError, UnreadableError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import ByteRange, ModelState, NoteKind, Stats, TensorData, TensorInfo
 from statecli.values import live_tensor
 from statecli.values.data_task import TensorTask

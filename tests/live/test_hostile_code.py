@@ -13,7 +13,7 @@ import pytest
 
 from statecli.core.errors import ModelError
 from statecli.live.build import build
-from statecli.live.library_lines import hide_library_lines
+from statecli.live.library_output import hide_library_lines
 from statecli.live.spec import parse_spec
 
 from ..forked_python import run_python

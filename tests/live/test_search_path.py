@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import statecli
-from statecli.core import relative_entries
+from statecli.core import safe_search_path
 from statecli.live import search_path
 
 from ..forked_python import run_python
@@ -108,8 +108,8 @@ def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/a", entry]))
     monkeypatch.setattr(sys, "path", ["/a", os.getcwd(), "", "/b"])
-    monkeypatch.setattr(relative_entries, "DROPPED_ENTRIES", [])
-    relative_entries.drop_relative_entries()
+    monkeypatch.setattr(safe_search_path, "DROPPED_ENTRIES", [])
+    safe_search_path.drop_relative_entries()
     assert sys.path == ["/a", "/b"]
 
 
@@ -153,6 +153,6 @@ def test_the_folder_of_statecli_itself_counts_as_installed(monkeypatch):
     monkeypatch.chdir(home)
     monkeypatch.setenv("PYTHONPATH", ".")
     monkeypatch.setattr(sys, "path", ["/a", home])
-    relative_entries.drop_relative_entries()
+    safe_search_path.drop_relative_entries()
     with search_path.use_installed_only():
         assert sys.path == ["/a", home]

@@ -21,9 +21,9 @@ from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
 from statecli.commands.audit.values_budget import ValuesBudget
 from statecli.core import sizes
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.core.finding import Finding, Severity
-from statecli.core.float_mode import with_denormals
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.core.oddity_kind import OddityKind

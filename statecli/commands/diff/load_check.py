@@ -25,7 +25,7 @@ from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections, 
 from statecli.core.rule import Rule
 from statecli.core.units import plural
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
-from statecli.live.load_state_dict_api import Entries, LoadReport
+from statecli.live.load_state_dict_result import Entries, LoadReport
 
 if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel

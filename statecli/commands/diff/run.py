@@ -37,9 +37,9 @@ from statecli.commands.diff.result import (
 from statecli.commands.diff.snapshot import NOTE, SnapshotDigests, StateDigests
 from statecli.commands.diff.value_comparison import PairResult, ValueComparison
 from statecli.core import quoting
+from statecli.core.denormals import with_denormals
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
-from statecli.core.float_mode import with_denormals
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind

@@ -12,7 +12,7 @@ from statecli.commands.explain.recipe import Loader, Recipe
 from statecli.commands.explain.source import ModelEntries
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
-from statecli.live.load_state_dict_api import Entries, LoadReport
+from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 class LoadResult(msgspec.Struct, frozen=True):

@@ -5,6 +5,6 @@ from __future__ import annotations
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 
 if TYPE_CHECKING:
-    from statecli.commands.inspect import forward_harm as forward_harm, quantized as quantized
+    from statecli.commands.inspect import harm_in_forward as harm_in_forward, quantized as quantized
 else:
     __getattr__ = import_on_use(__name__)

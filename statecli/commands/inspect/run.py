@@ -10,8 +10,8 @@ import msgspec
 from statecli import core, live, values
 from statecli.commands import inspect as inspect_package, verify
 from statecli.commands.inspect import rules
-from statecli.commands.inspect.harm import Harm
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
+from statecli.commands.inspect.unregistered_harm import Harm
 from statecli.core import move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
@@ -168,7 +168,7 @@ def inspect_built_model(built_model: BuiltModel, request: Request, python_inputs
     weights = inspect_package.quantized.list_live_weights(built_model.listed_module, state)
     parts = list_rows_by_part(weights) if request.selection else {}
     state = select(called_model.mark_state(state) if called_model else state, request.selection, request.target, parts)
-    harm = inspect_package.forward_harm.measure_harm(called_model, state) if called_model else {}
+    harm = inspect_package.harm_in_forward.measure_harm(called_model, state) if called_model else {}
     tensor_findings = (
         _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
     )

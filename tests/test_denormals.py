@@ -10,8 +10,8 @@ import torch
 
 import statecli as api
 from statecli.commands.audit.run import Request as AuditRequest, audit
+from statecli.core.denormals import flushes_denormals, keep_denormals
 from statecli.core.errors import StateError
-from statecli.core.float_mode import flushes_denormals, keep_denormals
 from statecli.values import compiled_kernel, facts, facts_kernel
 from statecli.values.stats import compute_live_stats
 from statecli.workers.executors import use_executor

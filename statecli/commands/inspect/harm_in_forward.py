@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from statecli.commands import verify
-from statecli.commands.inspect.harm import Harm
+from statecli.commands.inspect.unregistered_harm import Harm
 from statecli.commands.verify import rules
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
 from statecli.commands.verify.run import FAKE_CUDA, Request, verify_model
