@@ -41,7 +41,8 @@ from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, DecodedTens
 from statecli.formats.torch.sections import OTHER_WORDS
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import compute_text_digest
-from statecli.formats.torch.tensors import Tensor, TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
+from statecli.formats.torch.tensors import Tensor
 from statecli.storage import files
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.msgpack import Blob, Parser, Truncation

@@ -37,7 +37,8 @@ from statecli.formats.torch.archive import (
 )
 from statecli.formats.torch.objects import build_info, name_globals
 from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading, build_row, mark_damaged
-from statecli.formats.torch.tensors import Tensor, TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
+from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import get_text_items
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.storage import json_object as _json
@@ -471,7 +472,7 @@ def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> O
         raise MalformedError(f"{fqn}: its layout is {quoting.value(layout)}, not {_STRIDED} (strided)")
     sizes, strides = _read_ints(meta.get("sizes"), "sizes", fqn), _read_ints(meta.get("strides"), "strides", fqn)
     offset, device = _read_int(meta.get("storage_offset"), "storage_offset", fqn), _read_device(meta.get("device"), fqn)
-    storage = reading.decoder.storages.get(key)
+    storage = reading.decoder.storages.places.get(key)
     length = storage.length if storage is not None else 0
     if storage is not None and not length and 0 not in sizes:
         # A fake tensor: torch exports it without bytes, and loads zeros.

@@ -28,7 +28,7 @@ from statecli.formats.torch.archive import (
 )
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
-from statecli.formats.torch.tensors import TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
 from statecli.pickles.nodes import Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import ByteSource

@@ -34,7 +34,7 @@ from statecli.formats.torch.archive import (
 )
 from statecli.formats.torch.objects import build_info, build_state
 from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading
-from statecli.formats.torch.tensors import TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
 from statecli.pickles.graph import as_mapping, get_name
 from statecli.pickles.nodes import Global, Obj, Pickle
 from statecli.storage.byte_source import ByteSource

@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from statecli import formats
+from statecli.core.dtypes import STORAGE_DTYPES
 from statecli.core.errors import MalformedError
+from statecli.core.model_state import ByteRange
+from statecli.formats.torch.storages import StorageResolver
+from statecli.pickles.nodes import Global, Persistent
 from statecli.values.read import read_all_values
 
 from . import attacks
@@ -391,6 +395,15 @@ def test_storage_with_two_descriptions_has_no_values(tmp_path, name, is_dropped,
         assert all(
             "the pickle describes storage '0' in two ways" in reason for reason in read_with_statecli(path).values()
         )
+
+
+def test_view_of_two_storages_has_no_values():
+    """The ids of two storages of torch before 0.4 may share the tuple of their view."""
+    view, cls = ("view", 0, 1), Global("torch", "FloatStorage", 0)
+    ids = [Persistent(("storage", cls, key, "cpu", 4, view)) for key in "01"]
+    resolver = StorageResolver({key: ByteRange("m.pt", 0, 16) for key in "01"}, STORAGE_DTYPES, ids)
+    with pytest.raises(MalformedError, match="two views with different storages"):
+        resolver.resolve(ids[0], "w")
 
 
 def test_empty_storages_may_have_two_types(tmp_path):

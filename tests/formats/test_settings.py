@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.formats.torch import settings_digest, tensors
+from statecli.formats.torch import settings_digest, tensor_decoder
 from statecli.values.read import read_all_values
 
 from .attacks import Called, build, records, state_dict, tensor
@@ -533,7 +533,7 @@ def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, wra
 
 def test_attributes_of_all_tensors_have_a_common_limit(tmp_path, monkeypatch):
     """Attributes of all tensors have a common limit; without the limit, reading a few megabytes may take hours."""
-    monkeypatch.setattr(tensors, "MAX_ENTRIES", 1000)
+    monkeypatch.setattr(tensor_decoder, "MAX_ENTRIES", 1000)
     shared = list(range(300))
     torch.save({"x": build_tensor(a=shared)}, tmp_path / "one.pt")
     assert formats.read(str(tmp_path / "one.pt")).tensors[0].damage is None

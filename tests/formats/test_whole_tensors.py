@@ -10,7 +10,7 @@ import torch
 
 from statecli.core.errors import UnreadableError
 from statecli.formats import torch_zip
-from statecli.formats.torch.tensors import TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
 
 from .test_fuzz import mutate, saved_pickle
 

@@ -18,7 +18,7 @@ from statecli.core.setting_paths import add_file
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import Digests
-from statecli.formats.torch.tensors import TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES

@@ -19,7 +19,8 @@ from statecli.formats.shared.deepspeed_zero import MASTER
 from statecli.formats.shared.rank_folders import build_missing_row
 from statecli.formats.torch.objects import build_info
 from statecli.formats.torch.reading import DecodedTensor
-from statecli.formats.torch.tensors import Tensor, TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
+from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import as_mapping
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import ByteSource

@@ -23,7 +23,8 @@ from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.formats.torch.objects import build_info, build_state
 from statecli.formats.torch.reading import DecodedTensor
-from statecli.formats.torch.tensors import Tensor, TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
+from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.pickles.nodes import Obj
 from statecli.storage import files

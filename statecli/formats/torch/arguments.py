@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError
@@ -17,12 +17,34 @@ MAX_ELEMENTS = 2**63 - 1
 MAX_DEVICE = 64
 
 
-def require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> None:
-    """Raise MalformedError if a rebuild call has fewer than `count` arguments."""
+class StridedCall(NamedTuple):
+    """Arguments of `_rebuild_tensor` and `_rebuild_tensor_v2`; torch writes at least the first four."""
+
+    storage: Any
+    offset: Any
+    size: Any
+    stride: Any
+    requires_grad: Any = False
+    hooks: Any = None
+    flags: Any = None
+
+
+class ParameterCall(NamedTuple):
+    """Arguments of `_rebuild_parameter` and `_rebuild_parameter_with_state`; torch writes at least the first two."""
+
+    data: Any
+    requires_grad: Any = None
+    hooks: Any = None
+    state: Any = None
+
+
+def require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> tuple[Any, ...]:
+    """Return the first `count` arguments of a rebuild call. Raises MalformedError for fewer."""
     if len(args) < count:
         raise MalformedError(
             f"{fqn}: the call that rebuilds this tensor has {len(args)} arguments, but torch writes at least {count}"
         )
+    return args[:count]
 
 
 def decode_dtype(node: Any, fqn: str) -> str:
@@ -86,8 +108,15 @@ def compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> 
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
-    """Return whether the stored values must be conjugated, and whether they must be negated. TorchScript tags the dict.
+class LazyFlags(NamedTuple):
+    """Whether the stored values must be conjugated, and whether they must be negated."""
+
+    conjugate: bool
+    negative: bool
+
+
+def decode_lazy_flags(node: Any, fqn: str) -> LazyFlags:
+    """Return the lazy flags in the metadata of a tensor. TorchScript tags the dict.
 
     torch sets a flag for any value of its key, even if the key is bytes; torch writes True only.
     """
@@ -99,7 +128,7 @@ def decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
     for key, value in (flags or {}).items():
         if type(key) is not str or (key in ("conj", "neg") and value is not True):
             raise MalformedError(f"{fqn}: the metadata of this tensor has an entry that torch does not write")
-    return "conj" in (flags or ()), "neg" in (flags or ())
+    return LazyFlags("conj" in (flags or ()), "neg" in (flags or ()))
 
 
 def truncate_value(value: Any) -> str:

@@ -40,7 +40,7 @@ _PASSING_FUNCTION = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w
 REPLACING_ATTRIBUTES = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
 _MUTABLE_TYPES = (list, dict, Obj)
 #: Consequence of a refused change, for the error message.
-_REFUSAL_REASON = (
+REFUSAL_REASON = (
     "torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
 )
 
@@ -100,17 +100,17 @@ class _Machine(Machine):
             )
             if names:
                 raise self.build_unsupported_error(
-                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {_REFUSAL_REASON}"
+                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {REFUSAL_REASON}"
                 )
 
     def set_state(self, target: Obj, state: Any) -> None:
         """Set the state as the machine does, once for each object."""
         if target.state is not None:
-            raise MalformedError(f"{self.label} sets the contents of an object twice; {_REFUSAL_REASON}")
+            raise MalformedError(f"{self.label} sets the contents of an object twice; {REFUSAL_REASON}")
         if id(target) in self.copied_containers and get_name(target.cls).startswith("numpy."):
-            raise MalformedError(f"{self.label} sets the contents of an array after using the array; {_REFUSAL_REASON}")
+            raise MalformedError(f"{self.label} sets the contents of an array after using the array; {REFUSAL_REASON}")
         if _is_same_tensor(target):
-            raise MalformedError(f"{self.label} changes a tensor after creating it; {_REFUSAL_REASON}")
+            raise MalformedError(f"{self.label} changes a tensor after creating it; {REFUSAL_REASON}")
         super().set_state(target, state)
         pair = state if type(state) is tuple and len(state) == 2 else (state, None)
         if all(type(part) is dict or part is None for part in pair):
@@ -127,7 +127,7 @@ class _Machine(Machine):
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):
                 raise self.build_unsupported_error(
-                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {_REFUSAL_REASON}"
+                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {REFUSAL_REASON}"
                 )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
@@ -138,11 +138,11 @@ class _Machine(Machine):
     def _refuse_change(self, target: Any, pos: int) -> None:
         if id(target) in self.copied_containers:
             raise self.build_unsupported_error(
-                pos, f"the pickle changes a list or a dict after building an object from it; {_REFUSAL_REASON}"
+                pos, f"the pickle changes a list or a dict after building an object from it; {REFUSAL_REASON}"
             )
         if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
             raise self.build_unsupported_error(
-                pos, f"the pickle sets an item of a tensor after creating the tensor; {_REFUSAL_REASON}"
+                pos, f"the pickle sets an item of a tensor after creating the tensor; {REFUSAL_REASON}"
             )
 
 

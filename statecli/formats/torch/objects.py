@@ -1,9 +1,9 @@
 """Convert a pickle's inert graph to a `ModelState`: each section's tensors and their names.
 
-The parts are `sections.py` (containers with a model's or an optimizer's state), `tensors.py` (a rebuild call -> one
-tensor, checked against the bytes of the file), `whole_module.py` (a pickled nn.Module, grouped by its own __dict__),
-`optimizers.py` (the trained parameters), `state_dict.py` (a section as seen by load_state_dict) and `settings.py`
-(other numbers and words).
+The parts are `sections.py` (containers with a model's or an optimizer's state), `tensor_decoder.py` (a rebuild call ->
+one tensor, checked against the bytes of the file), `whole_module.py` (a pickled nn.Module, grouped by its own
+__dict__), `optimizers.py` (the trained parameters), `state_dict.py` (a section as seen by load_state_dict) and
+`settings.py` (other numbers and words).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading, bui
 from statecli.formats.torch.sections import Search, Section, find_sections
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.state_dict import read_state_dict
-from statecli.formats.torch.tensors import TensorDecoder, WholeTensor
+from statecli.formats.torch.tensor_decoder import TensorDecoder, WholeTensor
 from statecli.formats.torch.whole_module import collect_module_rows
 from statecli.pickles import safe_globals
 from statecli.pickles.graph import (
@@ -190,9 +190,9 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor
                 yield build_row(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
 
 
-def _build_whole_info(fqn: str, whole_tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
+def _build_whole_info(fqn: str, tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
     """Build the tensor of an entry of a state_dict. It is saved; requires_grad=False has no meaning there."""
-    (dtype, device, length, shape, elements), data, key, grad = whole_tensor
+    dtype, device, length, shape, elements = tensor.layout
     return TensorInfo(
         fqn,
         dtype,
@@ -204,11 +204,11 @@ def _build_whole_info(fqn: str, whole_tensor: WholeTensor, section: str, kind: K
         evidence,
         None,
         device,
-        grad or None,
+        tensor.requires_grad or None,
         saved=True,
-        storage=key,
+        storage=tensor.storage,
         storage_bytes=length,
-        data=data,
+        data=tensor.data,
     )
 
 

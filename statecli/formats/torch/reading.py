@@ -10,7 +10,8 @@ import msgspec
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import ByteRange, Evidence, Kind, NoteKind, Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.formats.torch.tensors import Tensor, TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
+from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import LEAF_TYPES, is_module, iter_children
 from statecli.pickles.nodes import Pickle
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.formats.torch.tensors import TensorDecoder
+from statecli.formats.torch.tensor_decoder import TensorDecoder
 from statecli.pickles.graph import (
     LEAF_TYPES,
     append_key,

@@ -1,18 +1,119 @@
-"""Storages of a pickle: names that contradict each other, and views of a storage."""
+"""Storages of a pickle: their persistent ids, checked against the bytes of the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from statecli.core.dtypes import STORAGE_DTYPES
+import msgspec
+
+from statecli.core import quoting
+from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import ByteRange
-from statecli.formats.torch.arguments import MAX_DEVICE, truncate_value
+from statecli.formats.torch.arguments import MAX_DEVICE, check_device, truncate_value
+from statecli.pickles.graph import get_name
 from statecli.pickles.nodes import Global, Persistent
 
 
-def select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
+class StorageId(msgspec.Struct, gc=False):
+    """Persistent id of a storage. Torch writes the word "storage" first; none of the values is checked."""
+
+    word: Any
+    cls: Any
+    key: Any
+    location: Any
+    elements: Any
+    view: Any = None
+
+    @classmethod
+    def read(cls, pid: Any) -> StorageId | None:
+        """Name the items of a persistent id; None for an id with too few items."""
+        return cls(*pid[:6]) if type(pid) is tuple and len(pid) >= 5 else None
+
+
+class ResolvedStorage(NamedTuple):
+    """Storage whose id agrees with the file. `place` is None on meta; `length` is in bytes."""
+
+    key: str
+    dtype: str
+    device: str
+    place: ByteRange | None
+    length: int
+
+
+class StorageResolver:
+    """Storages of one file: `places` by key, and the element types `dtypes` of the storage classes.
+
+    `persistent` are all storages that the pickle names, for a loader that uses the first description of each. All
+    errors are `MalformedError`, and name the FQN and both numbers.
+    """
+
+    def __init__(
+        self, places: Mapping[str, ByteRange], dtypes: Mapping[str, str], persistent: Iterable[Persistent]
+    ) -> None:
+        self.places, self.dtypes = places, dtypes
+        #: Keys of storages with two descriptions -> both descriptions.
+        self.disputed = _find_disputed(persistent)
+        #: Storages by the ids of their persistent ids, which stay unique because the pickle's graph keeps them alive.
+        self._resolved: dict[int, ResolvedStorage] = {}
+
+    def resolve(self, node: Any, fqn: str) -> ResolvedStorage:
+        """Return the storage of a persistent id, which is checked once."""
+        pid = node.pid if type(node) is Persistent else None
+        resolved = self._resolved.get(id(pid))
+        if resolved is None:
+            resolved = self._resolved[id(pid)] = self._resolve_id(StorageId.read(pid), fqn)
+        return resolved
+
+    def _resolve_id(self, storage_id: StorageId | None, fqn: str) -> ResolvedStorage:
+        if storage_id is None or storage_id.word != "storage":
+            raise MalformedError(
+                f"{fqn}: its storage is not recorded in the form that torch writes; save the checkpoint again"
+            )
+        cls, key, location, elements = storage_id.cls, storage_id.key, storage_id.location, storage_id.elements
+        dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
+        if dtype is None or type(key) is not str or type(location) is not str:
+            raise MalformedError(
+                f"{fqn}: its storage is not recorded in the form that torch writes "
+                f"({truncate_value(get_name(cls) or cls)}); save the checkpoint again"
+            )
+        check_device(location, fqn)
+        if type(elements) is not int or elements < 0:
+            raise MalformedError(
+                f"{fqn}: storage {truncate_value(key)} claims {truncate_value(elements)} elements; "
+                "expected an integer of 0 or more"
+            )
+        length = elements * ELEMENT_BITS[dtype] // 8
+        self._refuse_disputed(storage_id, fqn)
+        place = self.places.get(key)
+        if place is None and location != "meta":
+            raise MalformedError(
+                f"{fqn}: storage {truncate_value(key)} is not in the file; "
+                "copy the file again, or save the checkpoint again"
+            )
+        if place is not None and place.length != length:
+            raise MalformedError(
+                f"{fqn}: storage {quoting.name(key)} has {place.length} bytes in the file, but the pickle claims "
+                f"{truncate_value(length)}; copy or download the file again"
+            )
+        if storage_id.view is not None and place is not None:
+            place = _select_view(place, storage_id.view, ELEMENT_BITS[dtype] // 8, fqn)
+            length = place.length
+        # Keep the bytes of a "meta" storage, because torch.load reads them if map_location names another device.
+        return ResolvedStorage(key, dtype, location, place, length)
+
+    def _refuse_disputed(self, storage_id: StorageId, fqn: str) -> None:
+        view = storage_id.view if type(storage_id.view) is tuple else ()
+        for key in (storage_id.key, *view[:1]):
+            if type(key) is str and key in self.disputed:
+                raise MalformedError(
+                    f"{fqn}: the pickle describes storage {truncate_value(key)} in two ways: "
+                    f"{self.disputed[key]}; torch uses the first for all tensors"
+                )
+
+
+def _select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     """Return the part of a storage named by the sixth item of its persistent id: (view key, offset, size), in elements.
 
     Only torch before 0.4 wrote this item: a storage could be a view of another.
@@ -27,38 +128,39 @@ def select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRang
     return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
 
 
-def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
+def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
     """Return the keys of storages and views with two different descriptions, with both descriptions.
 
     torch uses the first description for all mentions, and saves only one. A storage without bytes (on meta, or empty)
     is not disputed, because torch creates it again for each description.
     """
-    first: dict[str, tuple[Any, ...]] = {}
-    views: dict[str, tuple[Any, ...]] = {}
+    first_ids: dict[str, tuple[Any, ...]] = {}
+    first_views: dict[str, tuple[Any, ...]] = {}
     disputed: dict[str, str] = {}
     for storage in persistent:
         pid = storage.pid
         if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str:
             continue
-        first_pid = first.setdefault(pid[2], pid)
-        if first_pid is not pid:
-            first_description, second_description = _describe_storage(first_pid), _describe_storage(pid)
-            if first_description != second_description and not first_pid[4] == pid[4] == 0:
-                disputed.setdefault(pid[2], f"{first_description} and {second_description}")
-        view = pid[5] if len(pid) > 5 else None
+        first_pid = first_ids.setdefault(pid[2], pid)
+        if first_pid is pid and len(pid) == 5:  # nearly all storages of a large file
+            continue
+        storage_id, first = StorageId(*pid[:6]), StorageId(*first_pid[:6])
+        first_description, second_description = _describe_storage(first), _describe_storage(storage_id)
+        if first_description != second_description and not first.elements == storage_id.elements == 0:
+            disputed.setdefault(storage_id.key, f"{first_description} and {second_description}")
+        view = storage_id.view
         if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
-            first_pid = views.setdefault(view[0], pid)
-            if first_pid is not pid and (first_pid[2], *first_pid[5][1:]) != (pid[2], *view[1:]):
+            first = StorageId(*first_views.setdefault(view[0], pid)[:6])
+            if (first.key, *first.view[1:]) != (storage_id.key, *view[1:]):
                 disputed.setdefault(view[0], "two views with different storages, offsets or sizes")
-    disputed.update((key, "a storage and a view of a storage") for key in views.keys() & first.keys())
+    disputed.update((key, "a storage and a view of a storage") for key in first_views.keys() & first_ids.keys())
     return disputed
 
 
-def _describe_storage(pid: tuple[Any, ...]) -> str:
-    """Describe a storage by its elements, type and device, as in its persistent id."""
-    kind, location, numel = pid[1], pid[3], pid[4]
-    dtype = STORAGE_DTYPES.get(kind.name, "unknown") if type(kind) is Global else "unknown"
+def _describe_storage(storage_id: StorageId) -> str:
+    """Describe a storage by its elements, type and device."""
+    cls, location = storage_id.cls, storage_id.location
+    dtype = STORAGE_DTYPES.get(cls.name, "unknown") if type(cls) is Global else "unknown"
     location = str(location, "latin-1") if type(location) is bytes else location
-    return (
-        f"{truncate_value(numel)} {dtype} elements on {location[:MAX_DEVICE] if type(location) is str else 'unknown'}"
-    )
+    device = location[:MAX_DEVICE] if type(location) is str else "unknown"
+    return f"{truncate_value(storage_id.elements)} {dtype} elements on {device}"
