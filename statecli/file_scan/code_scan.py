@@ -156,7 +156,7 @@ class CodeScan:
         data = region.read(0, min(region.size, _MAX_PROGRAM_BYTES))
         self.steps.take(Budget.BYTES, len(data))
         try:
-            document, _ = json_object.parse_object(data, where)
+            document = json_object.parse_object(data, where).document
         except MalformedError as error:
             self.result.add_unread(Piece(region, where, 0), str(error))
             return

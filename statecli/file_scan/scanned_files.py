@@ -14,24 +14,28 @@ from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import METADATA
 
 
-def find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
+def find_stored_archives(path: str) -> dcp.StoredPlaces:
     """Return the archives that the metadata of a folder and its model folders lists, by file, and unreadable files.
 
-    An unreadable file is a pair (path, reason).
+    A metadata file that names an archive outside the folder also counts as unreadable.
     """
     archives: dict[str, list[Stored]] = {}
-    unreadable_files: list[tuple[str, str]] = []
+    unreadable_files: list[dcp.UnreadableFile] = []
     members = ("", *_list_members(path)) if files.is_folder(path) else ()
     for folder_name in dict.fromkeys(map(files.get_folder, members)):
         folder = files.join(path, folder_name) if folder_name else path
-        places, unreadable_metadata = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
+        if not dcp.sniff(folder, b""):
+            continue
+        places, unreadable_metadata = dcp.collect_places(folder)
         archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
-        unreadable_files.extend((files.join(path, folder_name, name), why) for name, why in unreadable_metadata)
+        unreadable_files.extend(
+            dcp.UnreadableFile(files.join(path, folder_name, name), why) for name, why in unreadable_metadata
+        )
         outside_name = next((name for name in places if not _is_plain_name(name)), None)
         if outside_name is not None:
             why = f"the metadata names an archive outside the folder: {quoting.quote(outside_name)}"
-            unreadable_files.append((files.join(path, folder_name, METADATA), why))
-    return archives, unreadable_files
+            unreadable_files.append(dcp.UnreadableFile(files.join(path, folder_name, METADATA), why))
+    return dcp.StoredPlaces(archives, unreadable_files)
 
 
 def list_scanned_files(path: str) -> list[str]:
@@ -70,7 +74,7 @@ def _list_shards(path: str) -> list[str]:
 
 
 def _iter_shards(path: str, data: bytes) -> Iterator[str]:
-    document, _ = json_object.parse_object(data, path)
+    document = json_object.parse_object(data, path).document
     weight_map = document.get("weight_map")
     for name in sorted(
         {shard for shard in weight_map.values() if type(shard) is str} if type(weight_map) is dict else ()

@@ -99,11 +99,22 @@ def members(path: str) -> tuple[str, ...]:
     )
 
 
-def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """Collect all byte ranges that the folder's metadata assigns to each file.
+class UnreadableFile(NamedTuple):
+    """Metadata file that cannot be read, with the reason."""
 
-    Also return each unreadable metadata file with the reason.
-    """
+    name: str
+    reason: str
+
+
+class StoredPlaces(NamedTuple):
+    """Byte ranges that the metadata of a folder assigns to each file, and the metadata files that cannot be read."""
+
+    by_file: dict[str, list[Stored]]
+    unreadable: list[UnreadableFile]
+
+
+def collect_places(path: str) -> StoredPlaces:
+    """Collect all byte ranges that the folder's metadata assigns to each file."""
     stored_by_file: dict[str, list[Stored]] = {}
     unreadable_files = []
     for name in members(path):
@@ -111,11 +122,11 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
             try:
                 metadata = parse_for_scan(read_small_file(files.join(path, name), MAX_METADATA_BYTES), name)
             except UnreadableError as error:
-                unreadable_files.append((name, str(error)))
+                unreadable_files.append(UnreadableFile(name, str(error)))
                 continue
             for stored in (stored for places in metadata.places.values() for stored in places):
                 stored_by_file.setdefault(stored.file, []).append(stored)
-    return stored_by_file, unreadable_files
+    return StoredPlaces(stored_by_file, unreadable_files)
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is not a file by itself

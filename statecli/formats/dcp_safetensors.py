@@ -70,7 +70,8 @@ def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
         raise MalformedError(
             f"the header of {name} has no {SHARDING_INFO_KEY}, so the positions of its tensor slices are unknown"
         )
-    document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{SHARDING_INFO_KEY} of {name}")
+    label = f"{SHARDING_INFO_KEY} of {name}"
+    document = json_object.parse_object(text.encode("utf-8", "surrogatepass"), label).document
     offsets = {}
     for fqn, entry in document.items():
         start = entry.get("saved_offsets") if type(entry) is dict else None

@@ -92,12 +92,14 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
             # The strict parser supports every exception and has an error message for every fault.
             raw, start = _read_raw_header(source)
-            header, repeats = json_object.parse_object(raw, "its header")
+            parsed = json_object.parse_object(raw, "its header")
             del raw
+            header, repeats = parsed.document, parsed.repeats
             metadata = _check_metadata(header.pop("__metadata__", None))
-            json_object.refuse_repeats((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
+            json_object.refuse_repeats((repeat for repeat in repeats if repeat.owner is not metadata), "its header")
             tensors = _build_tensors(_check_entries(header), path, start, source.size)
-    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quote(key)} twice") for _, key in repeats]
+    keys = (quoting.quote(repeat.key) for repeat in repeats)
+    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {key} twice") for key in keys]
     if source.head[8:9] != b"{":
         oddities.append(Oddity("padded-header", "the header starts with white space; other readers refuse such a file"))
     if start % 8:

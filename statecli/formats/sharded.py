@@ -236,9 +236,7 @@ def _read_document(path: str, label: str) -> dict[str, Any]:
                 f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX_BYTES} for an index"
             )
         raw = source.read(0, source.size)
-    document, repeats = json_object.parse_object(raw, label)
-    json_object.refuse_repeats(repeats, label)
-    return document
+    return json_object.parse_unique_object(raw, label)
 
 
 def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:

@@ -257,9 +257,7 @@ class _Reader:
         self.values += data.count(b",")
         if self.values > _json.MAX_VALUES:
             raise MalformedError(f"its JSON has more than {_json.MAX_VALUES} values in all, statecli's limit")
-        document, repeats = _json.parse_object(data, record_name)
-        _json.refuse_repeats(repeats, record_name)
-        return document
+        return _json.parse_unique_object(data, record_name)
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 

@@ -357,13 +357,19 @@ def _build_constant_rows(root: Any, reading: Reading) -> Iterator[DecodedTensor]
     """Build the rows of the constants, with their names in the code. Their role in the module is not recorded."""
     nodes = enumerate(root if type(root) is tuple else ())
     entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
-    for count, (path, _, tensor) in enumerate(entries):
+    for count, child in enumerate(entries):
         if count > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
+        tensor = child.tensor
         if tensor is not None:
-            grad = tensor.requires_grad
             yield DecodedTensor(
-                path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_CONSTANT_NOTE
+                child.path,
+                tensor,
+                Kind.UNREGISTERED,
+                Evidence.ASSUMED,
+                saved=False,
+                requires_grad=tensor.requires_grad,
+                note=_CONSTANT_NOTE,
             )
 
 

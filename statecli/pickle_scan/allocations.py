@@ -19,7 +19,7 @@ from statecli.core.model_state import Bomb
 from statecli.pickle_scan.expected_calls import MAX_INDIRECT_CALLS, get_plain_name, iter_indirect_calls, list_parts
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.graph import read_raw_bytes
-from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
+from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
 
 #: Limit of the bytes that loading a pickle may allocate: a fixed part, and a part for each byte of the pickle.
 _ALLOWED_BYTES = 16 * 2**20
@@ -106,7 +106,7 @@ class Allocations:
                 self._keys.append((id(holder), value))
 
     def find_bombs(
-        self, calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
+        self, calls: Sequence[Obj], builds: Iterable[Build], pickle_bytes: int, highest_memo: int
     ) -> Iterator[Bomb]:
         """Yield calls that allocate too much memory and keys that take too long to hash. Raises OutOfSteps."""
         for call in calls:

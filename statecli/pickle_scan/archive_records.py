@@ -187,8 +187,7 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
         if config is None:
             continue
         try:
-            document, repeats = json_object.parse_object(archive.read(record, MAX_CONFIG_BYTES), record.name)
-            json_object.refuse_repeats(repeats, record.name)
+            document = json_object.parse_unique_object(archive.read(record, MAX_CONFIG_BYTES), record.name)
         except UnreadableError as error:
             return None, str(error)
         entries = document.get("config")

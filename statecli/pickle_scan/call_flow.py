@@ -30,7 +30,7 @@ from statecli.pickle_scan.expected_calls import get_plain_name, is_clean
 from statecli.pickle_scan.nested_data import may_be_nested_data
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import TEXT_CLASSES
-from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
+from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
 
 _COMPUTED_ATTRIBUTE = (
     "gets an attribute whose name the pickle computes during loading, so statecli cannot check the name"
@@ -200,7 +200,7 @@ class Flow:
             return {key: self._copy_state(value, depth + 1) for key, value in state.items()}
         return type(state)(self._copy_state(value, depth + 1) for value in state)
 
-    def is_plain_data(self, names: Iterable[Global], builds: Iterable[tuple[Value, Value]]) -> bool:
+    def is_plain_data(self, names: Iterable[Global], builds: Iterable[Build]) -> bool:
         """Return True if all names build plain data, all calls are calls of names, and states set only `_metadata`.
 
         Most checkpoints are like this: the only state is the `_metadata` of a state_dict.
@@ -229,7 +229,7 @@ class Flow:
 
     def follow(
         self,
-        builds: list[tuple[Value, Value]],
+        builds: list[Build],
         unreachable_values: Iterable[Value],
         excused_calls: Set[int] = frozenset(),
     ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from statecli.pickles.graph import get_name
-from statecli.pickles.nodes import Global, Obj, Value
+from statecli.pickles.nodes import Build, Global, Obj, Value
 
 _MODULE_CLASS = "torch._dynamo.eval_frame.OptimizedModule"
 _CONTEXT_CLASS = "torch._dynamo.eval_frame.OptimizeContext"
@@ -48,7 +48,7 @@ def is_module(call: Obj) -> bool:
     return get_name(call.cls) == _MODULE_CLASS
 
 
-def find_module_calls(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
+def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int, Obj]:
     """Return the calls, by id, that create compiled modules and their parts; {} if an object is out of place.
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.

@@ -34,7 +34,7 @@ from statecli.pickles.graph import is_module
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
 from statecli.pickles.machine_state import NO_LINE_BREAK, MachineState, is_enum_call
-from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
+from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
 from statecli.pickles.opcodes import Handler, decode_python2_string
 from statecli.pickles.python2_names import rename_python2
 
@@ -112,7 +112,7 @@ class Scanner(Machine):
         #: Ids of names that were called to spell other names.
         self._spelling_names: set[int] = set()
         #: BUILDs, and values that no call reaches; `flow` follows the names in both.
-        self._builds: list[tuple[Value, Value]] = []
+        self._builds: list[Build] = []
         self._unreachable_values: list[Value] = []
         #: Mentions of unpickler methods, for operations that no pickler writes and that have no name in the pickle.
         self._unusual_mentions: dict[str, Mention] = {}
@@ -382,7 +382,7 @@ class Scanner(Machine):
         ):
             self.note_unusual_opcode(_REDUCE_METHOD, 1)
         self.flow.add_state(target, state)
-        self._builds.append((target, state))
+        self._builds.append(Build(target, state))
 
     def _take_calls(self, count: int) -> None:
         """Count operations that take as long as a call: keys that are not plain, and items or states of objects."""

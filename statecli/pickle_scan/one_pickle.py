@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -96,6 +97,13 @@ class Region(ByteSource):
         return Region(self._source, self.span.offset, self.span.length, data)
 
 
+class PickleScan(NamedTuple):
+    """Scanner at the end of a pickle, and the error that stopped it earlier."""
+
+    scanner: Scanner
+    error: MalformedError | None
+
+
 class PickleReader:
     """Scanner of the pickles of a file; `steps` counts the work caused by the file."""
 
@@ -103,21 +111,20 @@ class PickleReader:
         self._is_metadata = METADATA_NAME.fullmatch(files.get_name(path)) is not None
         self._steps = steps
 
-    def read(self, region: Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
+    def read(self, region: Region, at: int, where: str, window: int) -> PickleScan:
         """Scan a pickle of unknown length: windows grow until the pickle fits."""
         remaining_bytes = region.size - at
         while True:
             data = region.read(at, min(window, remaining_bytes, MAX_PICKLE_BYTES))
             scanner, error = self.scan(data, where, is_first=at == 0 and region.base == 0)
             if not isinstance(error, TruncatedPickle) or len(scanner.data) == remaining_bytes:
-                return scanner, error
+                return PickleScan(scanner, error)
             if len(scanner.data) == MAX_PICKLE_BYTES:
-                return scanner, OverBudget(
-                    f"{where}: the pickle has more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli"
-                )
+                limit = f"more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli"
+                return PickleScan(scanner, OverBudget(f"{where}: the pickle has {limit}"))
             window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 
-    def scan(self, data: bytes, where: str, *, is_first: bool = False) -> tuple[Scanner, MalformedError | None]:
+    def scan(self, data: bytes, where: str, *, is_first: bool = False) -> PickleScan:
         """Scan a pickle; `is_first`: the file begins with the pickle, as a `.metadata` does."""
         self._steps.take(Budget.BYTES, len(data))
         scanner, scan_error = Scanner(data, where, self._steps), None
@@ -133,7 +140,7 @@ class PickleReader:
             self._steps.take(Budget.OPCODES, scanner.opcodes // scanner.budget)
         except OutOfSteps as error:  # the names read so far are reported
             scan_error = scan_error or error
-        return scanner, scan_error
+        return PickleScan(scanner, scan_error)
 
 
 def begins_as_pickle(source: ByteSource) -> bool:

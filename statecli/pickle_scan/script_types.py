@@ -18,7 +18,7 @@ from statecli.pickle_scan.packed_weights import TYPE_TAG, is_cpp_class, strip_ta
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
 from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickles.nodes import Global, Key, Obj, Value
+from statecli.pickles.nodes import Build, Global, Key, Obj, Value
 
 _NOT_COMPARED_REASON = (
     "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
@@ -209,9 +209,7 @@ class _Check(NamedTuple):
     declared: ScriptType
 
 
-def find_mismatch(
-    calls: Iterable[Obj], builds: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
-) -> str | None:
+def find_mismatch(calls: Iterable[Obj], builds: Iterable[Build], types: ScriptTypes, steps: Steps) -> str | None:
     """Return a description of the first object that the code treats as another object; None if there is none.
 
     `calls` are the objects made by a pickle, `builds` their states. Raises OutOfSteps.

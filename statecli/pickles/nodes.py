@@ -6,7 +6,7 @@ pass a node to `repr`, `str` or `hash` (tuples hash recursively).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -76,6 +76,13 @@ class Key(_Node, eq=False):
         if self.plain is None or other.plain is None:
             return self.value is other.value
         return bool(self.plain is other.plain or self.plain == other.plain)
+
+
+class Build(NamedTuple):
+    """BUILD of a pickle: an object, and the state that its `__setstate__` takes."""
+
+    target: Value
+    state: Value
 
 
 class Persistent(_Node):

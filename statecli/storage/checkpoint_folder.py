@@ -114,7 +114,7 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
         return None
     try:
         raw = read_small_file(on_disk.join(path, CONFIG), SETTINGS_FILES["config"])
-        config, _ = json_object.parse_object(raw, CONFIG)
+        config = json_object.parse_object(raw, CONFIG).document
     except UnreadableError:  # the reader of the settings notes the error
         return None
     configured_name = config.get(WEIGHTS_KEY)
@@ -174,13 +174,20 @@ TOOL_FOLDERS = frozenset(
 )
 
 
-def explain_skipped_folder(path: str) -> tuple[str, str] | None:
-    """Return why an audit of the parent folder may skip a folder, and the reason in two words; None if it enters."""
+class SkipReason(msgspec.Struct, frozen=True):
+    """Reason to skip a folder, and the same in at most three words."""
+
+    reason: str
+    short: str
+
+
+def explain_skipped_folder(path: str) -> SkipReason | None:
+    """Return why an audit of the parent folder may skip a folder; None if it enters."""
     if on_disk.is_link(path):
-        return "a link to a folder", "link"
+        return SkipReason("a link to a folder", "link")
     if not is_of_tool(path):
         return None
-    return (
+    return SkipReason(
         "a folder of a tool, such as .git or .venv, with no checkpoint files except in installed packages",
         "of a tool",
     )

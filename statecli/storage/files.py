@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from statecli import storage
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.model_state import Place
 from statecli.storage import lifetime, local
 from statecli.storage.lifetime import forget_command
 from statecli.storage.local import STANDARD_INPUT, LocalStore, record_opened_files
@@ -137,10 +138,10 @@ def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> Itera
 
 
 @contextmanager
-def expect_values(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
-    """Fetch adjacent ranges together while the block reads these (path, offset, length) in this thread in order."""
+def expect_values(places: Iterable[Place]) -> Iterator[None]:
+    """Fetch adjacent ranges together while the block reads these in this thread in order."""
     with ExitStack() as stack:
-        for store, group in _group_by_store((span[0], span) for span in ranges):
+        for store, group in _group_by_store((place.path, place) for place in places):
             stack.enter_context(store.expect_values(group))
         yield
 

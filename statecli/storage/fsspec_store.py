@@ -16,7 +16,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
-from statecli.storage.object_store import Listing, Missing, confirm_version
+from statecli.storage.object_store import Listing, Missing, VersionedBytes, confirm_version
 from statecli.storage.retry import Transient
 from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 from statecli.storage.url import is_chain
@@ -95,7 +95,7 @@ class BucketAnswer(NamedTuple):
     marker: str | None
     body: Any
 
-    async def read(self, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    async def read(self, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         """Return the result of `ObjectStore.get`. The head is checked before the body is read."""
         start, end, size = parse_range(self.content_range, self.content_length, offset, length)
         version = FileVersion(size, self.marker)
@@ -105,7 +105,7 @@ class BucketAnswer(NamedTuple):
         while piece := await self.body.read(PIECE_BYTES):
             prefetch_progress.count_arrived(len(piece))
             pieces.append(piece)
-        return check_length(b"".join(pieces), start, end)[offset - start :][:length], version
+        return VersionedBytes(check_length(b"".join(pieces), start, end)[offset - start :][:length], version)
 
 
 def check_length(data: bytes, start: int, end: int) -> bytes:
@@ -125,7 +125,7 @@ class Filesystem:
         self._instance = PerProcess(lambda: _Instance(url))
         self._scheme = url.partition("://")[0]
 
-    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         return self._call(lambda instance: _get_range(instance, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
@@ -192,14 +192,13 @@ class _Instance:
             return bytes(filesystem.cat_file(path, start=offset, end=end))
 
 
-def _get_range(
-    instance: _Instance, url: str, offset: int, length: int, expected: FileVersion | None
-) -> tuple[bytes, FileVersion]:
+def _get_range(instance: _Instance, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
     if expected is None:
         expected = instance.version(url)
     end = min(offset + length, expected.size)
     data = instance.read(url, offset, end) if offset < end else b""
-    return check_length(data, offset, max(offset, end)), confirm_version(expected, instance.version(url))
+    data = check_length(data, offset, max(offset, end))
+    return VersionedBytes(data, confirm_version(expected, instance.version(url)))
 
 
 def _list_folder(instance: _Instance, url: str) -> Listing:

@@ -18,7 +18,7 @@ from statecli.storage.fsspec_store import (
     translate_network_error,
 )
 from statecli.storage.limits import settings
-from statecli.storage.object_store import Listing, Missing
+from statecli.storage.object_store import Listing, Missing, VersionedBytes
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
 
@@ -39,7 +39,7 @@ class CloudStorage:
     def __init__(self) -> None:
         self._create_filesystem = PerProcess(_create_filesystem)
 
-    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
@@ -91,7 +91,7 @@ def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
 
 async def _get_range(
     filesystem: Any, url: str, offset: int, length: int, expected: FileVersion | None
-) -> tuple[bytes, FileVersion]:
+) -> VersionedBytes:
     bucket, name, options = _parse_name(url)
     if not name:
         raise Missing("is an empty bucket")
@@ -100,7 +100,7 @@ async def _get_range(
     headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}
     async with await _request(filesystem, link, {"alt": "media", **options}, headers) as answer:
         if answer.status == 416 and offset == 0:
-            return b"", FileVersion(0, None)
+            return VersionedBytes(b"", FileVersion(0, None))
         _check_status(answer.status, filesystem)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise UnreadableError("is stored compressed (Content-Encoding: gzip); download the file first")

@@ -16,7 +16,7 @@ from statecli.core.errors import PlaceUnreadable, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import connections, credentials, html_listing, redact
 from statecli.storage.masked_url import hide_secrets, parse_url
-from statecli.storage.object_store import REDIRECTS, Listing, Missing, Unsure, confirm_version
+from statecli.storage.object_store import REDIRECTS, Listing, Missing, Unsure, VersionedBytes, confirm_version
 from statecli.storage.retry import ConnectionCut, Transient, retry
 from statecli.storage.store import FileVersion
 
@@ -64,6 +64,13 @@ class Gone(NoFile, Missing):
     """The object does not exist."""
 
 
+class JsonPage(NamedTuple):
+    """JSON document, and the URL of its next page."""
+
+    document: Any
+    next_url: str | None
+
+
 class Response(NamedTuple):
     """Head of an answer, its URL after redirects, and the credentials for the first server."""
 
@@ -84,16 +91,16 @@ class Http:
             redact.hide(value.rpartition(" ")[2])
         #: URL of the last answer, after redirects, by the first URL.
         self._redirected: dict[str, str] = {}
-        self._wholes: dict[str, tuple[bytes, FileVersion]] = {}
+        self._wholes: dict[str, VersionedBytes] = {}
         #: Size of `_wholes` and of such files that are being fetched, in bytes.
         self._reserved_bytes, self._lock = 0, threading.Lock()
 
-    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         """See `ObjectStore.get`. After a broken connection only the missing bytes are requested."""
         if url not in self._wholes:
             return retry(_Range(self, url, offset, length, expected).fetch, url)
         data, version = self._wholes[url]
-        return data[offset : offset + length], confirm_version(expected, version)
+        return VersionedBytes(data[offset : offset + length], confirm_version(expected, version))
 
     def listing(self, url: str) -> Listing:
         """See `ObjectStore.listing`: parses the page of links that servers generate for a folder."""
@@ -113,8 +120,8 @@ class Http:
             _refuse(answer, url)
             return _receive(response, _parse_length(response), []), answer
 
-    def document(self, url: str) -> tuple[Any, str | None]:
-        """Return a JSON document and the URL of its next page. Raises Refused, UnreadableError and Transient."""
+    def document(self, url: str) -> JsonPage:
+        """Return a JSON document. Raises Refused, UnreadableError and Transient."""
         import json
 
         raw, answer = self.body(url)
@@ -123,7 +130,7 @@ class Http:
         except ValueError:
             raise UnreadableError("the answer of the server is not valid JSON") from None
         next_link = _NEXT_LINK.search(answer.response.headers.get("Link", ""))
-        return document, next_link[1] if next_link else None
+        return JsonPage(document, next_link[1] if next_link else None)
 
     @contextmanager
     def reserve(self, length: int) -> Iterator[Callable[[int], None]]:
@@ -156,8 +163,8 @@ class Http:
     def keep(self, url: str, data: bytes, version: FileVersion) -> None:
         """Keep a file that was fetched whole, for the next reads."""
         with self._lock:
-            self._reserved_bytes -= len(self._wholes[url][0]) if url in self._wholes else 0
-            self._wholes[url] = (data, version)
+            self._reserved_bytes -= len(self._wholes[url].data) if url in self._wholes else 0
+            self._wholes[url] = VersionedBytes(data, version)
 
     @contextmanager
     def request(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
@@ -210,23 +217,22 @@ class _Range:
         self._offset, self._length, self._version = offset, length, expected
         self._parts: list[bytes] = []
 
-    def fetch(self) -> tuple[bytes, FileVersion]:
+    def fetch(self) -> VersionedBytes:
         """Return the whole range. Raises Transient."""
         start = self._offset + sum(map(len, self._parts))
         end = self._offset + self._length
         if self._version is not None:
             end = min(end, self._version[0])
             if start >= end:
-                return b"".join(self._parts), self._version
+                return VersionedBytes(b"".join(self._parts), self._version)
         with self._http.request(self._url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
             return self._receive(answer, start, end - start)
 
-    def _receive(self, answer: Response, start: int, length: int) -> tuple[bytes, FileVersion]:
+    def _receive(self, answer: Response, start: int, length: int) -> VersionedBytes:
         response = answer.response
         if response.status == 416:
-            return b"", confirm_version(
-                self._version, FileVersion(_parse_empty_size(answer, start), _parse_marker(response))
-            )
+            version = FileVersion(_parse_empty_size(answer, start), _parse_marker(response))
+            return VersionedBytes(b"", confirm_version(self._version, version))
         _refuse(answer, self._url)
         if response.status == 200:
             return self._receive_whole(answer)
@@ -237,16 +243,16 @@ class _Range:
         _refuse_surplus(response)
         if start == self._offset == 0:
             _refuse_page(answer, data, self._url)
-        return data, self._version
+        return VersionedBytes(data, self._version)
 
-    def _receive_whole(self, answer: Response) -> tuple[bytes, FileVersion]:
+    def _receive_whole(self, answer: Response) -> VersionedBytes:
         length = _parse_length(answer.response)
         with self._http.reserve(length or 0) as report_bytes:
             data = _receive(answer.response, length, [], report_bytes)
             _refuse_page(answer, data, self._url)
             version = confirm_version(self._version, FileVersion(len(data), _parse_marker(answer.response)))
         self._http.keep(self._url, data, version)
-        return data[self._offset : self._offset + self._length], version
+        return VersionedBytes(data[self._offset : self._offset + self._length], version)
 
 
 # --- headers---------------------------------------------------------------------------------------------------------

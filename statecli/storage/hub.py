@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from statecli.core.errors import MissingDependency, UnreadableError
@@ -17,8 +17,8 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing
-from statecli.storage.http import Http, RangeRefused
-from statecli.storage.object_store import Listing, Missing
+from statecli.storage.http import Http, JsonPage, RangeRefused
+from statecli.storage.object_store import Listing, Missing, VersionedBytes
 from statecli.storage.retry import retry
 from statecli.storage.store import FileVersion
 
@@ -66,7 +66,7 @@ class Hub:
         self._commits: dict[tuple[str, str, str], str | UnreadableError] = {}
         self._lock = threading.Lock()
 
-    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         place, commit = self._resolve(url)
         if not place.path:
             raise Missing("is a repository")
@@ -125,7 +125,7 @@ class Hub:
 
     def _request_commit(self, place: HubPath) -> str:
         revision = quote(place.revision, "")
-        page, _ = self._fetch(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place)
+        page = self._fetch(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place).document
         commit = page.get("sha") if isinstance(page, dict) else None
         if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
             raise UnreadableError(
@@ -133,7 +133,7 @@ class Hub:
             )
         return commit
 
-    def _fetch(self, link: str, place: HubPath) -> tuple[Any, str | None]:
+    def _fetch(self, link: str, place: HubPath) -> JsonPage:
         try:
             return retry(lambda: self._http.document(link), link)
         except RangeRefused as why:

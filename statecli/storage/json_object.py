@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
+import msgspec
+
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
@@ -27,12 +29,30 @@ _ESCAPE = compile_on_use(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F].
 #: Names of JSON types for a message without the value, because it may be secret.
 _TYPE_NAMES = {list: "list", str: "string", bool: "boolean", type(None): "null"}
 
-#: Object with a repeated key, and this key.
-Repeat = tuple[dict[str, Any], str]
+
+class Repeat(msgspec.Struct, frozen=True):
+    """Repeated key, and the object with this key."""
+
+    owner: dict[str, Any]
+    key: str
 
 
-def parse_object(raw: bytes, label: str) -> tuple[dict[str, Any], list[Repeat]]:
-    """Parse a JSON object; return the object and all repeated keys. The last value of a repeated key counts.
+class ParsedObject(msgspec.Struct, frozen=True):
+    """JSON object with all repeated keys, also those of inner objects. The last value of a repeated key counts."""
+
+    document: dict[str, Any]
+    repeats: list[Repeat]
+
+
+def parse_unique_object(raw: bytes, label: str) -> dict[str, Any]:
+    """Parse a JSON object like `parse_object`. Also raises MalformedError for a repeated key."""
+    parsed = parse_object(raw, label)
+    refuse_repeats(parsed.repeats, label)
+    return parsed.document
+
+
+def parse_object(raw: bytes, label: str) -> ParsedObject:
+    """Parse a JSON object.
 
     Raises MalformedError, with a message that begins with `label`, for another document.
     """
@@ -60,7 +80,7 @@ def parse_object(raw: bytes, label: str) -> tuple[dict[str, Any], list[Repeat]]:
     if type(document) is not dict:
         raise MalformedError(f"{label} is not a JSON object but a JSON {_TYPE_NAMES.get(type(document), 'number')}")
     _refuse_lone_surrogate(text, label)
-    return document, repeats
+    return ParsedObject(document, repeats)
 
 
 def check_brackets(raw: bytes, label: str) -> None:
@@ -77,8 +97,8 @@ def check_brackets(raw: bytes, label: str) -> None:
 
 def refuse_repeats(repeats: Iterable[Repeat], label: str) -> None:
     """Raise MalformedError for the first repeated key."""
-    for _, key in repeats:
-        raise MalformedError(f"{label} has the key {quoting.quote(key)} twice; programs may read either value")
+    for repeat in repeats:
+        raise MalformedError(f"{label} has the key {quoting.quote(repeat.key)} twice; programs may read either value")
 
 
 def get_field(document: Any, *keys: str) -> Any:
@@ -113,7 +133,7 @@ def _build_object(pairs: list[tuple[str, Any]], repeats: list[Repeat]) -> dict[s
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                repeats.append((result, key))
+                repeats.append(Repeat(result, key))
             seen.add(key)
     return result
 

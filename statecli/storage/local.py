@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from statecli.core import posix
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.model_state import Place
 from statecli.storage.store import FileVersion, FolderEntries, Guard
 from statecli.storage.url import is_remote
 
@@ -186,7 +187,7 @@ class LocalStore:
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
-    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:  # noqa: ARG002
+    def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
     def find_crc32(self, path: str, offset: int, length: int) -> None:

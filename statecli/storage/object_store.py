@@ -29,6 +29,13 @@ class Unsure(UnreadableError):
     """Error: the answer is not an object, but a refusal or a page. A folder may exist."""
 
 
+class VersionedBytes(NamedTuple):
+    """Bytes of an object, and the version of the object that they belong to."""
+
+    data: bytes
+    version: FileVersion
+
+
 class Listing(NamedTuple):
     """Names in a folder, with True for a folder. `incomplete`: why names are missing, None for a complete listing."""
 
@@ -52,7 +59,7 @@ def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVe
 class ObjectStore(Protocol):
     """Server with objects. Methods raise UnreadableError without the URL; `Missing` if the object does not exist."""
 
-    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         """Return the bytes from `offset` on and the version; fewer than `length` bytes only at the end of the object.
 
         `expected`: the version of an earlier answer. Raises UnreadableError if the object has changed since.

@@ -17,6 +17,7 @@ from typing import TypeGuard
 import msgspec
 
 from statecli.core.errors import StateError, UnreadableError
+from statecli.core.model_state import Place
 from statecli.storage import lifetime, masked_url, object_cache, unlisted_folder, url, url_glob
 from statecli.storage.object_cache import Handle, RemoteFile
 from statecli.storage.object_store import Listing, Missing, Unsure, open_store
@@ -187,8 +188,8 @@ class RemoteStore:
             )
             yield
 
-    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:
-        return object_cache.expect_values((self._get_file(path), offset, length) for path, offset, length in ranges)
+    def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
+        return object_cache.expect_values((self._get_file(place.path), place.offset, place.length) for place in places)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
         """See `Store.find_crc32`: for bytes that were read as values or are cached."""

@@ -24,7 +24,7 @@ from statecli.storage.fsspec_store import (
     translate_network_error,
 )
 from statecli.storage.limits import settings
-from statecli.storage.object_store import REDIRECTS, Listing, Missing
+from statecli.storage.object_store import REDIRECTS, Listing, Missing, VersionedBytes
 from statecli.storage.retry import Transient
 from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 
@@ -102,7 +102,7 @@ class S3:
         self._signed, self._unsigned = PerProcess(_create_filesystem), PerProcess(lambda: _create_filesystem(anon=True))
         self._anonymous = _is_unsigned()
 
-    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
@@ -198,7 +198,7 @@ def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
 
 async def _get_range(
     filesystem: Any, url: str, offset: int, length: int, expected: FileVersion | None
-) -> tuple[bytes, FileVersion]:
+) -> VersionedBytes:
     bucket, key, options = _parse_key(url)
     if not key:
         raise Missing("is an empty bucket")
@@ -209,7 +209,7 @@ async def _get_range(
         answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **options)
     except OSError as why:
         if _find_answer(why)[0] in ("InvalidRange", "416") and offset == 0:
-            return b"", FileVersion(0, None)  # an empty object has no valid range
+            return VersionedBytes(b"", FileVersion(0, None))  # an empty object has no valid range
         raise
     with closing(answer["Body"]) as body:
         head = BucketAnswer(answer.get("ContentRange"), answer.get("ContentLength"), answer.get("ETag"), body)

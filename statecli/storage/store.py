@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from statecli.core.errors import UnreadableError
+from statecli.core.model_state import Place
 from statecli.storage.url import is_remote
 
 #: Error for a changed file; the next attempt may read it whole.
@@ -197,8 +198,8 @@ class Store(Protocol):
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
         """Fetch these (offset, length) of each file and keep them during the block; errors are kept for the reads."""
 
-    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:
-        """Fetch adjacent ranges together while the block reads these (path, offset, length) in this thread in order."""
+    def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
+        """Fetch adjacent ranges together while the block reads these in this thread in order."""
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
         """Return the CRC-32 of these bytes if it is known without another read."""

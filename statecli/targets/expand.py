@@ -413,8 +413,8 @@ def list_members(path: str) -> frozenset[str]:
 
 def skip_subfolder(path: str) -> TargetResult | None:
     """Return a skipped target for a tool's subfolder or a link; None for any other folder."""
-    reasons = checkpoint_folder.explain_skipped_folder(path)
-    return None if reasons is None else skip_folder(path, *reasons)
+    skipped = checkpoint_folder.explain_skipped_folder(path)
+    return None if skipped is None else skip_folder(path, skipped.reason, skipped.short)
 
 
 def _expand_file(path: str) -> Iterator[str | TargetResult]:

@@ -46,14 +46,14 @@ class RankTask(DataTask, frozen=True, gc=False):
         relative, smallest = SPACING[self.after.dtype]
         triangle: Array = np.zeros((0, _SKETCH_COLUMNS if is_sketch else width))
         largest_row, by_column = 0.0, np.zeros(width)
-        for _, _, before, after in iter_row_blocks(self.before, self.after, self.name):
+        for rows in iter_row_blocks(self.before, self.after, self.name):
             with np.errstate(all="ignore"):
-                change = after - before
+                change = rows.after - rows.before
             if not np.isfinite(change).all():
                 return None
             # Rounding errors are uniform between two adjacent floats, so their variance is spacing² / 12. A computed
             # change has some roundings of its own.
-            spacing = relative * (np.abs(after) + _ROUNDINGS_OF_CHANGE * np.abs(change)) + smallest
+            spacing = relative * (np.abs(rows.after) + _ROUNDINGS_OF_CHANGE * np.abs(change)) + smallest
             variance = spacing**2 / 12
             largest_row = max(largest_row, float(variance.sum(axis=1).max()))
             by_column += variance.sum(axis=0)

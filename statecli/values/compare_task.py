@@ -14,7 +14,8 @@ import numpy as np
 
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError, UnreadableError
-from statecli.core.model_state import ByteRange, TensorData
+from statecli.core.denormals import with_denormals
+from statecli.core.model_state import ByteRange, Place, TensorData
 from statecli.storage import files
 from statecli.values import kernels
 from statecli.values.compiled_kernel import tally_stored
@@ -315,11 +316,11 @@ def run_batch(options: CompareOptions, tasks: Sequence[CompareTask]) -> list[Com
         return worker.compare_all(tasks)
 
 
-def _iter_remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, length) of the bytes that a task reads from remote files, in order."""
+def _iter_remote_spans(task: CompareTask) -> Iterator[Place]:
+    """Yield the places of the bytes that a task reads from remote files, in order."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
             yield from iter_places(side) if files.reads_are_requests(side.storage.path) else ()
         elif files.reads_are_requests(side.path):
             size = require_element(side.dtype).size
-            yield side.path, side.offset + task.start * size, task.count * size
+            yield Place(side.path, side.offset + task.start * size, task.count * size)

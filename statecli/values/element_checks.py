@@ -329,10 +329,10 @@ def _list_magnitudes(dtype: str) -> Array:
 
     The last value is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
     """
-    exponent_bits, mantissa_bits, _, special = SMALL_FLOATS[dtype]
-    table: Array = build_small_float_table(dtype)[: 1 << (exponent_bits + mantissa_bits)]
+    kind = SMALL_FLOATS[dtype]
+    table: Array = build_small_float_table(dtype)[: 1 << (kind.exponent_bits + kind.mantissa_bits)]
     finite = table[np.isfinite(table)]
-    beyond = {"ieee": np.inf, "negative zero": np.nan}.get(special, finite[-1])
+    beyond = {"ieee": np.inf, "negative zero": np.nan}.get(kind.special, finite[-1])
     return np.append(finite, finite.dtype.type(beyond))
 
 

@@ -48,13 +48,22 @@ NUMPY_TYPES: dict[str, str] = {
     "quint8": "u1",
 }
 
-#: Small float types -> number of exponent bits and mantissa bits, bias, and codes that are not numbers.
-SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
-    "float8_e4m3fn": (4, 3, 7, "all ones"),
-    "float8_e5m2": (5, 2, 15, "ieee"),
-    "float8_e4m3fnuz": (4, 3, 8, "negative zero"),
-    "float8_e5m2fnuz": (5, 2, 16, "negative zero"),
-    "float4_e2m1fn": (2, 1, 1, "none"),
+
+class SmallFloat(NamedTuple):
+    """Bits and bias of a float type of at most eight bits, and its codes that are not numbers."""
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    special: str
+
+
+SMALL_FLOATS = {
+    "float8_e4m3fn": SmallFloat(4, 3, 7, "all ones"),
+    "float8_e5m2": SmallFloat(5, 2, 15, "ieee"),
+    "float8_e4m3fnuz": SmallFloat(4, 3, 8, "negative zero"),
+    "float8_e5m2fnuz": SmallFloat(5, 2, 16, "negative zero"),
+    "float4_e2m1fn": SmallFloat(2, 1, 1, "none"),
 }
 
 #: Types with several values in a byte, lowest bits first -> number of values. torch counts a byte of float4 as one

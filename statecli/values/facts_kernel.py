@@ -171,8 +171,8 @@ def _scan_codes(items: Array, dtype: str, decoder: Decoder) -> Facts:
 
 
 def _mask_denormals(dtype: str, numbers: Array) -> Array:
-    exponents = SMALL_FLOATS.get(dtype.removesuffix("_x2"))
-    smallest = 2.0 ** (1 - exponents[2]) if exponents else 0.0
+    kind = SMALL_FLOATS.get(dtype.removesuffix("_x2"))
+    smallest = 2.0 ** (1 - kind.bias) if kind else 0.0
     return np.asarray((numbers != 0) & (np.abs(numbers) < smallest))
 
 

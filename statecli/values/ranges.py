@@ -18,7 +18,7 @@ import numpy as np
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.model_state import Box, ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import Box, ByteRange, Place, TensorData, TensorInfo
 from statecli.formats import torch_zip
 from statecli.storage import files, lifetime
 from statecli.storage.files import File
@@ -77,7 +77,7 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
                 yield byte_range.path
 
 
-def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
+def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
     """Yield (path, offset, length) of the byte ranges that are read in order.
 
     Bytes that are read in another order, or whose place is unknown, are left out.
@@ -94,13 +94,13 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
         elif byte_range.is_archive:
             with suppress(UnreadableError):  # the later read raises the same error
                 storage = locate_storage(byte_range, "storage")
-                yield storage.path, storage.offset, storage.length
+                yield Place(storage.path, storage.offset, storage.length)
         elif byte_range.packing is not None:
-            yield byte_range.path, byte_range.offset, byte_range.packing.length
+            yield Place(byte_range.path, byte_range.offset, byte_range.packing.length)
         elif isinstance(source, TensorData) and (size := get_element_width(source.dtype)):
-            yield byte_range.path, byte_range.offset + source.offset * size, prod(source.shape) * size
+            yield Place(byte_range.path, byte_range.offset + source.offset * size, prod(source.shape) * size)
         else:
-            yield byte_range.path, byte_range.offset, byte_range.length
+            yield Place(byte_range.path, byte_range.offset, byte_range.length)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -133,12 +133,19 @@ def count_span(view: Strided) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
-def skip_expanded(view: Strided) -> tuple[Strided, int]:
+class UnexpandedView(NamedTuple):
+    """View without expanded dimensions, and how many times each element counts."""
+
+    view: Strided
+    times: int
+
+
+def skip_expanded(view: Strided) -> UnexpandedView:
     """Return the view without its expanded dimensions, and how often each element was repeated."""
     dims = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if stride and size != 1]
     times = prod(size for size, stride in zip(view.shape, view.strides, strict=True) if not stride)
     shape = tuple(size for size, _ in dims)
-    return replace(view, shape=shape, strides=tuple(stride for _, stride in dims)), times
+    return UnexpandedView(replace(view, shape=shape, strides=tuple(stride for _, stride in dims)), times)
 
 
 def to_memory_order(view: Strided) -> Strided:
@@ -392,7 +399,16 @@ def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
     return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
 
 
-def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterator[tuple[int, int, Array, Array]]:
+class RowBlock(NamedTuple):
+    """Rows [start, stop) of two matrices."""
+
+    start: int
+    stop: int
+    before: Array
+    after: Array
+
+
+def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterator[RowBlock]:
     """Yield blocks of rows of two strided matrices: start row, stop row, rows of `before`, rows of `after`."""
     height, width = after.shape
     step = max(1, ROW_BLOCK_ELEMENTS // max(width, 1))
@@ -400,7 +416,7 @@ def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterato
         stop = min(start + step, height)
         with np.errstate(all="ignore"):
             old, new = (read_rows(data, name, start, stop).astype(np.float64) for data in (before, after))
-        yield start, stop, old, new
+        yield RowBlock(start, stop, old, new)
 
 
 def is_plain(data: TensorData) -> bool:

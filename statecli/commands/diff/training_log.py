@@ -73,7 +73,7 @@ def _read_log(folder: str) -> list[Any]:
     """
     path = files.join(folder, "trainer_state.json")
     raw = read_small_file(path, SETTINGS_FILES["trainer_state"]) if files.is_file(path) else b"{}"
-    entries, _ = json_object.parse_object(raw, "it")
+    entries = json_object.parse_object(raw, "it").document
     log = entries.get("log_history")
     return log if type(log) is list else []
 

@@ -55,13 +55,11 @@ def read_document(path: str, name: str) -> dict[str, Any]:
     """Return the object in a JSON file of the folder `path`. Raises UnreadableError, with the name first."""
     with add_subject_to_errors(name):
         raw = read_small_file(files.join(path, name), SETTINGS_FILES["config"])
-    entries, repeats = json_object.parse_object(raw, name)
-    json_object.refuse_repeats(repeats, name)
-    return entries
+    return json_object.parse_unique_object(raw, name)
 
 
 def _parse_settings(stem: str, raw: bytes) -> Settings:
-    entries, _ = json_object.parse_object(raw, "it")
+    entries = json_object.parse_object(raw, "it").document
     reading = Reading(TensorDecoder({}), [])
     history = entries.pop("log_history", None) if stem == "trainer_state" else None
     settings = collect_settings({key: _join_words(key, value) for key, value in entries.items()}, reading)

@@ -170,11 +170,11 @@ def _build_state_rows(
 def _build_nested_rows(
     path: str, node: Any, reading: Reading, kind: Kind, evidence: Evidence, seen: set[int]
 ) -> Iterator[DecodedTensor]:
-    for child_path, child, tensor in reading.walk(node, path, seen=seen):
-        if tensor is None:
-            yield from collect_module_rows(strip_compile_wrapper(child), reading, prefix=child_path + ".")
+    for child in reading.walk(node, path, seen=seen):
+        if child.tensor is None:
+            yield from collect_module_rows(strip_compile_wrapper(child.node), reading, prefix=child.path + ".")
         else:
-            yield build_row(child_path, tensor, kind, evidence)
+            yield build_row(child.path, child.tensor, kind, evidence)
 
 
 def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor]:
@@ -185,9 +185,9 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor
     for key, value in items.items():
         if type(key) is not str or type(value) in LEAF_TYPES:
             continue
-        for path, _, tensor in reading.walk(value, key, seen=seen):
-            if tensor is not None:
-                yield build_row(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
+        for child in reading.walk(value, key, seen=seen):
+            if child.tensor is not None:
+                yield build_row(child.path, child.tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
 
 
 def _build_whole_info(fqn: str, tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:

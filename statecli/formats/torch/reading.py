@@ -33,6 +33,14 @@ class Contents(NamedTuple):
     oddities: list[Oddity]
 
 
+class ReachedNode(msgspec.Struct, gc=False):
+    """Node below another node, with its Python path: a tensor, or a module if `tensor` is None."""
+
+    path: str
+    node: Any
+    tensor: Tensor | None
+
+
 class DecodedTensor(msgspec.Struct, gc=False):
     """A decoded tensor before conversion to `TensorInfo`."""
 
@@ -90,8 +98,8 @@ class Reading:
         except MalformedError as error:
             return mark_damaged(fqn, error, node)
 
-    def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
-        """Yield (path, node, Tensor or module node) for everything below, in file order, each container once."""
+    def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[ReachedNode]:
+        """Yield the tensors and modules below a node, in file order, each container once."""
         seen = set() if seen is None else seen
         stack = [(path, node, 0)]
         while stack:
@@ -100,13 +108,13 @@ class Reading:
                 continue
             tensor = self.tensor(node, path)
             if tensor is not None:
-                yield path, node, tensor
+                yield ReachedNode(path, node, tensor)
                 continue
             if id(node) in seen:
                 continue
             seen.add(id(node))
             if is_module(node):
-                yield path, node, None
+                yield ReachedNode(path, node, None)
                 continue
             if depth == MAX_DEPTH:
                 message = f"nesting is deeper than {MAX_DEPTH} levels; statecli does not list deeper levels"

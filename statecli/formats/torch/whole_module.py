@@ -15,7 +15,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, NoteKind
 from statecli.core.oddity_kind import OddityKind
-from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, DecodedTensor, Reading, build_row
+from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, DecodedTensor, ReachedNode, Reading, build_row
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import (
     GRAPH_MODULE,
@@ -131,12 +131,12 @@ class _ModuleWalk:
             f"{fqn}: {name} defines its own pickling, so its parameters and buffers cannot be identified",
             fqn,
         )
-        for child_path, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
-            if tensor is not None:
-                self.rows.append(build_row(child_path, tensor, Kind.PARAMETER, Evidence.ASSUMED))
+        for child in self.reading.walk(node, fqn, seen=self.seen):
+            if child.tensor is not None:
+                self.rows.append(build_row(child.path, child.tensor, Kind.PARAMETER, Evidence.ASSUMED))
             else:
-                self.seen.discard(id(child))  # because `walk_registered` adds the child again
-                self.walk_registered(strip_compile_wrapper(child), child_path + ".")
+                self.seen.discard(id(child.node))  # because `walk_registered` adds the child again
+                self.walk_registered(strip_compile_wrapper(child.node), child.path + ".")
 
     def walk_plain(self) -> None:
         """Walk the plain attributes of every module, including modules found in plain containers."""
@@ -150,12 +150,12 @@ class _ModuleWalk:
                 is_metric = name in states and not is_packed
                 note = _PACKED_NOTE if is_packed else _METRIC_NOTE if is_metric else derived
                 kind = NoteKind.METRIC_STATE if is_metric else None
-                for child_path, child, tensor in self.reading.walk(value, f"{path}{name}", seen=self.seen):
-                    self._add_reached(child_path, child, tensor, note, derived, kind, is_known=not is_packed)
-            for child_path, child, tensor in self._walk_arguments(path, node):
-                self._add_reached(child_path, child, tensor, _ARGUMENT_NOTE, None, None, is_known=False)
+                for child in self.reading.walk(value, f"{path}{name}", seen=self.seen):
+                    self._add_reached(child, note, derived, kind, is_known=not is_packed)
+            for child in self._walk_arguments(path, node):
+                self._add_reached(child, _ARGUMENT_NOTE, None, None, is_known=False)
 
-    def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
+    def _walk_arguments(self, path: str, node: Obj) -> Iterator[ReachedNode]:
         """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
         if get_name(node.cls) == GRAPH_MODULE:
             return  # its `__dict__` is an argument
@@ -168,15 +168,14 @@ class _ModuleWalk:
 
     def _add_reached(
         self,
-        path: str,
-        node: Any,
-        tensor: Tensor | None,
+        child: ReachedNode,
         note: str | None,
         derived: str | None,
         note_kind: NoteKind | None,
         *,
         is_known: bool,
     ) -> None:
+        path, node, tensor = child.path, child.node, child.tensor
         if tensor is None:
             self.walk_registered(strip_compile_wrapper(node), path + ".", is_unregistered=True)
             return
