@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from statecli.commands.lock.lock_file import Lock
     from statecli.commands.verify.result import Verification
 
+_Result = TypeVar("_Result")
 _Options = TypeVar("_Options", AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions)
 
 __tracebackhide__ = True  # pytest shows the caller's line
@@ -184,7 +185,7 @@ _CONVERTER_BY_OPTION: dict[str, Callable[[Any], Any]] = {
 # --- options to results -----------------------------------------------------------------------------------------------
 
 
-def _get_result(outcome: Outcome, frames: int = 5) -> Any:
+def _get_result(outcome: Outcome[_Result], frames: int = 5) -> _Result:
     """Return the result. The outcome's warning is a FutureWarning at the user's line, `frames` above this one."""
     if outcome.warning is not None:
         warnings.warn(outcome.warning, FutureWarning, stacklevel=frames)

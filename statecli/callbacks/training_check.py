@@ -13,6 +13,7 @@ from statecli.core.errors import StateError
 from statecli.core.units import join_names
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 #: Number of steps after which a tensor with a zero gradient, or any tensor, must have an update. The gradient of a LoRA
@@ -66,7 +67,7 @@ class TrainingCheck:
         if self._before is None:
             self.report(["cannot check the updates: this process holds no elements of the model"])
 
-    def record_rates(self, optimizers: Iterable[Any]) -> None:
+    def record_rates(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Record the learning rates before `optimizer.step()`, because a scheduler changes them after the step."""
         if self._before is not None:
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -110,7 +111,7 @@ class TrainingCheck:
         else:
             self.report([f"{_join_globs(self._waiting, names)} got no update {reason}"] if self._waiting else [])
 
-    def _explain_no_update(self, parameter: Any) -> str:
+    def _explain_no_update(self, parameter: torch.Tensor) -> str:
         """Return the reason why a parameter has the same values as before; "" if a later step may change them."""
         if self._rates and id(parameter) not in self._rates:
             return "not in the optimizer"
@@ -121,7 +122,7 @@ class TrainingCheck:
         # In float32 the gradient of a bias before a BatchNorm is rounding noise, as expected.
         return "" if is_zero or dtype not in _SHORT_DTYPES else f"the update is too small for the precision of {dtype}"
 
-    def check_folder(self, folder: str | os.PathLike[str], expected: Any) -> None:
+    def check_folder(self, folder: str | os.PathLike[str], expected: statecli.Snapshot | nn.Module) -> None:
         """Compare the file of the model in a checkpoint folder with a snapshot or a model."""
         paths = (os.path.join(folder, name) for name in _MODEL_FILES)
         path = next(filter(os.path.isfile, paths), None)
@@ -130,7 +131,7 @@ class TrainingCheck:
         else:
             self.check_file(path, expected)
 
-    def check_file(self, path: str, expected: Any) -> None:
+    def check_file(self, path: str, expected: statecli.Snapshot | nn.Module) -> None:
         """Compare a saved file with a snapshot or a model."""
         try:
             diff = statecli.diff(path, expected, ignore=("kind", "requires_grad", "device", "tying"))

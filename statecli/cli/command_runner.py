@@ -65,7 +65,9 @@ def show_installation() -> int:
     return 0
 
 
-def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarget], *, shows_status: bool) -> int:
+def _write_outcome(
+    outcome: Outcome[object], options: Options, outputs: Sequence[OutputTarget], *, shows_status: bool
+) -> int:
     status = outcome.exit_code if shows_status else None
     quiet, last = getattr(options, "quiet", False), outputs[-1]
     if outcome.warning is not None:
@@ -74,7 +76,7 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
         console.write_pieces(file.pieces, file.path)
     if outcome.report is not None:
         outputs = (*outputs[:-1], replace(last, output=Output.PLAIN)) if outcome.plain else outputs
-        console.write_report(outcome.report, outputs, options.color.value, quiet=quiet, exit_status=status)
+        console.write_report(outcome.report, outputs, _get_color(options), quiet=quiet, exit_status=status)
         if outcome.exit_code == 1 and last.path is not None and not quiet:
             console.print_summary(outcome.report, last.path)
     elif outcome.text is not None:
@@ -93,7 +95,12 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
     return outcome.exit_code
 
 
-def _list_unreported_failures(outcome: Outcome, last: OutputTarget, *, quiet: bool) -> Sequence[str]:
+def _get_color(options: Options) -> str:
+    color: Color = getattr(options, "color", Color.AUTO)
+    return color.value
+
+
+def _list_unreported_failures(outcome: Outcome[object], last: OutputTarget, *, quiet: bool) -> Sequence[str]:
     """Return the failures that a reader of the last output does not see there, for standard error."""
     report = outcome.report
     if report is None or not outcome.reported:
@@ -122,9 +129,9 @@ def _limit_time(seconds: float | None) -> None:
 class _CommandLine(Caller):
     """Caller that shows progress on stderr and protects files that the command reads."""
 
-    def __init__(self, options: Any, outputs: Sequence[OutputTarget]) -> None:
+    def __init__(self, options: Options, outputs: Sequence[OutputTarget]) -> None:
         self._enabled = not getattr(options, "no_progress", True)
-        self._color: str = options.color.value if hasattr(options, "color") else "auto"
+        self._color = _get_color(options)
         self._outputs = outputs
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -40,7 +40,7 @@ class OutputTarget(msgspec.Struct, frozen=True):
     option_text: str
 
 
-def list_outputs(options: Any) -> tuple[OutputTarget, ...]:
+def list_outputs(options: Options) -> tuple[OutputTarget, ...]:
     """Return the outputs of a run; the output of `-f` is last, because its reader may close the pipe early.
 
     Raises UsageError for an unknown format, a report without a file, two outputs in the same file, a missing folder,
@@ -117,7 +117,7 @@ def _list_files(text: str) -> Iterator[str]:
         yield from files.match_glob(text)
 
 
-def check_output(target: OutputTarget, options: Any) -> None:
+def check_output(target: OutputTarget, options: Options) -> None:
     """Raise UsageError for a file in a missing folder, and for a file that the command reads."""
     if target.path is None:
         return

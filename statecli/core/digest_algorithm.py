@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Protocol
 
 from statecli.core.errors import MissingDependency, option
 from statecli.core.installed_package import install_packages
@@ -17,8 +17,22 @@ class Algorithm(str, Enum):
     SHA256 = "sha256"
 
 
-def load_hasher(algorithm: Algorithm) -> Callable[..., Any]:
-    """Return a constructor of hashes with the interface of `hashlib`. Raises `MissingDependency`."""
+class Hasher(Protocol):
+    """Hash of bytes, with the interface of `hashlib`."""
+
+    def update(self, data: bytes | bytearray | memoryview, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+    def hexdigest(self) -> str: ...
+
+
+#: Constructor of a hash of the given bytes.
+NewHasher = Callable[..., Hasher]
+
+
+def load_hasher(algorithm: Algorithm) -> NewHasher:
+    """Return the constructor of an algorithm's hashes. Raises `MissingDependency`."""
     if algorithm is Algorithm.SHA256:
         from hashlib import sha256
 

@@ -6,7 +6,7 @@ module imports neither torch nor numpy, and only statecli modules that import no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -486,3 +486,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     sparse_tensors: int = 0
     digest: str = ""
     refused_opcode: int | None = None
+
+
+#: Function that reads a file of a folder, by its path.
+ReadFile = Callable[[str], ModelState]

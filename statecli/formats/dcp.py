@@ -10,7 +10,7 @@ devices nor ties are recorded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from operator import add
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.model_state import ARCHIVE, Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
+from statecli.core.model_state import ARCHIVE, Box, Boxes, ByteRange, ModelState, Oddity, Packing, ReadFile, TensorData
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import torch_zip
 from statecli.formats.shared import dcp_ranks
@@ -66,8 +66,6 @@ _UNREAD_EXTRA_STATE = (
     "is an extra state that statecli did not read (too many, too large or compressed); its module may unpickle the "
     "state during loading"
 )
-
-ReadFile = Callable[[str], ModelState]
 
 
 def sniff(path: str, head: bytes) -> bool:

@@ -7,7 +7,6 @@ and the number of shards is not recorded. Source: torch/distributed/checkpoint/h
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from operator import add
 
@@ -17,7 +16,17 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.core.model_state import (
+    Box,
+    Boxes,
+    ByteRange,
+    ModelState,
+    Oddity,
+    ReadFile,
+    Settings,
+    TensorData,
+    TensorInfo,
+)
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
 from statecli.formats.shared.tiling import IndexBox, find_fault
 from statecli.storage import checkpoint_folder, files, json_object
@@ -42,7 +51,7 @@ def members(path: str) -> tuple[str, ...]:
     return tuple(name for name in checkpoint_folder.list_files(path) if _SHARD.fullmatch(name))
 
 
-def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
+def read(path: str, read_file: ReadFile) -> ModelState:
     """Read and join the tensors. Raises MalformedError for a shard without the offsets of its pieces."""
     names = members(path)
     files.prefetch(files.join(path, name) for name in names)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, ReadFile, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import join, put_below, rename, select
 from statecli.formats.shared import deepspeed_universal
@@ -345,7 +345,7 @@ def _locate(tensor: TensorInfo) -> tuple[object, int, Shape | None]:
     return tensor.storage, tensor.storage_offset, tensor.shape
 
 
-def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
+def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
     """Read the module and the optimizer from the ranks' files.
 
     Raises UnreadableError if no rank's model can be read; missing parts of other tensors are `damage`.

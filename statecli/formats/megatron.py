@@ -9,7 +9,7 @@ so ranks are shown next to each other. Source: megatron/training/checkpointing.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, Oddity, Settings
+from statecli.core.model_state import Kind, ModelState, Oddity, ReadFile, Settings
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import drop_same, join, put_below
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks, read_small
@@ -106,7 +106,7 @@ def members(path: str) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
+def read(path: str, read_file: ReadFile) -> ModelState:
     """Read every rank's sections, prefixed with the rank's name; an unreadable rank becomes a row with the reason.
 
     Raises UnreadableError if no rank can be read.

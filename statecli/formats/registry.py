@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from typing import Protocol, cast
 
 from statecli.core.format_traits import FormatTraits
-from statecli.core.model_state import ModelState
+from statecli.core.model_state import ModelState, ReadFile
 
 #: Second argument of `FormatReader.read`: the section of a file, or for a folder the function that reads its files.
-ReadArgument = str | Callable[[str], ModelState] | None
+ReadArgument = str | ReadFile | None
 
 
 class FormatReader(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
-from statecli.core.model_state import ModelState, NoteKind, Oddity, Settings, StateDict, TensorInfo
+from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats import deepspeed
@@ -42,8 +42,6 @@ _DEEPSPEED_FILES_KEY = "checkpoints"
 
 #: Remedy for a missing shard.
 COPY_ADVICE = "copy or download the missing files"
-
-ReadFile = Callable[[str], ModelState]
 
 
 class Index(NamedTuple):

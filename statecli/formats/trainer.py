@@ -12,7 +12,7 @@ folders of torch.distributed.checkpoint, numbered from 0 (`pytorch_model_fsdp_0`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -20,7 +20,16 @@ from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import REGISTERED_KINDS, Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.core.model_state import (
+    REGISTERED_KINDS,
+    Evidence,
+    Kind,
+    ModelState,
+    Oddity,
+    ReadFile,
+    Settings,
+    TensorInfo,
+)
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import add_file, rename
 from statecli.formats import dcp, sharded
@@ -42,8 +51,6 @@ _SHARDED_FOLDER = compile_on_use(
 _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 #: Names of the section in a file with a single section.
 _SINGLE_SECTIONS = frozenset(["model", "optimizer", "rng"])
-
-ReadFile = Callable[[str], ModelState]
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001

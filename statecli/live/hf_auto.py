@@ -292,7 +292,7 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
     return targets_by_name
 
 
-def build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
+def build_renaming(model: nn.Module, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
     """Return the function that maps a name in a checkpoint to the names under which transformers loads the entry.
 
     None for versions before transformers 5, because they have no such mappings.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from typing import Any
+
+from torch import nn
 
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.python_names import write_example
@@ -15,7 +16,7 @@ from statecli.live.spec_arguments import parse_arguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
 
 
-def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: Any) -> None:
+def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: nn.Module) -> None:
     """Raise ModelError if the class of the model calls an attribute that holds a text of the spec."""
     try:
         arguments = inspect.signature(type(model)).bind_partial(*spec.args, **spec.kwargs).arguments

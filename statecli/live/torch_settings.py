@@ -11,18 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-#: Default dtype, default device (None if never set), mode of deterministic algorithms, and number of threads.
-Settings = tuple[Any, ...]
+
+class Settings(NamedTuple):
+    """Settings of torch for the whole process; `device` is None if no default device was ever set."""
+
+    dtype: torch.dtype
+    device: torch.device | None
+    deterministic_mode: int
+    threads: int
 
 
 def read_settings() -> Settings:
     """Return the settings in force."""
     device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch's own getter may see an outer `with`
-    return (
+    return Settings(
         torch.get_default_dtype(),
         None if device is None else device.device,
         torch.get_deterministic_debug_mode(),

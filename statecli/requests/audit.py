@@ -8,6 +8,7 @@ from statecli.commands.audit import baseline, config, required_rules, run as aud
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import Config, LoadedConfig
 from statecli.commands.audit.request import Request
+from statecli.commands.audit.result import Audit
 from statecli.commands.lock import lock_file
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.errors import UsageError, option
@@ -30,7 +31,7 @@ def prepare(options: AuditOptions, caller: Caller, extra: ExtraInputs) -> Reques
     return build_request(options, loaded)
 
 
-def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001 - as above
+def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Audit]:  # noqa: ARG001 - as above
     """Audit the targets; targets without an audit are failures."""
     with caller.progress(values=bool(request.values) or request.lock is not None) as progress:
         result = audit_run.audit(request, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statecli.commands.bisect.condition import FORMS, parse_condition
+from statecli.commands.bisect.result import Bisection
 from statecli.commands.bisect.run import Request, bisect_run
 from statecli.core.errors import UsageError, option
 from statecli.report import View
@@ -18,7 +19,7 @@ def prepare(options: BisectOptions, caller: Caller, extra: ExtraInputs) -> Reque
     return Request(options.targets, parse_condition(options.condition), cache=not options.no_cache)
 
 
-def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Bisection]:  # noqa: ARG001
     """Search the run. An inconclusive search is a failure."""
     bisection = bisect_run(request)
     caller.check_files([probe.path for probe in bisection.probes])

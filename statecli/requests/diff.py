@@ -7,7 +7,7 @@ import math
 from msgspec.structs import asdict, replace
 
 from statecli.commands.diff.request import Request
-from statecli.commands.diff.result import Field
+from statecli.commands.diff.result import Diff, Field
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.snapshot import refuse_value_options
 from statecli.core.errors import UsageError, option
@@ -133,7 +133,7 @@ def _check_classes(options: DiffOptions) -> None:
         )
 
 
-def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
+def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Diff]:
     """Compare both sides; tensors without a comparison are failures."""
     with caller.progress(values=not options.metadata_only) as progress:
         diff = compare_targets(request, progress, extra.snapshots)

@@ -34,7 +34,7 @@ def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Requ
     return Request(model, next(text for text in texts if text != model))
 
 
-def run(options: ExplainOptions, request: Request | None, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+def run(options: ExplainOptions, request: Request | None, caller: Caller, extra: ExtraInputs) -> Outcome[Explanation]:  # noqa: ARG001
     """Explain, and return the report."""
     explanation = _explain_standard_input() if request is None else _explain(request, caller)
     return Outcome(explanation, build_explain_report(explanation, View(unfold=options.all, verbose=options.verbose)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statecli.commands.fix import run as fix_run
+from statecli.commands.fix.result import Fixes
 from statecli.commands.fix.run import Request
 from statecli.commands.verify.run import Request as VerifyRequest
 from statecli.report import View
@@ -19,7 +20,7 @@ def prepare(options: FixOptions, caller: Caller, extra: ExtraInputs) -> Request:
     return Request(verify, options.write)
 
 
-def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Fixes]:  # noqa: ARG001
     """Propose edits; with --write, the outcome has the files to write."""
     with caller.progress(values=False):
         fixes = fix_run.run(request)

@@ -50,7 +50,7 @@ def prepare(options: GitTextconvOptions, caller: Caller, extra: ExtraInputs) -> 
     return options.path
 
 
-def run(options: GitTextconvOptions, request: str, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001 - as above
+def run(options: GitTextconvOptions, request: str, caller: Caller, extra: ExtraInputs) -> Outcome[list[str]]:  # noqa: ARG001 - as above
     """Convert the file. Raises StateError for an error outside of the file."""
     lines = convert_to_text(request)
     return Outcome(lines, content=(f"{line}\n".encode() for line in lines))

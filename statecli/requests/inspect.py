@@ -53,7 +53,7 @@ def prepare(options: InspectOptions, caller: Caller, extra: ExtraInputs) -> Requ
     )
 
 
-def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
+def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Inspection]:
     """Inspect the target, or a live model."""
     with caller.progress(values=request.stats or request.to is not None) as progress:
         inspection = _inspect(request, progress, extra)

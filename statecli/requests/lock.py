@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statecli.commands.lock import lock_file, run as lock_run
+from statecli.commands.lock.lock_file import Lock
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import plural
 from statecli.requests.options import LockOptions
@@ -31,7 +32,7 @@ def prepare(options: LockOptions, caller: Caller, extra: ExtraInputs) -> lock_ru
     )
 
 
-def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: ExtraInputs) -> Outcome[Lock]:  # noqa: ARG001
     """Lock the targets, all of them or none."""
     with caller.progress(values=False):
         targets = lock_run.read_targets(request)

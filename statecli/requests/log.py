@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statecli.commands.log.result import Log
 from statecli.commands.log.run import Request, log_run
 from statecli.report.log import LogView, build_log_report
 from statecli.requests.options import LogOptions
@@ -13,7 +14,7 @@ def prepare(options: LogOptions, caller: Caller, extra: ExtraInputs) -> Request:
     return Request(options.targets, cache=not options.no_cache)
 
 
-def run(options: LogOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+def run(options: LogOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Log]:  # noqa: ARG001
     """Log the run; checkpoints that could not be read are failures."""
     log = log_run(request, caller.steps)
     caller.check_files([row.path for row in log.rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -17,7 +17,12 @@ from statecli.core.units import plural
 from statecli.report import Report
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from statecli.commands.diff.snapshot import StateDigests
+    from statecli.requests.options import Options
+
+_Result = TypeVar("_Result", covariant=True)
 
 #: Largest number of lines about tensors that could not be read or compared; the result has all of them.
 MAX_FAILURE_LINES = 20
@@ -30,7 +35,7 @@ class OutputFile(msgspec.Struct, frozen=True):
     pieces: Iterable[bytes]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, Generic[_Result], frozen=True):
     """Outcome of a command.
 
     Attributes:
@@ -48,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
         plain: True if the report is plain text, whatever `--output-format` says.
     """
 
-    result: Any
+    result: _Result
     report: Report | None = None
     content: Iterable[bytes] = ()
     text: Callable[[int], str] | None = None
@@ -81,8 +86,8 @@ class ExtraInputs(msgspec.Struct, frozen=True):
         snapshots: The sides of a diff that are snapshots, from Python, by the text of the side.
     """
 
-    model: Any = None
-    inputs: Any = None
+    model: nn.Module | None = None
+    inputs: object = None
     name: str | None = None
     snapshots: Mapping[str, StateDigests] = {}
 
@@ -98,7 +103,7 @@ class Caller:
         """Return a context of a function to call after each of `count` steps."""
         return nullcontext(lambda: None)
 
-    def check_command(self, options: Any) -> None:
+    def check_command(self, options: Options) -> None:
         """Raise UsageError for a command whose parts this caller does not merge."""
 
     def check_states(self, *states: ModelState) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from statecli.commands import audit
+from statecli.commands.audit.config import LoadedConfig
 from statecli.core.rule import Rule
-from statecli.report import config, rules
+from statecli.report import RuleText, config, rules
 from statecli.report.documents.schema_texts import read_schema
 from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
 from statecli.requests.outcome import Caller, Outcome
 
 
-def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -> Outcome:
+def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -> Outcome[object]:
     """Run the command of the options."""
     if isinstance(options, RulesOptions):
         return _run_rules(options)
@@ -24,7 +25,7 @@ def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -
     return Outcome(options.command, content=(read_schema(options.command),))
 
 
-def _run_rules(options: RulesOptions) -> Outcome:
+def _run_rules(options: RulesOptions) -> Outcome[tuple[RuleText, ...]]:
     all_rules = rules.list_rules(_list_plugin_rules(options.plugin))
     listed_rules = (
         all_rules if options.name is None else tuple(rule for rule in all_rules if rule.about == options.name)
@@ -44,7 +45,7 @@ def _list_plugin_rules(names: Sequence[str]) -> tuple[Rule, ...]:
     return audit.plugins.list_entries(audit.import_plugin.import_plugins(audit.plugins.PluginRequest(tuple(names))))
 
 
-def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
+def _run_config(options: ConfigOptions, caller: Caller) -> Outcome[LoadedConfig]:
     loaded = audit.config.load_config(options.config, no_config=options.no_config)
     caller.check_files([] if loaded.path is None else [loaded.path])
     report = config.build_config_report(audit.config.list_settings(loaded), loaded.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statecli.commands.resume_check.result import ResumeCheck
 from statecli.commands.resume_check.run import Request, check_target, resume_check
 from statecli.core.errors import UsageError, option
 from statecli.report import View
@@ -18,7 +19,7 @@ def prepare(options: ResumeCheckOptions, caller: Caller, extra: ExtraInputs) -> 
     return Request(options.target, options.steps)
 
 
-def run(options: ResumeCheckOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+def run(options: ResumeCheckOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[ResumeCheck]:  # noqa: ARG001
     """Run the script and compare. An inconclusive comparison is a failure."""
     result = resume_check(request)
     report = build_resume_check_report(result, View(options.all, options.verbose))

@@ -8,7 +8,7 @@ command is imported when the command runs, because a start takes less time witho
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from statecli import requests, workers
 from statecli.requests.class_targets import ClassOptions, name_classes
@@ -35,10 +35,10 @@ class CommandModule(Protocol):
 
     def prepare(self, options: Options, caller: Caller, extra: ExtraInputs) -> object: ...
 
-    def run(self, options: Options, request: object, caller: Caller, extra: ExtraInputs) -> Outcome: ...
+    def run(self, options: Options, request: object, caller: Caller, extra: ExtraInputs) -> Outcome[object]: ...
 
 
-def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome:
+def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome[Any]:
     """Run the command of the options.
 
     Raises StateError if the whole command failed; a failed part of the work is in `Outcome.failures`.

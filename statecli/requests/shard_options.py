@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
 from statecli.core.errors import UsageError, option
-from statecli.requests.options import COMMANDS, AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
+from statecli.requests.options import (
+    COMMAND_NAMES,
+    AuditOptions,
+    DiffOptions,
+    InspectOptions,
+    LockOptions,
+    MergeOptions,
+)
 from statecli.requests.parameters import list_given, parameters_of, refuse_contradictions
 from statecli.shards.partition import parse_shard
 
 ShardedOptions: TypeAlias = InspectOptions | DiffOptions | AuditOptions | LockOptions
 #: Commands with the option `--shard`.
-SHARDED_COMMANDS: dict[str, Any] = {
-    name: options for name, options in COMMANDS.items() if "shard" in options.__struct_fields__
+SHARDED_COMMANDS: dict[str, type[ShardedOptions]] = {
+    COMMAND_NAMES[options]: options for options in get_args(ShardedOptions)
 }
 #: Options that only decide who does the work and how the output is written. `merge` has these options too.
 OUTPUT_OPTIONS = frozenset(

@@ -18,7 +18,7 @@ def use_shard(options: ShardedOptions, text: str) -> AbstractContextManager[shar
     return shard.use_shard(text, COMMAND_NAMES[type(options)], select_options(options))
 
 
-def build_outcome(own_shard: shard.Shard, outcome: Outcome) -> Outcome:
+def build_outcome(own_shard: shard.Shard, outcome: Outcome[object]) -> Outcome[object]:
     """Return the outcome of one shard: its shard file, because only all shards together have a report."""
     changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
     causes = [message for message, _ in group_by_cause(dict.fromkeys(own_shard.failed))]

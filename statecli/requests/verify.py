@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from statecli import requests
 from statecli.commands.verify import run as verify_run
-from statecli.commands.verify.result import DEFAULT_PROOFS, Name
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verification
 from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError, option
 from statecli.core.grouping import group_by
@@ -47,7 +47,7 @@ def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Reque
     )
 
 
-def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
+def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Verification]:
     """Run the proofs; inconclusive proofs are failures."""
     with caller.steps(len(request.checks or DEFAULT_PROOFS)) as step:
         if extra.model is not None:

@@ -241,7 +241,7 @@ _OPEN: dict[QuantizedLayout, Callable[[DequantizeRule, Mapping[QuantizedPart, Te
 
 def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return all values of a part as float64, in its shape. Raises MalformedError for a wrong number of values."""
-    values = np.asarray(read_all_values(data, name)).astype(np.float64)
+    values = read_all_values(data, name).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
         raise MalformedError(f"{name}: has {values.size} values, but its quantization method needs {math.prod(shape)}")
     return values.reshape(data.shape if shape is None else shape)
@@ -261,7 +261,7 @@ def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = Non
         raise MalformedError(
             f"{name}: quantized codes have shape {list(data.shape)}, but its quantization method needs {list(shape)}"
         )
-    values = np.asarray(read_all_values(data, name))
+    values = read_all_values(data, name)
     return values.astype(np.int64).astype(np.uint32).reshape(data.shape)
 
 

@@ -13,14 +13,12 @@ codes, its scheme, and its scale and zero point, per tensor or per channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 
-from statecli.core.denormals import with_denormals
-from statecli.core.digest_algorithm import Algorithm, load_hasher
+from statecli.core.digest_algorithm import Algorithm, NewHasher, load_hasher
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError, option
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
@@ -56,7 +54,7 @@ def compute_digests(
         MissingDependency: The package of the algorithm is not installed.
     """
     load_hasher(algorithm)
-    first: dict[Any, TensorInfo] = {}
+    first: dict[object, TensorInfo] = {}
     for tensor in tensors:
         if tensor.data is not None or tensor.parts:
             first.setdefault(_content_key(tensor), tensor)
@@ -100,7 +98,7 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
         ]
 
 
-def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:
+def _digest_neighbours(tensors: Sequence[TensorInfo], new: NewHasher) -> dict[int, str]:
     """Return the digests of small tensors that are adjacent in a local file, by their index in `tensors`.
 
     Other tensors are left out, and so are tensors of a file with an error: the caller reads each of these alone to name
@@ -114,11 +112,11 @@ def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -
     return {number: str(new(data).hexdigest()) for number, data in read_neighbours(neighbours)}
 
 
-def _content_key(tensor: TensorInfo) -> Any:
+def _content_key(tensor: TensorInfo) -> object:
     return tensor.data, tensor.parts, tensor.layout
 
 
-def _digest_tensor(tensor: TensorInfo, new: Callable[..., Any]) -> str:
+def _digest_tensor(tensor: TensorInfo, new: NewHasher) -> str:
     data_digest = "" if tensor.data is None else _digest_data(to_stored_blocks(tensor.data), tensor.fqn, new)
     if data_digest and not tensor.parts:
         return data_digest
@@ -130,7 +128,7 @@ def _digest_tensor(tensor: TensorInfo, new: Callable[..., Any]) -> str:
     return _digest_lines([tensor.layout, *lines] if tensor.layout in ("sparse_csc", "sparse_bsc") else lines, new)
 
 
-def _digest_data(data: TensorData, name: str, new: Callable[..., Any]) -> str:
+def _digest_data(data: TensorData, name: str, new: NewHasher) -> str:
     codes = msgspec.structs.replace(data, quantizer=None)
     if data.quantizer is None:
         return _digest_elements(codes, name, new)
@@ -139,7 +137,7 @@ def _digest_data(data: TensorData, name: str, new: Callable[..., Any]) -> str:
     )
 
 
-def _describe_quantizer(quantizer: Quantizer, tensor: str, new: Callable[..., Any]) -> Iterator[str]:
+def _describe_quantizer(quantizer: Quantizer, tensor: str, new: NewHasher) -> Iterator[str]:
     scale = "-" if quantizer.scale is None else float(quantizer.scale).hex()
     yield f"{quantizer.scheme} {scale} {quantizer.zero_point} {quantizer.axis}"
     for name, data in (("scales", quantizer.scales), ("zero_points", quantizer.zero_points)):
@@ -147,11 +145,11 @@ def _describe_quantizer(quantizer: Quantizer, tensor: str, new: Callable[..., An
             yield _describe_part(name, data, f"{tensor}: {name}", new)
 
 
-def _describe_part(name: str, data: TensorData, message_name: str, new: Callable[..., Any]) -> str:
+def _describe_part(name: str, data: TensorData, message_name: str, new: NewHasher) -> str:
     return f"{name} {data.dtype} {list(data.shape)} {_digest_data(data, message_name, new)}"
 
 
-def _digest_lines(lines: Iterable[str], new: Callable[..., Any]) -> str:
+def _digest_lines(lines: Iterable[str], new: NewHasher) -> str:
     digest = new()
     digest.update("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
     return str(digest.hexdigest())
@@ -160,7 +158,7 @@ def _digest_lines(lines: Iterable[str], new: Callable[..., Any]) -> str:
 # --- elements --------------------------------------------------------------------------------------------------------
 
 
-def _digest_elements(data: TensorData, name: str, new: Callable[..., Any]) -> str:
+def _digest_elements(data: TensorData, name: str, new: NewHasher) -> str:
     digest = new()
     with open_view(data, name) as view:
         reason = (

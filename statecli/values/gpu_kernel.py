@@ -8,7 +8,7 @@ by the numpy kernels. Therefore all counts agree, and sums differ only by the or
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +21,16 @@ from statecli.values.delta import CompareOptions
 from statecli.values.elements import MAX_UNSCALED, Array
 from statecli.values.tally import BLOCK_ELEMENTS, Tally, Wide
 
+if TYPE_CHECKING:
+    import torch
+
 #: Types that torch widens to float64 exactly.
 _WIDENED_TYPES = frozenset(
     ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 )
 
 
-def resolve_device(name: str) -> Any:
+def resolve_device(name: str) -> torch.device:
     """Return the torch device that `--device` names. Raises UsageError if the device is not available."""
     try:
         import torch
@@ -59,7 +62,7 @@ class DeviceWorker(Worker):
 
     block = 16 * BLOCK_ELEMENTS
 
-    def __init__(self, options: CompareOptions, device: Any) -> None:
+    def __init__(self, options: CompareOptions, device: torch.device) -> None:
         super().__init__(options)
         self.device = device
 
@@ -72,13 +75,13 @@ class DeviceWorker(Worker):
             return super()._tally_block(before, before_type, after, after_type, start)
         return tally.shift(start)
 
-    def _send(self, stored_items: Array, dtype: str) -> Any:
+    def _send(self, stored_items: Array, dtype: str) -> torch.Tensor:
         import torch
 
         raw = torch.from_numpy(stored_items.view(np.uint8))
         return raw.to(self.device).view(getattr(torch, dtype)).to(torch.float64)
 
-    def _sum_on_device(self, a: Any, b: Any) -> Tally | None:
+    def _sum_on_device(self, a: torch.Tensor, b: torch.Tensor) -> Tally | None:
         """Return the tally of two flat float64 blocks; None if float64 alone cannot represent the sums."""
         import torch
 
@@ -105,7 +108,7 @@ class DeviceWorker(Worker):
 
 @with_denormals
 def run_batch_on_device(
-    options: CompareOptions, tasks: tuple[CompareTask, ...], device: Any
+    options: CompareOptions, tasks: tuple[CompareTask, ...], device: torch.device
 ) -> list[Comparison | StateError]:
     """Return the results of `compare_task.run_batch`, computed on a torch device."""
     with closing(DeviceWorker(options, device)) as worker:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,15 @@ from statecli.core.errors import UnreadableError
 from statecli.values.elements import Array
 from statecli.values.read import Affine, Strided
 
+if TYPE_CHECKING:
+    import torch
+
 #: Maximum size in bytes of a piece that is copied from another device to memory.
 PIECE_BYTES = 64 << 20
 
 
 @contextmanager
-def _translate_errors(tensor: Any) -> Iterator[None]:
+def _translate_errors(tensor: torch.Tensor) -> Iterator[None]:
     """Convert any error in the block to `UnreadableError`; no `__torch_function__` of a subclass runs in the block."""
     torch: Any = sys.modules["torch"]
     try:
@@ -42,7 +45,7 @@ def format_first_line(error: Exception) -> str:
     return line.split(". ")[0][:200]
 
 
-def build_view(tensor: Any) -> Strided:
+def build_view(tensor: torch.Tensor) -> Strided:
     """Return a view of a strided CPU tensor's own storage, without a copy.
 
     Raises `UnreadableError` for a tensor without memory of its own (fake tensor, wrapper).
@@ -60,7 +63,7 @@ def build_view(tensor: Any) -> Strided:
         )
 
 
-def _get_storage_bytes(tensor: Any) -> Array:
+def _get_storage_bytes(tensor: torch.Tensor) -> Array:
     """Return the whole storage of a CPU tensor as bytes, valid until the tensor is resized."""
     torch: Any = sys.modules["torch"]
     storage = tensor.untyped_storage()
@@ -72,7 +75,7 @@ def _get_storage_bytes(tensor: Any) -> Array:
     return memory
 
 
-def _build_affine(tensor: Any) -> Affine:
+def _build_affine(tensor: torch.Tensor) -> Affine:
     if "per_channel" not in str(tensor.qscheme()):
         return Affine(np.array([tensor.q_scale()]), np.array([float(tensor.q_zero_point())]))
     scales = tensor.q_per_channel_scales().detach().cpu().double().numpy()
@@ -80,7 +83,7 @@ def _build_affine(tensor: Any) -> Affine:
     return Affine(scales, zeros, int(tensor.q_per_channel_axis()))
 
 
-def get_stored_values(tensor: Any) -> Any:
+def get_stored_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return a detached tensor; for a sparse or mkldnn tensor, a strided tensor of its stored values.
 
     Raises `UnreadableError` for unreadable tensors: lazy parameters, wrappers.
@@ -97,16 +100,23 @@ def get_stored_values(tensor: Any) -> Any:
         return tensor.detach().values() if layout.startswith("sparse_") else tensor.detach()
 
 
-def skip_expanded(tensor: Any) -> tuple[Any, int]:
+class UnexpandedTensor(NamedTuple):
+    """Tensor without expanded dimensions, and how many times each element counts."""
+
+    tensor: torch.Tensor
+    times: int
+
+
+def skip_expanded(tensor: torch.Tensor) -> UnexpandedTensor:
     """Return a tensor with size 1 in its expanded dimensions, and how often each element was repeated."""
     times = 1
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:
             tensor, times = tensor.narrow(dim, 0, 1), times * size
-    return tensor, times
+    return UnexpandedTensor(tensor, times)
 
 
-def iter_cpu_pieces(tensor: Any) -> Iterator[Any]:
+def iter_cpu_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield a tensor on any device as CPU tensors of at most `PIECE_BYTES`, in order."""
     if tensor.numel() * tensor.element_size() <= PIECE_BYTES or not tensor.dim():
         with _translate_errors(tensor):

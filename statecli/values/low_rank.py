@@ -8,7 +8,6 @@ import numpy as np
 
 from statecli.core.model_state import TensorData
 from statecli.values.data_task import DataTask
-from statecli.values.elements import Array
 from statecli.values.read import open_view, read_all_values, read_values
 
 
@@ -29,8 +28,8 @@ class LowRankTask(DataTask, frozen=True, gc=False):
         squares = _sum_squares(self.weight, self.name)
         with np.errstate(all="ignore"):
             # ‖B A‖² is the sum of (Bᵀ B) * (A Aᵀ), two matrices of rank x rank.
-            update: Array = np.sum((b.T @ b) * (a @ a.T))
-            relative = float(np.sqrt(max(float(update), 0.0) / squares)) if squares else math.nan
+            update = float(np.sum((b.T @ b) * (a @ a.T)))
+            relative = float(np.sqrt(max(update, 0.0) / squares)) if squares else math.nan
         return relative if math.isfinite(relative) else None
 
 

@@ -78,7 +78,7 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
-    """Yield (path, offset, length) of the byte ranges that are read in order.
+    """Yield the places of the bytes that are read in order, each range once.
 
     Bytes that are read in another order, or whose place is unknown, are left out.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -141,7 +141,7 @@ class UnexpandedView(NamedTuple):
 
 
 def skip_expanded(view: Strided) -> UnexpandedView:
-    """Return the view without its expanded dimensions, and how often each element was repeated."""
+    """Return the view without its expanded dimensions."""
     dims = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if stride and size != 1]
     times = prod(size for size, stride in zip(view.shape, view.strides, strict=True) if not stride)
     shape = tuple(size for size, _ in dims)
@@ -382,7 +382,7 @@ def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, d
     return dequantize(chunk, zero_points, affine.scales[index], decoder)
 
 
-def read_all_values(data: TensorData, name: str = "tensor") -> Any:
+def read_all_values(data: TensorData, name: str = "tensor") -> Array:
     """Return every value of a small tensor as a flat numpy array.
 
     For larger tensors use `open_view` and `read_values`.
@@ -396,7 +396,7 @@ def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
     """Return rows [start, stop) of a matrix. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
-    return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
+    return read_all_values(rows, name).reshape(rows.shape)
 
 
 class RowBlock(NamedTuple):
@@ -409,7 +409,7 @@ class RowBlock(NamedTuple):
 
 
 def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterator[RowBlock]:
-    """Yield blocks of rows of two strided matrices: start row, stop row, rows of `before`, rows of `after`."""
+    """Yield the blocks of two strided matrices, in order."""
     height, width = after.shape
     step = max(1, ROW_BLOCK_ELEMENTS // max(width, 1))
     for start in range(0, height, step):

@@ -87,7 +87,7 @@ def _explain(tensor: TensorInfo) -> str | None:
 
 def _compute(tensor: TensorInfo, data: TensorData) -> Spectrum:
     try:
-        values: Array = np.asarray(read_all_values(to_readable(data), tensor.fqn))
+        values: Array = read_all_values(to_readable(data), tensor.fqn)
     except UnreadableError as error:
         if type(error) is not UnreadableError:  # MalformedError: the file changed while it was read
             raise

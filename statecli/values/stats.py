@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ from statecli.values.read import (
 from statecli.values.summary import Facts, Moments, join_reasons, summarize_chunk, summarize_codes
 from statecli.workers import pool
 from statecli.workers.task import catch_error
+
+if TYPE_CHECKING:
+    import torch
 
 #: One-byte types whose codes are counted, because this is faster than decoding. Not bool and plain integers, because
 #: they are decoded as fast, and counting stalls on a single counter if all values are equal.
@@ -215,9 +218,9 @@ def compute_stats(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[Stats
     return pool.run_tasks(stats_batch, None, tasks, jobs=jobs, absent=Stats(), derived=True) if tasks else []
 
 
-def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
+def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[object, StatsTask]:
     """Return a task for each tensor that is not tied to an earlier tensor, keyed by the tensor's content."""
-    tasks: dict[Any, StatsTask] = {}
+    tasks: dict[object, StatsTask] = {}
     assigned_storages: set[ByteRange] = set()
     for tensor in tensors:
         if (key := _content_key(tensor)) not in tasks:
@@ -227,7 +230,7 @@ def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
     return tasks
 
 
-def _content_key(tensor: TensorInfo) -> Any:
+def _content_key(tensor: TensorInfo) -> object:
     return (tensor.data, tensor.parts) if tensor.data or tensor.parts else tensor.fqn
 
 
@@ -253,7 +256,7 @@ def _read_checked_stats(task: StatsTask, decoder: Decoder) -> Stats | StateError
 
 
 @with_denormals
-def compute_live_stats(tensor: Any) -> Stats:
+def compute_live_stats(tensor: torch.Tensor) -> Stats:
     """Return the statistics of a live torch tensor: on the CPU without a copy, on other devices in pieces."""
     if tensor.device.type == "meta":
         return Stats(reason="a meta tensor has no data")
@@ -271,7 +274,7 @@ def compute_live_stats(tensor: Any) -> Stats:
     return _add_implicit_zeros(summary, tensor.numel(), stored_count, dtype, is_uncoalesced)
 
 
-def _summarize_live(tensor: Any) -> Facts | str:
+def _summarize_live(tensor: torch.Tensor) -> Facts | str:
     decoder, total = Decoder(), Facts()
     try:
         stored_values = live_tensor.get_stored_values(tensor)

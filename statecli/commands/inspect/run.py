@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -87,7 +87,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
         return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 
-def inspect(request: Request, progress: Progress | None = None, python_inputs: Any = None) -> Inspection:
+def inspect(request: Request, progress: Progress | None = None, python_inputs: object = None) -> Inspection:
     """Read, group, select and, if requested, move and measure a target. `python_inputs`: from the Python API.
 
     Raises `StateError`; `FilteredOut` if the filters leave no tensor.
@@ -113,7 +113,7 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
         return _inspect_checkpoint(request, progress)
 
 
-def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Inspection:
+def _inspect_class(request: Request, spec: ModelSpec, python_inputs: object) -> Inspection:
     for name, is_given in (("--distributions", request.distributions), ("--spectra", request.spectra)):
         if is_given:
             raise UsageError(
@@ -128,7 +128,7 @@ def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Ins
     )
 
 
-def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any) -> Inspection:
+def inspect_live_model(module: nn.Module, request: Request, python_inputs: object) -> Inspection:
     """Inspect a live model without changing the model: a copy is moved and called.
 
     A model without a copy is listed without measuring a move.
@@ -147,7 +147,7 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any) 
     return inspect_built_model(built_model, request, python_inputs)
 
 
-def inspect_built_model(built_model: BuiltModel, request: Request, python_inputs: Any) -> Inspection:
+def inspect_built_model(built_model: BuiltModel, request: Request, python_inputs: object) -> Inspection:
     """Inspect a built model and overwrite its values after `request.stats` has read them.
 
     Raises ModelError if forward or a move would read a freed storage.
@@ -176,7 +176,7 @@ def inspect_built_model(built_model: BuiltModel, request: Request, python_inputs
     return Inspection(state, findings, request.to, called_model.inputs.text if called_model else None, weights)
 
 
-def _has_inputs(request: Request, python_inputs: Any) -> bool:
+def _has_inputs(request: Request, python_inputs: object) -> bool:
     return bool(request.input) or request.inputs is not None or python_inputs is not None
 
 

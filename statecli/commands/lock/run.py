@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -247,19 +247,19 @@ def is_bookkeeping(tensor: TensorInfo) -> bool:
     return tensor.kind is Kind.OTHER and tensor.section.partition(".")[0] == "callbacks"
 
 
-def make_view_key(tensor: TensorInfo) -> Any:
+def make_view_key(tensor: TensorInfo) -> object:
     """Return a key shared by tensors of a section if they are the same tensor, not only parts of a storage."""
     if tensor.data is not None or tensor.parts:
         return tensor.data, tensor.parts
     return tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape
 
 
-def _find_ties(state: ModelState) -> dict[tuple[str, Any], str]:
+def _find_ties(state: ModelState) -> dict[tuple[str, object], str]:
     """Return the first name of each view with several names in a section.
 
     Equal values are not a tie: two biases of zeros are two tensors, and a checkpoint may lack either.
     """
-    names: dict[tuple[str, Any], list[str]] = {}
+    names: dict[tuple[str, object], list[str]] = {}
     for tensor in state.tensors:
         if tensor.tied_to:
             names.setdefault((tensor.section, make_view_key(tensor)), []).append(tensor.fqn)

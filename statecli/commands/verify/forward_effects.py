@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
@@ -65,7 +65,7 @@ class CalledModel:
 
 
 def call_built_model(
-    built_model: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: Any = None
+    built_model: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: object = None
 ) -> CalledModel:
     """Call an instance of the model, and so change the module of `built_model`.
 

@@ -35,7 +35,7 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
     return f"pass a tensor, or its shape as a string, such as {'x'.join(map(str, sizes))!r}"
 
 
-def find_live_inputs(python_inputs: Any, built_model: BuiltModel) -> FoundInputs:
+def find_live_inputs(python_inputs: object, built_model: BuiltModel) -> FoundInputs:
     """Return the inputs of forward, or None and the reason.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
@@ -67,17 +67,14 @@ def find_live_inputs(python_inputs: Any, built_model: BuiltModel) -> FoundInputs
     return Inputs(inputs.describe_call(make_call()), make_call), None
 
 
-def _get_texts(python_inputs: Any) -> tuple[str, ...]:
+def _get_texts(python_inputs: object) -> tuple[str, ...]:
     if isinstance(python_inputs, str):
         return (python_inputs,)
     if isinstance(python_inputs, dict) and all(isinstance(text_, str) for text_ in python_inputs.values()):
         return tuple(f"{name}={text}" for name, text in python_inputs.items())
-    is_sequence = (
-        isinstance(python_inputs, (tuple, list))
-        and python_inputs
-        and all(isinstance(text_, str) for text_ in python_inputs)
-    )
-    return tuple(python_inputs) if is_sequence else ()
+    if isinstance(python_inputs, (tuple, list)) and all(isinstance(text_, str) for text_ in python_inputs):
+        return tuple(python_inputs)
+    return ()
 
 
 def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:

@@ -233,7 +233,7 @@ class Trainer:
     def _save(self, session: _Session) -> TrainingCheckpoint:
         state = check_builder.read_state_dict(self._subject, session.module)
         with self._subject.user_code("saving the state_dict"):
-            model, _ = save_roundtrip.copy_state_dict(state)
+            model = save_roundtrip.copy_state_dict(state).state
         return TrainingCheckpoint(
             model,
             copy.deepcopy(session.optimizer.state_dict()) if session.optimizer else None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -95,7 +95,7 @@ def choose_device(request: Request) -> str:
 
 
 def run(
-    request: Request, on_check_done: Callable[[Check], None] = lambda _: None, python_inputs: Any = None
+    request: Request, on_check_done: Callable[[Check], None] = lambda _: None, python_inputs: object = None
 ) -> Verification:
     """Build the model and run the proofs; call `on_check_done` after each. `python_inputs` replace `request.inputs`.
 
@@ -152,7 +152,7 @@ def explain_wrong_target(target: str) -> UsageError:
     return suggestion.build_error(UsageError, target, "is not a model class")
 
 
-def build_model_under_test(request: Request, python_inputs: Any = None) -> ModelUnderTest:
+def build_model_under_test(request: Request, python_inputs: object = None) -> ModelUnderTest:
     """Build the model of the request, with the inputs of forward; see `run` for errors."""
     spec = load.find_class_spec(request.target)
     if spec is None:
@@ -167,7 +167,7 @@ def build_model_under_test(request: Request, python_inputs: Any = None) -> Model
     )
 
 
-def verify_live_model(model: nn.Module, request: Request, python_inputs: Any = None) -> Verification:
+def verify_live_model(model: nn.Module, request: Request, python_inputs: object = None) -> Verification:
     """Run the proofs on copies of a live model. `python_inputs`: see `live_model.find_live_inputs`."""
     with verify.live_model.keep_unchanged(model, cuda=(request.device or "").startswith("cuda")):
         subject = verify.model_under_test.prepare_live_model(model)

@@ -7,35 +7,41 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from statecli.core.lazy_pattern import compile_on_use
 
 _REFUSED_GLOBAL = compile_on_use(r"GLOBAL ([\w.]+)")
 
 
-def copy_module(obj: Any) -> Any:
-    """Copy an object of any class by pickling. Errors of its code and of pickle pass."""
-    return torch.load(_write(obj), weights_only=False)
+def copy_module(module: nn.Module) -> Any:
+    """Copy a module by pickling; its class may give an object of any type. Errors of its code and of pickle pass."""
+    return torch.load(_write(module), weights_only=False)
 
 
-def copy_state_dict(obj: Any) -> tuple[Any, str | None]:
-    """Copy a state_dict by a load with `weights_only=True`; return the copy and None.
+class StateDictCopy(NamedTuple):
+    """Copy of a state_dict, and the name of a class that a load with `weights_only=True` refuses ("" if unknown)."""
 
-    If the load is refused, return a copy by pickling and the name of the refused class ("" if unknown).
-    """
-    file = _write(obj)
+    state: Any
+    refused_class: str | None
+
+
+def copy_state_dict(state: Mapping[str, Any]) -> StateDictCopy:
+    """Copy a state_dict by a load with `weights_only=True`, or by pickling if that load is refused."""
+    file = _write(state)
     try:
-        return torch.load(file, weights_only=True), None
+        return StateDictCopy(torch.load(file, weights_only=True), None)
     except pickle.UnpicklingError as error:
         match = _REFUSED_GLOBAL.search(str(error))
     file.seek(0)
-    return torch.load(file, weights_only=False), match[1].rpartition(".")[2] if match else ""
+    return StateDictCopy(torch.load(file, weights_only=False), match[1].rpartition(".")[2] if match else "")
 
 
-def _write(obj: Any) -> io.BytesIO:
+def _write(obj: object) -> io.BytesIO:
     file = io.BytesIO()
     torch.save(obj, file)
     file.seek(0)
