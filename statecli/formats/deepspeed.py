@@ -34,6 +34,7 @@ from statecli.formats.shared.deepspeed_zero import (
     Rank,
     Shape,
     VectorPiece,
+    VectorView,
     build_row,
     read_rank,
     read_shapes,
@@ -548,7 +549,7 @@ def _join_frozen(
                 fault = fault or failures.get(rank) or f"rank {rank} has no part of this frozen parameter"
                 break
             pieces.append(VectorPiece(rank, 0, 0, min(part_elements, prod(shape) - start)))
-            views.append((tensor, 0, pieces[-1].elements))
+            views.append(VectorView(tensor, 0, pieces[-1].elements))
         yield build_row(ParameterPart(name, shape, tuple(pieces), fault), views, owner, "module")
 
 

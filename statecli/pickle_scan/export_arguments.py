@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import script_enumerations
-from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
+from statecli.pickle_scan.export_numbers import ARITHMETIC, Misuse, find_huge_numbers
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import DictOf, ListOf, ProgramValue, iter_values
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -25,13 +25,6 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _MAX_NUMBER = 2**31
 _ATEN = "torch.ops.aten."
 _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty")
-
-
-class Misuse(NamedTuple):
-    """Operator of a call, and what is wrong with its arguments."""
-
-    target: str
-    why: str
 
 
 class _Node(NamedTuple):
@@ -74,7 +67,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
         graph = place.value
         if not place.may_be("Graph") or type(graph.get("nodes")) is not list:
             continue
-        yield from (Misuse(*number) for number in find_huge_numbers(graph, graph is not main, steps))
+        yield from find_huge_numbers(graph, graph is not main, steps)
         given_objects = _list_given_objects(graph)
         tensor_values = graph.get("tensor_values")
         sizes = {name: _read_sizes(meta) for name, meta in tensor_values.items()} if type(tensor_values) is dict else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecli.pickle_scan.step_budget import Budget, Steps
 
@@ -27,8 +27,15 @@ _BOUNDED_FUNCTIONS = frozenset(
 _TEST_FUNCTIONS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_not"])
 
 
-def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield (target, why) of the first node of a graph with too large a number. Raises OutOfSteps."""
+class Misuse(NamedTuple):
+    """Operator of a call, and the reason why torch does not write its arguments."""
+
+    target: str
+    why: str
+
+
+def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[Misuse]:
+    """Yield the first node of a graph with too large a number. Raises OutOfSteps."""
     bits: dict[str, float] = {}
     total = 0.0
     for node in graph["nodes"]:
@@ -41,7 +48,7 @@ def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> I
             total += max(0.0, result - _FLOAT_BITS)
             if result > _MAX_BITS or total > _MAX_TOTAL_BITS:
                 why = f"computes numbers of more than {_MAX_BITS:,} bits; the program may hang or fill the memory"
-                yield target, why
+                yield Misuse(target, why)
                 return
         else:
             result = _SIZE_BITS if target.startswith("torch.ops.aten.sym_") else _ITEM_BITS

@@ -38,8 +38,14 @@ MAX_RANKS = 1_000_000
 MASTER = "fp32"
 
 Shape = tuple[int, ...]
-#: A rank's vector, the first element of a range in it, and the number of elements.
-View = tuple[Tensor, int, int]
+
+
+class VectorView(NamedTuple):
+    """Range of a rank's vector: its first element in the vector, and the number of elements."""
+
+    vector: Tensor
+    start: int
+    elements: int
 
 
 class Owner(NamedTuple):
@@ -368,7 +374,7 @@ def _split_at_groups(ends: list[int], rank: int, at: int, count: int) -> Iterato
         at, count = at + length, count - length
 
 
-def _join_views(folder: str, pieces: list[View], dtype: str, shape: Shape) -> TensorData:
+def _join_views(folder: str, pieces: list[VectorView], dtype: str, shape: Shape) -> TensorData:
     views = [
         TensorData(tensor.data.storage, dtype, (count,), tensor.data.offset + at)
         for tensor, at, count in pieces
@@ -390,17 +396,19 @@ def _build_rows(
     for part in parts:
         vectors = [(layout.shards[piece.rank].vectors.get(name, []), piece) for piece in part.pieces]
         vectors_of_pieces = [(vector[piece.group], piece) for vector, piece in vectors if piece.group < len(vector)]
-        views = [(tensor, piece.at, piece.elements) for tensor, piece in vectors_of_pieces if tensor is not None]
+        views = [
+            VectorView(tensor, piece.at, piece.elements) for tensor, piece in vectors_of_pieces if tensor is not None
+        ]
         if name == MASTER or views:
             row = build_row(part, views, owner, f"optimizer.{name}")
             yield replace(row, kind=Kind.OPTIMIZER, evidence=Evidence.OPTIMIZER, belongs_to=part.name)
 
 
-def build_row(part: ParameterPart, views: list[View], owner: Owner, section: str) -> TensorInfo:
+def build_row(part: ParameterPart, views: list[VectorView], owner: Owner, section: str) -> TensorInfo:
     """Build a tensor from `views` into the ranks' files."""
     fault = part.fault or _find_fault(part, views)
-    dtype = views[0][0].dtype if views else "float32"
-    devices = {tensor.device for tensor, _, _ in views}
+    dtype = views[0].vector.dtype if views else "float32"
+    devices = {view.vector.device for view in views}
     return TensorInfo(
         part.name,
         dtype,
@@ -416,18 +424,18 @@ def build_row(part: ParameterPart, views: list[View], owner: Owner, section: str
     )
 
 
-def _find_fault(part: ParameterPart, views: list[View]) -> str | None:
+def _find_fault(part: ParameterPart, views: list[VectorView]) -> str | None:
     """Return the reason why the vectors do not form a single tensor."""
     if len(views) != len(part.pieces):
         return f"only {len(views)} of its {len(part.pieces)} partitions exist"
-    dtypes = sorted({tensor.dtype for tensor, _, _ in views})
+    dtypes = sorted({view.vector.dtype for view in views})
     if len(dtypes) > 1:
         return f"its partitions have different dtypes: {' and '.join(dtypes)}"
-    short_view = next((view for view in views if view[1] + view[2] > view[0].elements), None)
-    if short_view is None:
-        return None
-    tensor, start, length = short_view
-    return f"a partition has only {tensor.elements} elements, but the parameter ends at element {start + length}"
+    for view in views:
+        end = view.start + view.elements
+        if end > view.vector.elements:
+            return f"a partition has only {view.vector.elements} elements, but the parameter ends at element {end}"
+    return None
 
 
 def _describe_partitions(ranks: list[int]) -> str | None:
