@@ -1,7 +1,7 @@
 """Files and folders by path, on disk or behind a URL, so that readers need not distinguish the two.
 
-`store_for` selects the store; only the text functions below have other branches. A URL is written as its masked name
-(`masked_url`), without secrets.
+`store_for` selects the store; only the functions that prepare reads and the text functions below have other branches. A
+URL is written as its masked name (`masked_url`), without secrets.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -37,7 +37,6 @@ __all__ = [
     "split_url",
 ]
 
-_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 #: Text that may be a misspelt URL with user and password; not a call like `pkg.mod:Net("a@b")`.
@@ -122,36 +121,25 @@ def reads_are_requests(path: str) -> bool:
     return store_for(path).reads_are_requests
 
 
+# Only reads behind a URL are prepared, because the system reads ahead on a disk.
+
+
 def prefetch(paths: Iterable[str]) -> None:
-    """Fetch the beginnings of remote files before they are opened, many at a time; see `Store.prefetch`."""
-    for store, group in _group_by_store((path, path) for path in paths):
-        store.prefetch(group)
+    """Fetch the beginnings of remote files before they are opened, many at a time; see `RemoteStore.prefetch`."""
+    if remote_paths := [path for path in paths if is_remote(path)]:
+        _remote_store().prefetch(remote_paths)
 
 
-@contextmanager
-def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
+def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
     """Fetch these (offset, length) of remote files together and keep them for the reads in the block."""
-    with ExitStack() as stack:
-        for store, group in _group_by_store((path, (path, spans)) for path, spans in spans_by_path.items()):
-            stack.enter_context(store.prefetch_ranges(dict(group)))
-        yield
+    remote_spans = {path: spans for path, spans in spans_by_path.items() if is_remote(path)}
+    return _remote_store().prefetch_ranges(remote_spans) if remote_spans else nullcontext()
 
 
-@contextmanager
-def expect_values(places: Iterable[Place]) -> Iterator[None]:
+def expect_values(places: Iterable[Place]) -> AbstractContextManager[None]:
     """Fetch adjacent ranges together while the block reads these in this thread in order."""
-    with ExitStack() as stack:
-        for store, group in _group_by_store((place.path, place) for place in places):
-            stack.enter_context(store.expect_values(group))
-        yield
-
-
-def _group_by_store(items: Iterable[tuple[str, _Item]]) -> list[tuple[Store, list[_Item]]]:
-    groups: dict[int, tuple[Store, list[_Item]]] = {}
-    for path, item in items:
-        store = store_for(path)
-        groups.setdefault(id(store), (store, []))[1].append(item)
-    return list(groups.values())
+    remote_places = [place for place in places if is_remote(place.path)]
+    return _remote_store().expect_values(remote_places) if remote_places else nullcontext()
 
 
 _is_strict: ContextVar[bool] = ContextVar("is_strict", default=False)

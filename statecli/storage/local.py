@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 
 from statecli.core import posix
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Place
 from statecli.storage.store import FileVersion, FolderEntries, Guard
 from statecli.storage.url import is_remote
 
@@ -99,7 +98,7 @@ def _get_process_folder(path: str, *, is_last: bool) -> str | None:
 
 
 class LocalStore:
-    """Files on disk: a `Store` by `os.path`. Methods that prepare reads do nothing, because the system reads ahead."""
+    """Files on disk: a `Store` by `os.path`."""
 
     reads_are_requests = False
 
@@ -180,15 +179,6 @@ class LocalStore:
             return version_of(os.stat(path))
         except OSError:
             return None  # reading the file raises the error
-
-    def prefetch(self, paths: Iterable[str]) -> None:
-        """See `Store.prefetch`."""
-
-    def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
-    def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
 
     def find_crc32(self, path: str, offset: int, length: int) -> None:
         """See `Store.find_crc32`."""

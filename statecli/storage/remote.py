@@ -160,6 +160,7 @@ class RemoteStore:
         """See `Store.version`: each answer is compared with the version of the first."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
+        """Fetch the beginnings of files, and listings of folders, before they are opened; errors are kept for then."""
         unknown_paths = [path for path in paths if path not in self._files and path not in self._listings]
         with report_prefetch(len(unknown_paths)) as report_one:
 
@@ -175,6 +176,7 @@ class RemoteStore:
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
+        """Fetch these (offset, length) of each file and keep them during the block; errors are kept for the reads."""
         self.prefetch(list(ranges))
         files_and_spans = [
             (file, spans) for path, spans in ranges.items() if (file := self._get_file(path)).version is not None
@@ -189,6 +191,7 @@ class RemoteStore:
             yield
 
     def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
+        """Fetch adjacent ranges together while the block reads these in this thread in order."""
         return object_cache.expect_values((self._get_file(place.path), place.offset, place.length) for place in places)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:

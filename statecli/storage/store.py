@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import Place
 from statecli.storage.url import is_remote
 
 #: Error for a changed file; the next attempt may read it whole.
@@ -191,15 +189,6 @@ class Store(Protocol):
 
         None if there is no file, or if the store itself compares the version of each read.
         """
-
-    def prefetch(self, paths: Iterable[str]) -> None:
-        """Fetch the beginnings of files, and listings of folders, before they are opened; errors are kept for then."""
-
-    def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
-        """Fetch these (offset, length) of each file and keep them during the block; errors are kept for the reads."""
-
-    def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
-        """Fetch adjacent ranges together while the block reads these in this thread in order."""
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
         """Return the CRC-32 of these bytes if it is known without another read."""
