@@ -25,7 +25,7 @@ from statecli.live import documented_example, downloads
 from statecli.live.configuration_argument import is_configuration, is_of_transformers, list_parameters
 from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import Scope, spell
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
 from statecli.live.suggested_arguments import (
     get_annotation_text,
@@ -66,7 +66,7 @@ _VALUES = " with a number, a string or a list in place of each `...`"
 TRIED_NUMBERS = (3, 2, 8, 64)
 
 
-def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
+def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, is_call: bool) -> ModelError | None:
     """Return the error that explains how to pass the arguments; None if the arguments are not at fault.
 
     `is_call`: the call itself has raised the error, and not a line of the user's code.
@@ -86,7 +86,7 @@ def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_
     return _write_call(spec, callee, missing).build_error(_describe_need(spec, callee, missing)) if missing else None
 
 
-def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Advice | None:
+def suggest_arguments(spec: ModelSpec, callee: Callee, error: BaseException) -> Advice | None:
     """Return the line to type after an error about an argument, or about a folder without weights; None if unknown."""
     folder = next(filter(_is_configured_folder, _iter_texts((*spec.args, *spec.kwargs.values()))), None)
     if folder is not None and isinstance(error, OSError):
@@ -94,7 +94,8 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
         return Advice(f"to build the class without weights, write {line}", (line,))
     text = get_exception_text(error)
     quoted_words = _QUOTED.findall(text)
-    for refusing_callee in filter(None, (callee, _find_refusing_class(error, text))):
+    refusing_class = _find_refusing_class(error, text)
+    for refusing_callee in (callee,) if refusing_class is None else (callee, refusing_class):
         rename_advice = _suggest_renamed(spec, refusing_callee, quoted_words)
         if rename_advice:
             return rename_advice
@@ -133,7 +134,7 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     return _advise_modules(spec, callee, none_parameters, text) if not bound else None
 
 
-def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[str, ...]:
+def list_attempts(spec: ModelSpec, callee: Callee, error: BaseException) -> tuple[str, ...]:
     """Return lines to try after an error that does not name a missing argument.
 
     In these lines, names are quoted, an argument has another value or is left out, or the arguments are from an
@@ -141,7 +142,7 @@ def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[s
     """
     if spec.is_file:
         return ()
-    if inspect.isabstract(callee):
+    if isinstance(callee, type) and inspect.isabstract(callee):
         return tuple(spell(replace(spec, attribute=name)) for name in list_subclasses(callee, spec.module))
     lines_with_values = [
         spell(replace(set_argument(spec, callee, *value), called=True)) for value in _list_named(callee, error)
@@ -161,7 +162,7 @@ def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[s
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
-def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
+def _list_named(callee: Callee, error: BaseException) -> list[tuple[str, Any]]:
     """Return values to try for the arguments that an error names: numbers, or a configuration taken by `**kwargs`."""
     text = get_exception_text(error)
     words = set(re.findall(r"\w+", text))
@@ -179,7 +180,7 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
     return values
 
 
-def _list_documented(spec: ModelSpec, callee: Any) -> list[str]:
+def _list_documented(spec: ModelSpec, callee: Callee) -> list[str]:
     return documented_example.list_lines(spec, callee, Scope.around(spec, sys.modules[spec.module], callee))
 
 
@@ -189,7 +190,7 @@ def _quote_names(value: Any) -> Any:
 
 
 def _advise_modules(
-    spec: ModelSpec, callee: Any, none_parameters: Sequence[inspect.Parameter], text: str
+    spec: ModelSpec, callee: Callee, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
     """Return lines that pass modules for arguments whose default is None; None if no argument takes a module."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
@@ -205,7 +206,7 @@ def _advise_modules(
     return Advice(f"write {lines[0]}", lines)
 
 
-def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, text: str) -> tuple[str, ...]:
+def _write_objects(spec: ModelSpec, callee: Callee, signature: inspect.Signature, text: str) -> tuple[str, ...]:
     """Return lines that correct how modules are passed: without a list, in a list, or in place of another object.
 
     `Sequential([a, b])` takes the modules as arguments, `ModuleList(a)` takes a list.
@@ -290,7 +291,7 @@ def _is_configured_folder(value: str) -> bool:
     return any(os.path.isfile(os.path.join(value, name)) for name in (MODULES, CONFIG))
 
 
-def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
+def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None:
     """Return the error, with the line to type, for a class of transformers that got a wrong configuration.
 
     The configuration is a dict, or of another class, or the fields of the configuration are passed as arguments.
@@ -321,7 +322,7 @@ def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
     return ModelError(problem, advice=build_function.spell(line), lines=(quote_for_shell(line),))
 
 
-def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelError | None:
+def _explain_fields(spec: ModelSpec, callee: Callee, config_class: type) -> ModelError | None:
     """Return the error, with the line to type, if fields of a transformers configuration are passed as arguments."""
     fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
     if not fields or spec.args or not _has_parameter(callee, "config"):
@@ -341,12 +342,12 @@ def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelEr
     return advise_line(line).build_error(f"{spec.text}: {join_names(list(fields))} {verb} to {config.attribute}")
 
 
-def _describe_need(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
+def _describe_need(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> str:
     callee_kind = "constructor" if isinstance(callee, type) else "function"
     return f"{spec.text}: the {callee_kind} needs {join_names(missing)}"
 
 
-def _write_call(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
+def _write_call(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> Advice:
     line = _format_line(spec, dict.fromkeys(missing, ObjectName("...")))
     return Advice(f"write {line}{_VALUES}", _list_lines(spec, callee, missing))
 
@@ -355,7 +356,7 @@ def _format_line(spec: ModelSpec, values: Mapping[str, Any]) -> str:
     return quote_for_shell(f"{spec.base}({format_call(spec.args, {**spec.kwargs, **values})})")
 
 
-def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[str, ...]:
+def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tuple[str, ...]:
     """Return lines to try, with numbers for the missing arguments of an installed class; () for a class of a file."""
     if spec.is_file:
         return ()
@@ -373,7 +374,7 @@ def _list_owner(spec: ModelSpec) -> list[str]:
     return [spell(replace(spec, attribute=attribute, called=False))] if is_module_class(owner) else []
 
 
-def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:
+def _explain_missing(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> ModelError:
     problem = _describe_need(spec, callee, missing)
     if any(_takes_object(callee, name) for name in missing):
         advice = _advise_object(spec, callee, missing)
@@ -384,7 +385,7 @@ def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Mo
     return advise_line(_format_line(spec, values)).build_error(problem)
 
 
-def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
+def _explain_mismatch(spec: ModelSpec, callee: Callee, mismatch: Exception) -> ModelError:
     error_with_nested_fields = _nest_fields(spec, callee)
     if error_with_nested_fields:
         return error_with_nested_fields
@@ -400,7 +401,7 @@ def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> Mode
     return Advice(signature, _write_accepted(spec, callee)).build_error(problem)
 
 
-def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
+def _write_accepted(spec: ModelSpec, callee: Callee) -> tuple[str, ...]:
     """Return lines that pass the unknown arguments in a dict, in a list or by position, or that leave them out.
 
     `ModuleDict(a=Linear(2, 3))` takes a dict, `Sequential` takes modules.
@@ -416,7 +417,7 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
     return () if spec.is_file else tuple(dict.fromkeys(line for line in lines if line != spell(spec)))
 
 
-def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return how to pass all of the values to a callee with a single parameter; [] for other callees."""
     with suppress(TypeError, ValueError):
         (only_parameter,) = inspect.signature(callee).parameters.values()
@@ -427,7 +428,7 @@ def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
     return []
 
 
-def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
+def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
     """Return the error with a line in which unknown arguments are fields of a missing configuration; else None.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
@@ -453,14 +454,14 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
     return None
 
 
-def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> Advice | None:
+def _suggest_renamed(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -> Advice | None:
     """Return the line with the nearest parameter in place of each unknown argument; None if none is near."""
     renamed_spec = _rename_unknown(spec, callee, candidates)
     new_names = [name for name in renamed_spec.kwargs if name not in spec.kwargs]
     return advise_line(spell(renamed_spec), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
 
 
-def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:
+def _rename_unknown(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -> ModelSpec:
     """Return the spec with the nearest parameter in place of each unknown argument among `candidates`."""
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
@@ -470,11 +471,11 @@ def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> 
     return replace(spec, kwargs={new_name_by_old.get(name, name): value for name, value in spec.kwargs.items()})
 
 
-def _has_parameter(callee: Any, name: str) -> bool:
+def _has_parameter(callee: Callee, name: str) -> bool:
     return any(parameter.name == name for parameter in list_parameters(callee))
 
 
-def _find_arguments_passed_on(spec: ModelSpec, callee: Any, error: TypeError) -> list[str]:
+def _find_arguments_passed_on(spec: ModelSpec, callee: Callee, error: TypeError) -> list[str]:
     """Return the arguments that a constructor needs, if the class or a decorator passes them on by `**kwargs`."""
     match = _MISSING.match(get_exception_text(error))
     constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
@@ -488,12 +489,12 @@ def _find_arguments_passed_on(spec: ModelSpec, callee: Any, error: TypeError) ->
     return names
 
 
-def _takes_object(callee: Any, name: str) -> bool:
+def _takes_object(callee: Callee, name: str) -> bool:
     """Return True if an argument takes an object, for example a configuration, that no command line can spell."""
     return takes_object(name, get_annotation_text(inspect.signature(callee).parameters[name]))
 
 
-def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
+def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> str:
     """Return the line to type, if the module has the class of each object; else the function to write."""
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
     if in_file is not None and not (spec.args or spec.kwargs):
@@ -509,7 +510,7 @@ def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
     return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
 
 
-def find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
+def find_missing_arguments(callee: Callee, spec: ModelSpec) -> list[str]:
     """Return the required arguments that the spec does not give; [] if the object has no signature."""
     try:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
@@ -522,7 +523,7 @@ def find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
     ]
 
 
-def _format_signature(callee: Any) -> str:
+def _format_signature(callee: Callee) -> str:
     with suppress(TypeError, ValueError):
         return _MODULE_OF_FILE.sub("", " ".join(str(inspect.signature(callee)).split()))
     return "(…)"

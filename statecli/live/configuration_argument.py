@@ -19,7 +19,7 @@ from statecli.core.units import join_names
 from statecli.formats.shared import config_files
 from statecli.live import config_guards
 from statecli.live.object_scope import Scope
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectName, format_call
 from statecli.storage import files
 
@@ -29,7 +29,7 @@ _CONFIGURATION_ENDS = ("Config", "Cfg", "Args", "Configuration", "HParams")
 _SIMILARITY = 0.7
 
 
-def find_configuration(scope: Scope, callee: Any) -> tuple[str, type]:
+def find_configuration(scope: Scope, callee: Callee) -> tuple[str, type]:
     """Return the parameter that takes the configuration, and its class. Raises ModelError."""
     spec = scope.spec
     parameters = list_parameters(callee)[len(spec.args) :]
@@ -64,7 +64,7 @@ def _write_function(spec: ModelSpec, argument: str) -> str:
     )
 
 
-def list_parameters(callee: Any) -> list[inspect.Parameter]:
+def list_parameters(callee: Callee) -> list[inspect.Parameter]:
     """Return the parameters without `*args` and `**kwargs`; [] if the object has no signature."""
     try:
         parameters = inspect.signature(callee).parameters.values()
@@ -75,7 +75,7 @@ def list_parameters(callee: Any) -> list[inspect.Parameter]:
     ]
 
 
-def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
+def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
     """Return the class that a parameter takes; None if unknown.
 
     The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers. For an
@@ -104,7 +104,7 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     return fitting_classes[0] if len(fitting_classes) == 1 else None
 
 
-def _iter_config_classes(callee: Any) -> Iterator[type]:
+def _iter_config_classes(callee: Callee) -> Iterator[type]:
     """Yield the configuration classes that classes of the callee's own module name, as in transformers."""
     module = sys.modules.get(callee.__module__)
     for value in vars(module).values() if module is not None else ():
@@ -113,7 +113,7 @@ def _iter_config_classes(callee: Any) -> Iterator[type]:
             yield config_class
 
 
-def _list_read_fields(callee: Any, argument: str) -> set[str]:
+def _list_read_fields(callee: Callee, argument: str) -> set[str]:
     """Return the fields that the constructor reads from an argument, from the source of its module."""
     names = [base.__qualname__ for base in getattr(callee, "__mro__", ()) if base.__module__ == callee.__module__]
     try:
@@ -223,7 +223,7 @@ class JsonConfiguration(NamedTuple):
     inner: tuple[tuple[tuple[str, ...], type], ...]
 
 
-def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Any) -> JsonConfiguration:
+def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> JsonConfiguration:
     """Return how `resolve_arguments` builds the configuration of `--config-json`. Raises ModelError."""
     path = spec.options.config_json
     assert path is not None  # noqa: S101 - the caller has such a spec

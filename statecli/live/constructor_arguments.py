@@ -25,7 +25,7 @@ from statecli.live.configuration_argument import (
     list_parameters,
 )
 from statecli.live.object_scope import Scope, spell
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, map_items, replace_call
 from statecli.live.suggested_arguments import write_values
 from statecli.live.suggested_target import Advice, advise_line
@@ -46,7 +46,7 @@ class Arguments:
     kwargs: dict[str, Any]
 
 
-def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Any) -> Arguments:
+def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Arguments:
     """Return the arguments of the spec as objects; each call builds their classes again. Raises ModelError."""
     scope = Scope.around(spec, module, callee)
     try:
@@ -59,7 +59,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Any) ->
     return arguments
 
 
-def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> ModelError:
+def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> ModelError:
     """Return the error with lines that have a value in place of each unknown name; the same error if none can be made.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from statecli.core.errors import StateError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.object_scope import Scope, spell
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_arguments import parse_example
 from statecli.live.spec_objects import ObjectName, map_names
 
@@ -24,7 +24,7 @@ _MAX_EXAMPLES = 3
 _MAX_CALL_CHARACTERS = 2000
 
 
-def list_lines(spec: ModelSpec, callee: Any, scope: Scope) -> list[str]:
+def list_lines(spec: ModelSpec, callee: Callee, scope: Scope) -> list[str]:
     """Return lines with the arguments of documented calls of a class; the spec's own arguments replace these."""
     lines = []
     for args, kwargs in _iter_calls(callee):
@@ -43,7 +43,7 @@ def list_lines(spec: ModelSpec, callee: Any, scope: Scope) -> list[str]:
     return lines
 
 
-def _iter_calls(callee: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _iter_calls(callee: Callee) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     name = getattr(callee, "__name__", "")
     text = _PROMPT.sub("", inspect.getdoc(callee) or "")
     calls = list(re.finditer(rf"(?<![\w.`:]){re.escape(name)}\(", text)) if name else []

@@ -14,7 +14,7 @@ from statecli.live import object_scope
 from statecli.live.builder_function import write_builder
 from statecli.live.model_errors import describe_type
 from statecli.live.object_scope import Scope
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.suggested_arguments import is_module_class
 from statecli.live.suggested_target import Advice
 
@@ -22,7 +22,7 @@ from statecli.live.suggested_target import Advice
 _FUNCTIONAL = "torch.nn.functional"
 
 
-def check_function(spec: ModelSpec, callee: Any) -> None:
+def check_function(spec: ModelSpec, callee: Callee) -> None:
     """Raise ModelError, with a layer of the same name, for a library's function of tensors (`functional.linear`)."""
     if spec.is_file or isinstance(callee, type) or not inspect.isroutine(callee):
         return

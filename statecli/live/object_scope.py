@@ -23,7 +23,7 @@ from statecli.core.target_suggestions import split_module_name
 from statecli.live import code_arguments, search_path
 from statecli.live.builder_function import write_builder
 from statecli.live.module_names import list_names
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
 from statecli.live.suggested_target import Advice, advise_line
 
@@ -66,7 +66,7 @@ class Scope:
     quotes_names: bool = False
 
     @classmethod
-    def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Any) -> Scope:
+    def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Scope:
         """Return the scope of the arguments of `callee`, which the spec looks up in `module`."""
         return cls(spec, tuple(_iter_namespaces(module, callee)))
 
@@ -233,7 +233,7 @@ def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
     return word if config is None else f"{word} --config-json {quote_for_shell(config)}"
 
 
-def _iter_namespaces(module: types.ModuleType, callee: Any) -> Iterator[types.ModuleType]:
+def _iter_namespaces(module: types.ModuleType, callee: Callee) -> Iterator[types.ModuleType]:
     defining_module = sys.modules.get(getattr(callee, "__module__", None) or "")
     for start in filter(None, (module, defining_module)):
         if _is_standard(start.__name__):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,6 +20,9 @@ from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live.misspelt_arguments import MisspeltArguments
+
+#: Class or function that a spec names, of any arguments and result.
+Callee = Callable[..., Any]
 
 #: Text in place of a class name: the class that config.json names.
 AUTO = "auto"

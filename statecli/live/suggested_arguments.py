@@ -18,7 +18,7 @@ from statecli.core.python_names import CLASS_ANNOTATIONS, SEQUENCE_ANNOTATIONS, 
 from statecli.core.target_suggestions import find_example
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
 from statecli.live.object_scope import Scope, spell
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, map_items
 
 #: Largest number of functions to try in place of a class.
@@ -28,7 +28,7 @@ _MAX_DEPTH = 3
 
 
 def write_values(
-    spec: ModelSpec, callee: Any, names: Iterable[str], number: int | None = None
+    spec: ModelSpec, callee: Callee, names: Iterable[str], number: int | None = None
 ) -> dict[str, Any] | None:
     """Return values to type for arguments of a class: `Config(size=...)`; None if the class of a value is unknown.
 
@@ -42,7 +42,7 @@ def write_values(
     return None if None in values.values() else values
 
 
-def list_factories(callee: Any) -> list[str]:
+def list_factories(callee: Callee) -> list[str]:
     """Return the functions of a class's module that build the class without arguments: `resnet18` for `ResNet`."""
     module = sys.modules.get(getattr(callee, "__module__", None) or "")
     names = []
@@ -68,7 +68,7 @@ def list_subclasses(base: type, module: str) -> list[str]:
     ]
 
 
-def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
+def write_modules(spec: ModelSpec, callee: Callee, number: int, value: Any) -> Any:
     """Return an argument with an instance in place of each module class, and with a layer in place of each text."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
     if type(value) in (list, tuple, dict):
@@ -89,7 +89,7 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
     return ObjectCall(value.name, (), write_values(spec, module_class, needed_names, number) or {}, value.module)
 
 
-def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
+def write_options(spec: ModelSpec, callee: Callee) -> Iterator[str]:
     """Yield a line for each other value that the annotation of an argument lists: `Literal["G", "B"]`."""
     if spec.is_file:
         return
@@ -100,7 +100,7 @@ def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
                 yield spell(replace(changed_spec, called=True))
 
 
-def list_options(callee: Any) -> dict[str, tuple[Any, ...]]:
+def list_options(callee: Callee) -> dict[str, tuple[Any, ...]]:
     """Return the values that the annotation of an argument lists, by the name of the argument."""
     hints: dict[str, Any] = {}
     is_class = isinstance(callee, type)
@@ -120,7 +120,7 @@ def _list_literals(hint: Any) -> tuple[Any, ...]:
     return tuple(value for inner in typing.get_args(hint) for value in _list_literals(inner))
 
 
-def set_argument(spec: ModelSpec, callee: Any, name: str, value: object) -> ModelSpec:
+def set_argument(spec: ModelSpec, callee: Callee, name: str, value: object) -> ModelSpec:
     """Return the spec with another value for an argument, which stays positional if the spec passes it so."""
     names = [parameter.name for parameter in list_parameters(callee)]
     if name not in names[: len(spec.args)]:
@@ -129,7 +129,7 @@ def set_argument(spec: ModelSpec, callee: Any, name: str, value: object) -> Mode
     return replace(spec, args=(*spec.args[:index], value, *spec.args[index + 1 :]))
 
 
-def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth: int = 0) -> Any:
+def _write_value(callee: Callee, name: str, scope: Scope, number: int | None, depth: int = 0) -> Any:
     parameters = inspect.signature(callee).parameters
     if name not in parameters:  # a parameter of a constructor to which the callee passes `**kwargs`
         return ObjectName("...") if number is None else number
