@@ -14,7 +14,6 @@ import numpy as np
 
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError, UnreadableError
-from statecli.core.denormals import with_denormals
 from statecli.core.model_state import ByteRange, Place, TensorData
 from statecli.storage import files
 from statecli.values import kernels

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from statecli.core.denormals import with_denormals
 from statecli.core.digest_algorithm import Algorithm, NewHasher, load_hasher
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError, option

@@ -108,7 +108,7 @@ class UnexpandedTensor(NamedTuple):
 
 
 def skip_expanded(tensor: torch.Tensor) -> UnexpandedTensor:
-    """Return a tensor with size 1 in its expanded dimensions, and how often each element was repeated."""
+    """Return the tensor with size 1 in its expanded dimensions."""
     times = 1
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:

@@ -451,8 +451,8 @@ class TensorDecoder:
                 self.entries += len(entries)
                 if self.entries > MAX_ENTRIES:
                     raise MalformedError(
-                        f"{fqn}: the attributes of all tensors have more than {MAX_ENTRIES:,} entries, the limit of "
-                        "statecli"
+                        f"{fqn}: the attributes of all tensors together have more than {MAX_ENTRIES:,} entries, the "
+                        "limit of statecli"
                     )
                 pending_values += entries
             if len(parts) > MAX_PARTS:
