@@ -18,10 +18,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.cli import output_files as outputs
 from statecli.render import Output
 from statecli.requests.options import COMMANDS, DiffOptions, RulesOptions
 from statecli.requests.parameters import parameters_of
+from statecli.storage.replace_file import replace_file
 
 from .forked_python import write_command
 from .published import github, gitlab, junit, sarif
@@ -510,7 +510,7 @@ def test_interrupted_write_keeps_the_old_file(target_folder, monkeypatch):
     """No other file is left: an output is written completely, or not at all."""
     Path("old.json").write_text("old")
     files = sorted(os.listdir())
-    with pytest.raises(KeyboardInterrupt), outputs.replace_file("old.json") as file:  # noqa: PT012  # the block is the test
+    with pytest.raises(KeyboardInterrupt), replace_file("old.json") as file:  # noqa: PT012  # the block is the test
         file.write(b"half of")
         raise KeyboardInterrupt
     assert Path("old.json").read_text() == "old"

@@ -240,5 +240,5 @@ def test_names_of_posix_are_in_one_module():
     # `resource` is imported after CAN_FORK; `os.chown` is caught.
     assert paths == {
         *("statecli/core/posix.py", "statecli/cli/supervisor.py"),
-        *("statecli/__main__.py", "statecli/cli/output_files.py"),
+        *("statecli/__main__.py", "statecli/storage/replace_file.py"),
     }

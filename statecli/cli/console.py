@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from statecli import render
+from statecli import render, storage
 from statecli.cli import interrupts, output_files, streams
 from statecli.core.errors import UnreadableError
 from statecli.core.escaping import escape_line, truncate_middle
@@ -39,7 +39,7 @@ def _open_sink(path: str | None) -> Iterator[streams.Stream]:
         raise KeyboardInterrupt
     number = output_files.find_descriptor(path)
     try:
-        with output_files.replace_file(path) if number is None else _reopen_descriptor(number) as raw:
+        with storage.replace_file.replace_file(path) if number is None else _reopen_descriptor(number) as raw:
             yield streams.Stream(raw, "utf-8", is_stdout=False)
             if interrupts.was_interrupted:
                 raise KeyboardInterrupt

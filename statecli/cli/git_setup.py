@@ -9,10 +9,10 @@ import sys
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from statecli.cli import output_files
 from statecli.core.errors import UsageError
 from statecli.core.version import __version__
 from statecli.storage.checkpoint_names import WEIGHT_BIN_PREFIXES
+from statecli.storage.replace_file import replace_file
 
 #: Version of the text. The driver's command line contains it, so that git does not compare texts of two versions.
 DRIVER_VERSION = f"{__version__}-blake3-128-norm"
@@ -95,7 +95,7 @@ def _remove_patterns(path: str) -> list[str]:
     if removed_patterns and not text.strip():
         os.unlink(path)
     elif removed_patterns:
-        with output_files.replace_file(path) as file:
+        with replace_file(path) as file:
             file.write(text.encode("utf-8", "surrogateescape"))
     return removed_patterns
 
@@ -174,7 +174,7 @@ def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
     text += "".join(f"{line}\n" for line in pattern_by_line)
     if text == "".join(lines):
         return []
-    with output_files.replace_file(path) as file:
+    with replace_file(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
     return added_patterns
 

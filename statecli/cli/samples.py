@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from statecli.cli import output_files
 from statecli.core.errors import StateError, UsageError
+from statecli.storage.replace_file import replace_file
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -27,7 +27,7 @@ def write_samples(folder: str) -> list[str]:
     for name in names:
         path = os.path.join(folder, name)
         if not os.path.exists(path):
-            with output_files.replace_file(path) as file:
+            with replace_file(path) as file:
                 file.write(texts[name])
     first = os.path.join(folder, "net.py")
     return [

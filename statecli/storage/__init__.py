@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         object_store as object_store,
         redact as redact,
         remote as remote,
+        replace_file as replace_file,
         standard_input as standard_input,
     )
 else:
