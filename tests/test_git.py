@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.cli import git_setup, parser
+from statecli.cli import parser
 from statecli.core.errors import UsageError
-from statecli.requests import git_textconv
+from statecli.requests import git_setup, git_textconv
 from statecli.requests.run import run
 from statecli.storage import checkpoint_names
 

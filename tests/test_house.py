@@ -21,7 +21,7 @@ from statecli.formats.registry import FormatReader
 from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
-from statecli.requests.run import CommandModule
+from statecli.requests.run import CommandModule, PlainCommandModule
 
 PACKAGE = Path(statecli.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -82,6 +82,7 @@ def test_the_functions_of_a_module_have_the_parameters_of_its_protocol():
         FormatReader: [format.reader for format in formats.FORMATS],
         render.Renderer: [import_module(f"statecli.render.{output.value}") for output in render.Output],
         CommandModule: [module for module in modules if hasattr(module, "prepare")],
+        PlainCommandModule: [module for module in modules if not hasattr(module, "prepare")],
     }
     for protocol, modules in implementations.items():
         assert modules

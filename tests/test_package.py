@@ -15,11 +15,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from statecli.cli import samples
 from statecli.core.documentation import DOCUMENTATION_URL
 from statecli.core.installed_package import DISTRIBUTION, install_extra
 from statecli.core.version import __version__
 from statecli.report.documents import schemas
+from statecli.requests import samples
 
 try:
     import tomllib

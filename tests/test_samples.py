@@ -111,9 +111,7 @@ def test_each_failing_sample_has_a_fixed_twin():
 
 def test_the_file_of_the_page_about_load_state_dict_is_written(tmp_path, monkeypatch, statecli):
     """`python finetune.py` in the folder of the samples."""
-    from statecli.cli.samples import write_samples
-
-    write_samples(str(tmp_path))
+    statecli("samples", tmp_path)
     monkeypatch.chdir(tmp_path)
     runpy.run_path("finetune.py")["main"](".")
     result = statecli("explain", "finetune.py:Net", "trained.pt")

@@ -22,8 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from statecli.cli.git_setup import PATTERNS
 from statecli.core.escaping import escape
+from statecli.requests.git_setup import PATTERNS
 from statecli.requests.git_textconv import describe_pointer, read_lfs_pointer
 
 #: Checkpoints that are compared, in the order of their names.

@@ -21,14 +21,11 @@ from statecli.core.progress import Progress
 from statecli.render import Output
 from statecli.requests.options import (
     BrowseOptions,
-    CompletionOptions,
     DiffOptions,
     GitDifftoolOptions,
     GitExternalDiffOptions,
-    GitSetupOptions,
     GitTextconvOptions,
     Options,
-    SamplesOptions,
     WatchOptions,
 )
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
@@ -157,16 +154,6 @@ class _CommandLine(Caller):
             output_files.check_not_read(output, paths)
 
 
-def _print_completion_script(options: CompletionOptions) -> int:
-    streams.open_stdout().text(cli.completion.read_script(options.shell))
-    return 0
-
-
-def _write_samples(options: SamplesOptions) -> int:
-    streams.open_stdout().text("".join(f"{line}\n" for line in cli.samples.write_samples(options.folder)))
-    return 0
-
-
 def _watch_run(options: WatchOptions) -> int:
     streams.reserve_stdout()
 
@@ -184,12 +171,6 @@ def _browse(options: BrowseOptions) -> int:
     copied_text = browse(options, streams.reserve_stdout, show_stages)
     if copied_text:
         streams.open_stdout().text(f"{copied_text}\n")
-    return 0
-
-
-def _set_up_git(options: GitSetupOptions) -> int:
-    change = cli.git_setup.remove if options.remove else cli.git_setup.set_up
-    streams.open_stdout().text("".join(f"{line}\n" for line in change(everywhere=options.everywhere)))
     return 0
 
 
@@ -243,12 +224,9 @@ def _show_in_difftool(options: GitDifftoolOptions) -> int:
 
 #: Functions of commands that write their output themselves; all other commands return an outcome.
 _OWN_OUTPUT: dict[type, Callable[[Any], int]] = {
-    GitSetupOptions: _set_up_git,
     GitTextconvOptions: _convert_for_git,
     GitExternalDiffOptions: _show_in_git_diff,
     GitDifftoolOptions: _show_in_difftool,
     WatchOptions: _watch_run,
     BrowseOptions: _browse,
-    CompletionOptions: _print_completion_script,
-    SamplesOptions: _write_samples,
 }

@@ -50,12 +50,6 @@ class Completion(NamedTuple):
     file_start: int = 0
 
 
-def read_script(shell: Shell) -> str:
-    """Return the script that a shell evaluates."""
-    with open(os.path.join(os.path.dirname(__file__), f"completion.{shell.value}"), encoding="utf-8") as file:
-        return file.read()
-
-
 def answer(arguments: Sequence[str]) -> None:
     """Print the answer to a script. Prints nothing if anything fails, because a prompt is not a place for an error."""
     with contextlib.suppress(Exception), warnings.catch_warnings():

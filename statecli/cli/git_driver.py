@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from statecli.cli.git_setup import PATTERNS, query_git, shorten_path
 from statecli.core.errors import StateError, UsageError
 from statecli.core.escaping import escape
 from statecli.core.terminal_width import is_terminal
+from statecli.requests.git_setup import PATTERNS, query_git, shorten_path
 from statecli.requests.git_textconv import convert_to_text, describe_pointer
 
 #: git's cache of the texts of the driver.

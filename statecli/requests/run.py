@@ -38,6 +38,12 @@ class CommandModule(Protocol):
     def run(self, options: Options, request: object, caller: Caller, extra: ExtraInputs) -> Outcome[object]: ...
 
 
+class PlainCommandModule(Protocol):
+    """The module of a command without a request, and so without `prepare`: engines and shards do none of its work."""
+
+    def run(self, options: Options, caller: Caller) -> Outcome[object]: ...
+
+
 def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome[Any]:
     """Run the command of the options.
 
@@ -61,7 +67,10 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     if (shard := getattr(options, "shard", None)) is not None:
         requests.shard_options.check_options(cast("ShardedOptions", options), shard)
     name = COMMAND_NAMES[type(options)].replace("-", "_").replace(" ", "_")
-    module = cast(CommandModule, getattr(requests, name))
+    module = getattr(requests, name)
+    if not hasattr(module, "prepare"):
+        return cast(PlainCommandModule, module).run(options, caller)
+    module = cast(CommandModule, module)
     request = module.prepare(options, caller, extra)
     with engine, _use_shard(options) as own_shard:
         outcome = module.run(options, request, caller, extra)

@@ -1,17 +1,19 @@
-"""Copy the sample models of the tutorial out of the package."""
+"""Run `statecli samples`: copy the sample models of the tutorial out of the package."""
 
 from __future__ import annotations
 
 import os
 
 from statecli.core.errors import StateError, UsageError
+from statecli.requests.options import SamplesOptions
+from statecli.requests.outcome import Caller, Outcome
 from statecli.storage.replace_file import replace_file
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def write_samples(folder: str) -> list[str]:
-    """Copy the samples into the folder, created if missing; return lines about the written files.
+def run(options: SamplesOptions, caller: Caller) -> Outcome:  # noqa: ARG001 - every command has the same signature
+    """Copy the samples into the folder, created if missing; the text describes the written files.
 
     An existing file stays unchanged. Raises UsageError if a file has another text, before anything is written, and
     OSError if the folder cannot be written.
@@ -20,20 +22,21 @@ def write_samples(folder: str) -> list[str]:
     names = sorted(name for name in os.listdir(source) if name.endswith(".py"))
     texts = {name: _read_file(os.path.join(source, name)) for name in names}
     for name in names:
-        path = os.path.join(folder, name)
+        path = os.path.join(options.folder, name)
         if os.path.lexists(path) and (not os.path.isfile(path) or _read_file(path) != texts[name]):
             raise UsageError(f"{path}: exists already and differs from the sample; give another folder")
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(options.folder, exist_ok=True)
     for name in names:
-        path = os.path.join(folder, name)
+        path = os.path.join(options.folder, name)
         if not os.path.exists(path):
             with replace_file(path) as file:
                 file.write(texts[name])
-    first = os.path.join(folder, "net.py")
-    return [
-        f"{folder}: {len(names)} sample models; the first lines of each file describe the model",
-        f"begin with: statecli inspect {first}:Net --to meta",
-    ]
+    net = os.path.join(options.folder, "net.py")
+    text = (
+        f"{options.folder}: {len(names)} sample models; the first lines of each file describe the model\n"
+        f"begin with: statecli inspect {net}:Net --to meta\n"
+    )
+    return Outcome(names, text=lambda _: text)
 
 
 def _find_samples() -> str:

@@ -1,4 +1,4 @@
-"""Set up and remove the drivers of `statecli git` in a repository, or for all repositories of the user."""
+"""Run `statecli git setup`: set up or remove the drivers of git, in a repository or for all repositories of a user."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 
 from statecli.core.errors import UsageError
 from statecli.core.version import __version__
+from statecli.requests.options import GitSetupOptions
+from statecli.requests.outcome import Caller, Outcome
 from statecli.storage.checkpoint_names import WEIGHT_BIN_PREFIXES
 from statecli.storage.replace_file import replace_file
 
@@ -18,6 +20,12 @@ from statecli.storage.replace_file import replace_file
 DRIVER_VERSION = f"{__version__}-blake3-128-norm"
 #: Patterns of checkpoints in `.gitattributes`.
 PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in WEIGHT_BIN_PREFIXES), "*.pt2")
+
+
+def run(options: GitSetupOptions, caller: Caller) -> Outcome:  # noqa: ARG001 - every command has the same signature
+    """Set up the drivers, or remove them; the text describes the changes."""
+    lines = (remove if options.remove else set_up)(everywhere=options.everywhere)
+    return Outcome(lines, text=lambda _: "".join(f"{line}\n" for line in lines))
 
 
 def set_up(*, everywhere: bool = False) -> list[str]:
