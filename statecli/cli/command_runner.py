@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
-from statecli import cli, requests
+from statecli import cli
 from statecli.cli import console, output_files, process_exit, streams
 from statecli.cli.output_files import OutputTarget
 from statecli.core.errors import StateError, UsageError, option
@@ -26,7 +26,6 @@ from statecli.requests.options import (
     GitExternalDiffOptions,
     GitTextconvOptions,
     Options,
-    WatchOptions,
 )
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_values
@@ -100,8 +99,10 @@ def _get_color(options: Options) -> str:
 def _list_unreported_failures(outcome: Outcome[object], last: OutputTarget, *, quiet: bool) -> Sequence[str]:
     """Return the failures that a reader of the last output does not see there, for standard error."""
     report = outcome.report
-    if report is None or not outcome.reported:
+    if not outcome.reported:
         return outcome.failures
+    if report is None:
+        return ()
     reported: Collection[str] = ()
     if last.output is Output.GITHUB and last.path is None:
         from statecli.render import github  # imported here, because only this output needs the module
@@ -137,6 +138,10 @@ class _CommandLine(Caller):
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:
         return console.show_steps(count, enabled=self._enabled, color=self._color)
 
+    def write_line(self, line: str) -> None:
+        streams.open_stdout().text(f"{line}\n")
+        streams.flush_stdout()
+
     def check_command(self, options: Options) -> None:
         """Raise UsageError for an output that would overwrite a file of the command repeated by `merge`."""
         for output in self._outputs:
@@ -152,16 +157,6 @@ class _CommandLine(Caller):
     def check_files(self, paths: Collection[str]) -> None:
         for output in self._outputs:
             output_files.check_not_read(output, paths)
-
-
-def _watch_run(options: WatchOptions) -> int:
-    streams.reserve_stdout()
-
-    def write(line: str) -> None:
-        streams.open_stdout().text(f"{line}\n")
-        streams.flush_stdout()  # also in a pipe, because the next line may come in an hour
-
-    return requests.watch.run(options, write)
 
 
 def _browse(options: BrowseOptions) -> int:
@@ -227,6 +222,5 @@ _OWN_OUTPUT: dict[type, Callable[[Any], int]] = {
     GitTextconvOptions: _convert_for_git,
     GitExternalDiffOptions: _show_in_git_diff,
     GitDifftoolOptions: _show_in_difftool,
-    WatchOptions: _watch_run,
     BrowseOptions: _browse,
 }

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         shard_options as shard_options,
         sharded_run as sharded_run,
         unsafe_calls as unsafe_calls,
-        watch as watch,
     )
 else:
     __getattr__ = import_on_use(__name__)

@@ -44,8 +44,9 @@ class Outcome(msgspec.Struct, Generic[_Result], frozen=True):
         content: The bytes of a command without a report, in pieces.
         text: Function from a number of columns to text for people, of a command without a report.
         failures: A line for each failed part of the work; with any, the exit status is 2.
+        has_findings: True if a command without a report wrote a finding that sets exit status 1.
         findings_first: True if findings set exit status 1 even if there are failures.
-        reported: True if the report for people contains the failures.
+        reported: True if the report for people, or a line written before, contains the failures.
         notes: Findings for standard error.
         warning: A line for standard error about the command line itself.
         saved: A line for a terminal about the content, after saving to a file; "" without a line.
@@ -58,6 +59,7 @@ class Outcome(msgspec.Struct, Generic[_Result], frozen=True):
     content: Iterable[bytes] = ()
     text: Callable[[int], str] | None = None
     failures: Sequence[str] = ()
+    has_findings: bool = False
     findings_first: bool = False
     reported: bool = False
     notes: Sequence[Finding] = ()
@@ -70,7 +72,7 @@ class Outcome(msgspec.Struct, Generic[_Result], frozen=True):
     def exit_code(self) -> int:
         """Exit status: 0 without findings, 1 for findings, 2 for failures."""
         return decide_exit_code(
-            has_findings=self.report is not None and self.report.has_failed(),
+            has_findings=self.has_findings or (self.report is not None and self.report.has_failed()),
             has_failures=bool(self.failures),
             findings_first=self.findings_first,
         )
@@ -102,6 +104,9 @@ class Caller:
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002 - for subclasses
         """Return a context of a function to call after each of `count` steps."""
         return nullcontext(lambda: None)
+
+    def write_line(self, line: str) -> None:
+        """Write a line of the output at once, because the next line may come in an hour."""
 
     def check_command(self, options: Options) -> None:
         """Raise UsageError for a command whose parts this caller does not merge."""

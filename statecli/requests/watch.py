@@ -1,9 +1,8 @@
-"""Run `statecli watch`: options in, lines out, a line for each checkpoint."""
+"""Run `statecli watch`: write a line for each checkpoint."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
@@ -14,17 +13,17 @@ from statecli.commands.log.steps import EPOCH_KEYS, STEP_KEYS
 from statecli.commands.watch.run import Request, watch_run
 from statecli.core.errors import UsageError, option
 from statecli.core.escaping import escape_line
-from statecli.core.exit_code import decide_exit_code
 from statecli.core.units import format_number
 from statecli.report.log import NORM_DIGITS, describe_row, format_relative
 from statecli.requests.options import WatchFormat, WatchOptions
+from statecli.requests.outcome import Caller, Outcome
 from statecli.storage import files
 
 _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
-def run(options: WatchOptions, write: Callable[[str], None]) -> int:
-    """Write a line for each checkpoint; return the exit status when the command ends by itself."""
+def run(options: WatchOptions, caller: Caller) -> Outcome:
+    """Write a line for each checkpoint until the command ends by itself. Checkpoints with an error are failures."""
     if not 0 < options.interval < math.inf:
         raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
     is_json = options.output_format is WatchFormat.JSONL
@@ -34,21 +33,22 @@ def run(options: WatchOptions, write: Callable[[str], None]) -> int:
     if not is_json:
         for target in options.targets:
             if not (files.is_glob(target) or files.exists(target)):
-                write(escape_line(f"waiting for {target}, which does not exist yet"))
-        write(_HEADER)
-    has_errors = False
+                caller.write_line(escape_line(f"waiting for {target}, which does not exist yet"))
+        caller.write_line(_HEADER)
+    failures: list[str] = []
     counters = frozenset((*STEP_KEYS, *EPOCH_KEYS))
     changed_before: frozenset[str] = frozenset()
     grown_before: frozenset[str] = frozenset()
     for row in watch_run(request):
         printed_row = row if is_json else _shorten_growing_histories(row, grown_before)
-        write(msgspec.json.encode(row).decode() if is_json else format_line(printed_row, counters | changed_before))
+        line = msgspec.json.encode(row).decode() if is_json else format_line(printed_row, counters | changed_before)
+        caller.write_line(line)
         grown_before |= {change.key for change in row.settings if change.detail is not None}
         changed_before = frozenset(change.key for change in row.settings if change.detail is None)
-        has_errors = has_errors or row.error is not None
+        failures += [row.error] if row.error is not None else []
         if options.fail_on_nan and row.became_nan:
-            return decide_exit_code(has_findings=True, has_failures=False, findings_first=True)
-    return decide_exit_code(has_findings=False, has_failures=has_errors, findings_first=False)
+            return Outcome(row, has_findings=True)
+    return Outcome(None, failures=failures, reported=True)
 
 
 def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:

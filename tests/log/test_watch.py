@@ -197,6 +197,15 @@ def test_fail_on_nan_is_status_1(statecli, tmp_path):
     assert result.out.splitlines()[-1].endswith("ckpt-2.pt; NaN or infinity in w")
 
 
+def test_a_damaged_checkpoint_is_a_line_and_status_2(statecli, tmp_path, monkeypatch):
+    """The line has the error, so that standard error is empty."""
+    (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0)[:100])
+    monkeypatch.setattr("statecli.commands.watch.run.PATIENCE_S", 0)
+    result = statecli("watch", tmp_path, "--count", "1", "--interval", "0.01")
+    assert (result.code, result.err) == (2, "")
+    assert "ckpt-1.pt: not read: " in result.out
+
+
 def test_json_lines_are_rows_of_log(statecli, tmp_path):
     (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0))
     line = statecli("watch", tmp_path, "--count", "1", "--interval", "0.01", "-f", "jsonl").json
@@ -213,18 +222,20 @@ def test_wrong_numbers_are_refused(statecli, tmp_path, words):
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
     """The folder may be created later; with a mistyped path, the command would wait silently."""
-    from statecli.requests import watch as request
     from statecli.requests.options import WatchOptions
+    from statecli.requests.outcome import Caller
+    from statecli.requests.run import run
 
     lines: list[str] = []
 
-    def write(line: str) -> None:
-        lines.append(line)
-        if line.startswith(" "):  # the header: the wait begins
-            raise KeyboardInterrupt
+    class Reader(Caller):
+        def write_line(self, line):
+            lines.append(line)
+            if line.startswith(" "):  # the header: the wait begins
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        request.run(WatchOptions(targets=(str(tmp_path / "nope"), str(tmp_path))), write)
+        run(WatchOptions(targets=(str(tmp_path / "nope"), str(tmp_path))), Reader())
     assert lines[0] == f"waiting for {tmp_path}/nope, which does not exist yet"
     assert len(lines) == 2
 
