@@ -31,7 +31,8 @@ _STATECLI = (
     *("statecli.requests.audit", "statecli.requests.diff", "statecli.requests.inspect", "statecli.values.stats"),
     *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect", "statecli.render.json"),
     *("statecli.render.plain", "statecli.formats.npz", "statecli.values.facts", "statecli.values.digest"),
-    *("statecli.requests.lock", "statecli.cli.git_driver", "statecli.cli.import_msgspec", "statecli.cli.supervisor"),
+    *("statecli.requests.lock", "statecli.requests.git_external_diff"),
+    *("statecli.cli.import_msgspec", "statecli.cli.supervisor"),
 )
 #: Modules of commands that build a class: their import takes 0.03 s in an inspection, 0.04 s in a verification.
 _LIVE = (

@@ -227,8 +227,10 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
 
 
 def test_difftool_exits_with_0_for_missing_files(repository):
-    """The error is printed on standard output, as git prints its own output."""
-    assert "no such file" in call("statecli", "git", "difftool", "none.pt", "none.pt")
+    """The error is printed on standard output, as git prints its own output, and without escape sequences."""
+    assert "no such file" in call("statecli", "git", "difftool", "none\x1b[31m.pt", "none\x1b[31m.pt")
+    assert "\x1b" not in call("statecli", "git", "difftool", "none\x1b[31m.pt", "none\x1b[31m.pt")
+    assert "No such file" in call("statecli", "git", "difftool", os.devnull, "none.pt")
 
 
 def test_an_empty_file_of_the_difftool_is_refused(statecli):

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from statecli.cli import (
         command_runner as command_runner,
         completion as completion,
-        git_driver as git_driver,
         help_page as help_page,
         import_msgspec as import_msgspec,
         interrupts as interrupts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,19 +15,11 @@ from msgspec.structs import replace
 from statecli import cli
 from statecli.cli import console, output_files, process_exit, streams
 from statecli.cli.output_files import OutputTarget
-from statecli.core.errors import StateError, UsageError, option
+from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState
-from statecli.core.output import Color
 from statecli.core.progress import Progress
 from statecli.render import Output
-from statecli.requests.options import (
-    BrowseOptions,
-    DiffOptions,
-    GitDifftoolOptions,
-    GitExternalDiffOptions,
-    GitTextconvOptions,
-    Options,
-)
+from statecli.requests.options import BrowseOptions, Options
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_values
 from statecli.requests.run import run
@@ -40,9 +33,7 @@ def run_and_exit(options: Options) -> NoReturn:
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     """Run the command and write the outcome; return the exit code."""
     if (run_own := _OWN_OUTPUT.get(type(options))) is not None:
-        # For git, `run` checks the options and writes an error as a line, because git aborts for an error.
-        if run_own is not _convert_for_git:
-            check_values(options)
+        check_values(options)
         return run_own(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
@@ -142,6 +133,12 @@ class _CommandLine(Caller):
         streams.open_stdout().text(f"{line}\n")
         streams.flush_stdout()
 
+    def run_command(self, options: Options, extra: ExtraInputs) -> None:
+        execute(options, extra)
+
+    def is_terminal(self) -> bool:
+        return sys.stdout is not None and streams.open_stdout().is_terminal
+
     def check_command(self, options: Options) -> None:
         """Raise UsageError for an output that would overwrite a file of the command repeated by `merge`."""
         for output in self._outputs:
@@ -169,58 +166,7 @@ def _browse(options: BrowseOptions) -> int:
     return 0
 
 
-def _convert_for_git(options: GitTextconvOptions) -> int:
-    """Write a line for each tensor, or for an error; always return 0, because git aborts for any other status."""
-    try:
-        content = run(options).content
-    except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        content = (f"{cli.git_driver.describe_failure(error)}\n".encode(),)
-    console.write_pieces(content, None)
-    return 0
-
-
-def _show_in_git_diff(options: GitExternalDiffOptions) -> int:
-    """Write the table of a file for `git diff`; always return 0, because git stops for any other status."""
-    os.environ["STATECLI_PAGER"] = "cat"  # git has a pager for all files together
-    color = Color.ALWAYS if cli.git_driver.use_color_of_git() else Color.NEVER
-
-    def compare(before: str, after: str, name: str) -> int:
-        diff_options = DiffOptions(
-            before=before, after=after, output_format=Output.TABLE, color=color, no_progress=True
-        )
-        return execute(diff_options, ExtraInputs(name=name))
-
-    try:
-        for line in cli.git_driver.compare_for_git(options.arguments, compare):
-            streams.open_stdout().text(f"{line}\n")
-    except UsageError:
-        raise
-    except StateError as error:
-        streams.open_stdout().text(f"{error}\n")
-    except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        streams.open_stdout().text(f"{cli.git_driver.describe_failure(error)}\n")
-    return 0
-
-
-def _show_in_difftool(options: GitDifftoolOptions) -> int:
-    """Write the difference of two files; always return 0, because git would ask whether to continue."""
-
-    def compare(before: str, after: str, name: str) -> int:
-        return execute(DiffOptions(before=before, after=after), ExtraInputs(name=name))
-
-    # Opened for each line, because a comparison reserves stdout.
-    try:
-        for line in cli.git_driver.compare_files(options.before, options.after, compare, options.name):
-            streams.open_stdout().text(f"{line}\n")
-    except StateError as error:
-        streams.open_stdout().text(f"{error}\n")
-    return 0
-
-
 #: Functions of commands that write their output themselves; all other commands return an outcome.
 _OWN_OUTPUT: dict[type, Callable[[Any], int]] = {
-    GitTextconvOptions: _convert_for_git,
-    GitExternalDiffOptions: _show_in_git_diff,
-    GitDifftoolOptions: _show_in_difftool,
     BrowseOptions: _browse,
 }

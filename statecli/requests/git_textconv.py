@@ -1,25 +1,30 @@
-"""Run `statecli git textconv`: a checkpoint as sorted lines of text, which git compares."""
+"""Run `statecli git textconv`: a checkpoint as sorted lines of text, which git compares.
+
+Git caches the text by the id of the blob and the command line of the driver.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
+import time
 from collections.abc import Iterator
 
 import msgspec
 
 from statecli import values
 from statecli.core.digest_algorithm import Algorithm
-from statecli.core.errors import MissingDependency, StateError
+from statecli.core.errors import MissingDependency, StateError, UsageError, option
 from statecli.core.escaping import escape
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.units import format_kind, format_number, format_shape
 from statecli.pickles.python2_names import rename_python2
 from statecli.pickles.safe_globals import find_refused_names
+from statecli.requests.git_failures import describe_failure, end_with_failure
 from statecli.requests.options import GitTextconvOptions
-from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+from statecli.requests.outcome import Caller, Outcome
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
@@ -30,6 +35,8 @@ from statecli.values.norm import sum_squares
 DIGEST_DIGITS = 32
 #: Number of significant digits of a norm in the text.
 NORM_DIGITS = 6
+#: git's cache of the texts of the driver.
+_CACHE = "refs/notes/textconv/statecli"
 #: git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
 _LFS_POINTER = compile_on_use(
     rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
@@ -45,15 +52,28 @@ _NON_POINTER_BYTE = compile_on_use(rb"[^\t\n\r -~\x80-\xff]")
 _MAX_POINTER_BYTES = 4096
 
 
-def prepare(options: GitTextconvOptions, caller: Caller, extra: ExtraInputs) -> str:  # noqa: ARG001 - every command has the same signature
-    """Return the path of the file."""
-    return options.path
-
-
-def run(options: GitTextconvOptions, request: str, caller: Caller, extra: ExtraInputs) -> Outcome[list[str]]:  # noqa: ARG001 - as above
-    """Convert the file. Raises StateError for an error outside of the file."""
-    lines = convert_to_text(request)
+def run(options: GitTextconvOptions, caller: Caller) -> Outcome[list[str]]:  # noqa: ARG001 - every command has the same signature
+    """Convert the file; an error is a line."""
+    lines = list(end_with_failure(_convert(options.path), _describe_outer_failure))
     return Outcome(lines, content=(f"{line}\n".encode() for line in lines))
+
+
+def _convert(path: str) -> Iterator[str]:
+    """Yield the lines of the file. Raises StateError for an error outside of the file."""
+    if not path:
+        raise UsageError(f"{option('FILE')}: is empty; give a value")
+    yield from convert_to_text(path)
+
+
+def _describe_outer_failure(error: Exception) -> str:
+    """Return the text for an error outside of the file: unique, because git caches it, and with the command to drop it.
+
+    Git shows no difference of equal texts.
+    """
+    return (
+        f"cannot be read (attempt {time.time_ns()}): {describe_failure(error)}; fix the error, then delete git's "
+        f"cache: git update-ref -d {_CACHE}"
+    )
 
 
 def convert_to_text(path: str) -> list[str]:

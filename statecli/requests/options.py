@@ -1262,7 +1262,9 @@ class GitSetupOptions(Options, frozen=True, kw_only=True):
 class GitTextconvOptions(Options, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. If the file cannot be read, print the error as a line."""
 
-    path: Annotated[str, build_target("FILE", names=NamedKind.INPUT)]
+    path: Annotated[
+        str, build_target("FILE", names=NamedKind.INPUT, may_be_empty=True)
+    ]  # the command has a line for it
     made_by: Annotated[
         str,
         Option(
@@ -1283,7 +1285,7 @@ class GitExternalDiffOptions(Options, frozen=True, kw_only=True):
         build_target(
             "ARGUMENT",
             "Path, then file, hash and mode of the old version and of the new version, as passed by git.",
-            NamedKind.INPUT,
+            None,  # a file named - is not standard input
             may_be_empty=True,
         ),
     ]

@@ -108,6 +108,13 @@ class Caller:
     def write_line(self, line: str) -> None:
         """Write a line of the output at once, because the next line may come in an hour."""
 
+    def run_command(self, options: Options, extra: ExtraInputs) -> None:
+        """Run another command and write its outcome."""
+
+    def is_terminal(self) -> bool:
+        """Return whether the output is a terminal."""
+        return False
+
     def check_command(self, options: Options) -> None:
         """Raise UsageError for a command whose parts this caller does not merge."""
 

@@ -142,7 +142,7 @@ def check_inputs(options: Options) -> None:
 
 def check_standard_input(options: Options) -> None:
     """Raise UsageError for standard input as two targets, and for work in other processes that cannot read it."""
-    words = list_texts(options, lambda parameter: parameter.is_target)
+    words = list_texts(options, lambda parameter: parameter.is_target and parameter.reads_file)
     count = sum(word.partition("#")[0] == STANDARD_INPUT for word in words)
     if count > 1:
         raise UsageError(
