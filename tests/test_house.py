@@ -183,7 +183,6 @@ def _files_by_module():
 IMPORTED_IN_FUNCTIONS = {
     ("statecli.pytest_plugin", "statecli.testing"): "the first test of a model, in a run of pytest",
     ("statecli.browse.run", "statecli.browse.app"): "the screen, if textual is installed",
-    ("statecli.cli.command_runner", "statecli.browse.run"): "a command",
     ("statecli.cli.command_runner", "statecli.render.github"): "an output",
     ("statecli.cli.completion", "statecli.report.documents.schema_texts"): "words to complete",
     ("statecli.cli.completion", "statecli.rules.dictionary"): "words to complete",

@@ -187,8 +187,8 @@ def test_a_training_is_resumed(folder, monkeypatch):
 BROWSE = """
 import _socket, selectors
 selectors.DefaultSelector, socket.AF_UNIX = selectors.SelectSelector, _socket.AF_UNIX
-from statecli.browse import run
-run._check_terminal = lambda: None
+from statecli.requests import browse
+browse._check_terminal = lambda caller: None
 from statecli.browse.app import Browser
 async def press_keys(self):
     async with self.run_test() as pilot:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
 from statecli.render import Output
-from statecli.requests.options import BrowseOptions, Options
+from statecli.requests.options import Options
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_values
 from statecli.requests.run import run
@@ -32,9 +31,6 @@ def run_and_exit(options: Options) -> NoReturn:
 
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     """Run the command and write the outcome; return the exit code."""
-    if (run_own := _OWN_OUTPUT.get(type(options))) is not None:
-        check_values(options)
-        return run_own(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
         check_values(options)
@@ -119,7 +115,7 @@ class _CommandLine(Caller):
     """Caller that shows progress on stderr and protects files that the command reads."""
 
     def __init__(self, options: Options, outputs: Sequence[OutputTarget]) -> None:
-        self._enabled = not getattr(options, "no_progress", True)
+        self._enabled = not getattr(options, "no_progress", False)
         self._color = _get_color(options)
         self._outputs = outputs
 
@@ -154,19 +150,3 @@ class _CommandLine(Caller):
     def check_files(self, paths: Collection[str]) -> None:
         for output in self._outputs:
             output_files.check_not_read(output, paths)
-
-
-def _browse(options: BrowseOptions) -> int:
-    from statecli.browse.run import browse
-
-    show_stages = partial(console.show_progress, enabled=True, color="auto", values=False)
-    copied_text = browse(options, streams.reserve_stdout, show_stages)
-    if copied_text:
-        streams.open_stdout().text(f"{copied_text}\n")
-    return 0
-
-
-#: Functions of commands that write their output themselves; all other commands return an outcome.
-_OWN_OUTPUT: dict[type, Callable[[Any], int]] = {
-    BrowseOptions: _browse,
-}
