@@ -177,7 +177,19 @@ def test_every_kind_of_value_is_offered_something_or_known_to_be_free():
         for parameter in parameters
         if not (parameter.is_flag or parameter.choices or parameter.suggestions or parameter.names)
     }
-    assert uncompleted == {"", "GLOB", "I/N", "N", "SECONDS", "SHAPE", "TEXT", "URL", "REGEX=REPLACEMENT", "[NAME]"}
+    assert uncompleted == {
+        "",
+        "ARGUMENT",
+        "GLOB",
+        "I/N",
+        "N",
+        "SECONDS",
+        "SHAPE",
+        "TEXT",
+        "URL",
+        "REGEX=REPLACEMENT",
+        "[NAME]",
+    }
 
 
 def test_report_formats_are_offered():

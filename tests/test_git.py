@@ -378,6 +378,17 @@ def test_git_diff_shows_the_table_of_diff(repository):
     assert "\x1b" not in call("git", "-c", "color.diff=never", "diff")
 
 
+def test_git_diff_to_a_file_has_no_colours_on_a_terminal(repository):
+    """Standard error is a terminal."""
+    save_sides(repository)
+    terminal, errors = os.openpty()
+    output = subprocess.run(["git", "diff"], stdout=subprocess.PIPE, stderr=errors, text=True, check=True).stdout
+    os.close(terminal)
+    os.close(errors)
+    assert "1 of 2 parameters changed" in output
+    assert "\x1b" not in output
+
+
 def test_git_diff_lists_the_tensors_of_added_and_deleted_files(repository):
     """Git gives the null device for the other side."""
     save_sides(repository)

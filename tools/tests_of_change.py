@@ -41,10 +41,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "file_scan": ("tests/formats/test_scan.py", "tests/formats/test_frames.py"),
     "targets": ("tests/audit/test_targets.py", "tests/test_location.py"),
     "workers": ("tests/executors", "tests/shards"),
-    "requests": ("tests/diff/test_diff_request.py", "tests/test_options.py", "tests/test_api.py"),
+    "requests": (
+        *("tests/diff/test_diff_request.py", "tests/test_options.py", "tests/test_api.py"),
+        *("tests/test_git.py", "tests/test_samples.py"),
+    ),
     "api": ("tests/test_api.py", "tests/test_usage_errors.py", "tests/test_testing.py"),
     "cli": (
-        *("tests/test_cli.py", "tests/test_outputs.py", "tests/test_git.py"),
+        *("tests/test_cli.py", "tests/test_outputs.py"),
         *("tests/test_help.py", "tests/test_completion.py"),
     ),
 }

@@ -30,9 +30,9 @@ class Request(msgspec.Struct, frozen=True):
     """The options of `browse`; `other` is a second target, to compare with the first."""
 
     target: str
-    other: str | None
-    model: str | None
-    init_device: str | None
+    other: str | None = None
+    model: str | None = None
+    init_device: str | None = None
 
     def list_targets(self) -> list[str]:
         """Return the given targets."""

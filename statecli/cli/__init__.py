@@ -1,4 +1,4 @@
-"""Command line: parsing, commands, output files, the console, the git driver."""
+"""Command line: parsing, commands, output files, the console."""
 
 from __future__ import annotations
 

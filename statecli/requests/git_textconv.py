@@ -15,7 +15,7 @@ import msgspec
 
 from statecli import values
 from statecli.core.digest_algorithm import Algorithm
-from statecli.core.errors import MissingDependency, StateError, UsageError, option
+from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.escaping import escape
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Stats, TensorInfo
@@ -61,7 +61,7 @@ def run(options: GitTextconvOptions, caller: Caller) -> Outcome[list[str]]:  # n
 def _convert(path: str) -> Iterator[str]:
     """Yield the lines of the file. Raises StateError for an error outside of the file."""
     if not path:
-        raise UsageError(f"{option('FILE')}: is empty; give a value")
+        raise UsageError("FILE: is empty; give a value")
     yield from convert_to_text(path)
 
 

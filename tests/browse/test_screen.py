@@ -19,7 +19,8 @@ from statecli.commands.inspect.run import Request, inspect
 from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.model_state import ModelState, Origin, Stats, TensorInfo
 from statecli.core.selection import Selection, select
-from statecli.requests.options import BrowseOptions
+from statecli.requests import browse
+from statecli.requests.outcome import Caller
 
 pytest.importorskip("textual")
 
@@ -803,7 +804,7 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     """--model works as in inspect; the filter finds a tensor by its tied name."""
     Path("net.py").write_text(TIED_NET)
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
-    options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
+    options = run.Request(target="tied.safetensors", model="net.py:Net")
     model = ScreenModel(run._read_target("tied.safetensors", options).state, {})
     assert [model.format_cell(n, ListColumn.KIND) for n in range(2)] == ["buffer", "parameter"]
     tied = msgspec.structs.replace(model.tensors[1], aliases=("lm_head.weight",))
@@ -811,13 +812,13 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     for text in ("lm_head", "*_head.w*", "lm_{head,x}"):
         model.set_filter(text)
         assert model.filtered_positions == [1]
-    with_class = BrowseOptions(target="net.py:Net", other="tied.safetensors", model="net.py:Net", init_device="cpu")
+    with_class = run.Request(target="net.py:Net", other="tied.safetensors", model="net.py:Net", init_device="cpu")
     assert [
         run._read_target(target, with_class).state.tensors[0].kind.value
         for target in ("net.py:Net", "tied.safetensors")
     ]
     with pytest.raises(UsageError, match="--model: needs a checkpoint"):
-        run._read_target("net.py:Net", BrowseOptions(target="net.py:Net", model="auto"))
+        run._read_target("net.py:Net", run.Request(target="net.py:Net", model="auto"))
 
 
 # --- before the screen --------------------------------------------------------------------------------------------
@@ -832,7 +833,7 @@ def test_missing_terminal_is_an_error_line(statecli, first):
 
 def test_missing_textual_is_an_error_with_the_install_command(statecli, first, monkeypatch):
     """The extra tui."""
-    monkeypatch.setattr(run, "_check_terminal", lambda: None)
+    monkeypatch.setattr(browse, "_check_terminal", lambda caller: None)
     monkeypatch.setitem(sys.modules, "textual", None)
     assert statecli("browse", first).err == (
         "statecli: statecli browse needs the package textual: pip install 'torch-statecli[tui]'\n"
@@ -843,12 +844,12 @@ def test_a_dumb_terminal_is_refused(monkeypatch):
     """A dumb terminal would show escape codes as text."""
     monkeypatch.setenv("TERM", "dumb")
     with pytest.raises(UsageError, match="TERM=dumb"):
-        run._check_terminal()
+        browse._check_terminal(Caller())
 
 
 def test_internal_error_is_reported_in_one_line(statecli, first, monkeypatch):
     """The error is one line, not a traceback over the screen."""
-    monkeypatch.setattr(run, "_check_terminal", lambda: None)
+    monkeypatch.setattr(browse, "_check_terminal", lambda caller: None)
 
     def fail(app):
         app.failure = ZeroDivisionError("x")
