@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from statecli.cli import console, output_files, process_exit, streams
 from statecli.cli.output_files import OutputTarget
 from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState
+from statecli.core.output import Color
 from statecli.core.progress import Progress
 from statecli.render import Output
 from statecli.requests.options import Options

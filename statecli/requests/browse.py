@@ -12,7 +12,7 @@ from statecli.requests.options import BrowseOptions
 from statecli.requests.outcome import Caller, Outcome
 
 
-def run(options: BrowseOptions, caller: Caller) -> Outcome:
+def run(options: BrowseOptions, caller: Caller) -> Outcome[str]:
     """Show the screen until the user quits."""
     _check_terminal(caller)
     request = Request(options.target, options.other, options.model, options.init_device)

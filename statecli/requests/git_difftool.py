@@ -7,7 +7,7 @@ from statecli.requests.options import DiffOptions, GitDifftoolOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
-def run(options: GitDifftoolOptions, caller: Caller) -> Outcome:
+def run(options: GitDifftoolOptions, caller: Caller) -> Outcome[None]:
     """Write the difference."""
 
     def compare(before: str, after: str, name: str) -> None:

@@ -22,7 +22,7 @@ from statecli.requests.outcome import Caller, Outcome
 Compare = Callable[[str, str, str], None]
 
 
-def write_lines(lines: Iterator[str], caller: Caller) -> Outcome:
+def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
     """Write the lines of a driver, and a line for an error."""
     for line in end_with_failure(lines, describe_failure):
         caller.write_line(line)

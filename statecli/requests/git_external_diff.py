@@ -14,7 +14,7 @@ from statecli.requests.options import DiffOptions, GitExternalDiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
-def run(options: GitExternalDiffOptions, caller: Caller) -> Outcome:
+def run(options: GitExternalDiffOptions, caller: Caller) -> Outcome[None]:
     """Write the table of a file. Raises UsageError for a number of arguments that git never gives."""
     count = len(options.arguments)
     if count not in (1, 7, 9):

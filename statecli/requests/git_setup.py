@@ -22,7 +22,7 @@ DRIVER_VERSION = f"{__version__}-blake3-128-norm"
 PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in WEIGHT_BIN_PREFIXES), "*.pt2")
 
 
-def run(options: GitSetupOptions, caller: Caller) -> Outcome:  # noqa: ARG001 - every command has the same signature
+def run(options: GitSetupOptions, caller: Caller) -> Outcome[list[str]]:  # noqa: ARG001 - every command has the same signature
     """Set up the drivers, or remove them; the text describes the changes."""
     lines = (remove if options.remove else set_up)(everywhere=options.everywhere)
     return Outcome(lines, text=lambda _: "".join(f"{line}\n" for line in lines))

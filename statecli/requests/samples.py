@@ -12,7 +12,7 @@ from statecli.storage.replace_file import replace_file
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def run(options: SamplesOptions, caller: Caller) -> Outcome:  # noqa: ARG001 - every command has the same signature
+def run(options: SamplesOptions, caller: Caller) -> Outcome[list[str]]:  # noqa: ARG001 - every command has the same signature
     """Copy the samples into the folder, created if missing; the text describes the written files.
 
     An existing file stays unchanged. Raises UsageError if a file has another text, before anything is written, and

@@ -22,7 +22,7 @@ from statecli.storage import files
 _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
-def run(options: WatchOptions, caller: Caller) -> Outcome:
+def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
     """Write a line for each checkpoint until the command ends by itself. Checkpoints with an error are failures."""
     if not 0 < options.interval < math.inf:
         raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
