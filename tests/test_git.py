@@ -119,7 +119,7 @@ def test_two_unreadable_files_with_different_bytes_differ(repository):
 
 def test_git_diff_works_with_any_file_name(repository):
     """git gives the driver the name of the file in the working tree."""
-    names = ("-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt")
+    names = ("-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "-#x.pt", "a#b.pt", "it's $(touch x).pt")
     for name in names:
         torch.save({"w": torch.zeros(3)}, f"./{name}")
     call("statecli", "git", "setup")
