@@ -69,7 +69,7 @@ class ByteSource:
         return self.reads_are_requests and not files.is_strict()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length) together before their reads, if each read is a request."""
+        """Fetch the (offset, length) ranges together before they are read, if each read is a request."""
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:

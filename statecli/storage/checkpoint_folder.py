@@ -21,8 +21,8 @@ from statecli.storage.store import FolderEntries
 
 #: Maximum number of inner folders that are searched for weights, so that a message can name them.
 MAX_INNER_FOLDERS = 200
-#: Suffixes of weight files. Suffixes like `.pth.tar` are here too, because training scripts name files of torch.save so
-#: (`model_best.pth.tar`).
+#: Suffixes of weight files. `.pth.tar` and similar suffixes are included, because training scripts use them for files
+#: of torch.save (`model_best.pth.tar`).
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", *TAR_SUFFIXES)
 #: Suffixes of weights in any format, whether statecli reads it or not.
 _ANY_WEIGHTS = (*WEIGHTS, *CHECKPOINT_SUFFIXES, ".h5", ".onnx", ".npy", ".tflite")
@@ -80,8 +80,8 @@ def choose_checkpoint(path: str) -> Choice:
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
     """Return the candidate that `config.json` names as the weights; None if it names no candidate.
 
-    Reads `config.json` only if other safetensors files exist than a usual file, or a usual index and its shards. In
-    other folders the reader fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
+    Does not read `config.json` if the only safetensors files are one usual file, or a usual index and its shards: the
+    reader then fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
     """
     safe = [name for name in candidates if name.endswith((".safetensors", ".safetensors.index.json"))]
     roots = [name for name in safe if not SERIES.match(name)]
@@ -93,8 +93,7 @@ def _choose_configured(path: str, names: Collection[str], candidates: Collection
 
 
 def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
-    """Return why a folder's weights may not be the ones in use: `config.json` names a file that is elsewhere; else
-    None.
+    """Return why other weights than the folder's may be in use: `config.json` names a file elsewhere; else None.
 
     `names` are the files of the folder. transformers loads the named file, possibly from a hidden folder.
     """
@@ -175,14 +174,14 @@ TOOL_FOLDERS = frozenset(
 
 
 class SkipReason(msgspec.Struct, frozen=True):
-    """Reason to skip a folder, and the same in at most three words."""
+    """Reason to skip a folder, and a short form of at most three words."""
 
     reason: str
     short: str
 
 
 def explain_skipped_folder(path: str) -> SkipReason | None:
-    """Return why an audit of the parent folder may skip a folder; None if it enters."""
+    """Return why an audit of the parent folder may skip a folder; None if the audit enters the folder."""
     if on_disk.is_link(path):
         return SkipReason("a link to a folder", "link")
     if not is_of_tool(path):
@@ -321,7 +320,7 @@ def _list(path: str) -> FolderEntries:
 
 
 def _explain_folder(path: str, names: list[str], folders: list[str]) -> UnreadableError:
-    """Return the error for a folder without weights; for a Python package it lists the model classes."""
+    """Return the error for a folder without weights; if the folder has Python files, it lists their model classes."""
     problem = _describe_folder(path, names, folders)
     if not problem and not on_disk.is_remote(path) and any(name.endswith(".py") for name in names):
         classes = core.target_suggestions.suggest_classes_in(path)

@@ -1,4 +1,4 @@
-"""CRC-32 of the pieces of a file, computed on arrival, so that a checksum of a range needs no other read."""
+"""CRC-32 of the pieces of a file, computed on arrival, so that the checksum of a range needs no second read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Checksums:
 
 
 def combine_crc32(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two joined texts from theirs; the second has `length` bytes (crc32_combine of zlib)."""
+    """Return the CRC-32 of two joined parts from the CRC-32 of each; the second has `length` bytes (zlib's method)."""
     power, n = 1 << 31, 3
     while length:
         if length & 1:

@@ -79,7 +79,7 @@ def parse_host(url: str) -> str:
 
 
 def parse_origin(url: str) -> tuple[str, str]:
-    """Return the scheme and the server of credentials. Raises UnreadableError for an impossible URL."""
+    """Return the scheme and the server that credentials belong to. Raises UnreadableError for an impossible URL."""
     link = _split(url)
     scheme = link.scheme.lower()
     server = link.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")
@@ -99,6 +99,6 @@ def _split(url: str) -> SplitResult:
 
 
 def may_share_credentials(url: str, other: str) -> bool:
-    """Return whether credentials for `url`'s server may be sent to `other`'s server: the same server, or with https."""
+    """Return whether credentials for `url` may be sent to `other`: the same scheme and server, or https after http."""
     first, second = parse_origin(url), parse_origin(other)
     return first == second or (first[1] == second[1] and (first[0], second[0]) == ("http", "https"))

@@ -30,7 +30,7 @@ read_version = files.get_version
 
 
 def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
-    """Return the versions of files. `files.record_opened_files` does so for files in folders."""
+    """Return the versions of the paths that are not folders. `files.record_opened_files` records files in folders."""
     return {path: read_version(path) for path in paths if not os.path.isdir(path)}
 
 

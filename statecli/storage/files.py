@@ -1,7 +1,7 @@
 """Files and folders by path, on disk or behind a URL, so that readers need not distinguish the two.
 
-`store_for` selects the store; only the functions that prepare reads and the text functions below have other branches. A
-URL is written as its masked name (`masked_url`), without secrets.
+`store_for` selects the store. Only the functions that prepare reads and those for text treat URLs differently. A URL is
+represented by its masked name (`masked_url`), without secrets.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def prefetch(paths: Iterable[str]) -> None:
 
 
 def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
-    """Fetch these (offset, length) of remote files together and keep them for the reads in the block."""
+    """Fetch the (offset, length) ranges of remote files together and keep them for the reads in the block."""
     remote_spans = {path: spans for path, spans in spans_by_path.items() if is_remote(path)}
     return _remote_store().prefetch_ranges(remote_spans) if remote_spans else nullcontext()
 
 
 def expect_values(places: Iterable[Place]) -> AbstractContextManager[None]:
-    """Fetch adjacent ranges together while the block reads these in this thread in order."""
+    """Fetch adjacent places together while the block reads all places in order in this thread."""
     remote_places = [place for place in places if is_remote(place.path)]
     return _remote_store().expect_values(remote_places) if remote_places else nullcontext()
 
@@ -229,7 +229,7 @@ def is_anything_remote() -> bool:
 def export_access() -> Access | None:
     """Return the data with which another process can read the same remote files; None if no URL was used.
 
-    The answer may contain secrets of typed URLs and must not be shown.
+    The data may contain secrets of typed URLs and must not be shown.
     """
     store = _remote_store_in_use()
     return None if store is None else store.export_access()

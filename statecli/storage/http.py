@@ -1,6 +1,6 @@
-"""Object store of http and https: range requests (RFC 9110, section 14), with each answer checked before its body.
+"""Object store of http and https: range requests (RFC 9110, section 14), each answer checked before its body is read.
 
-The implementation of fsspec reads any answer to the end: a server that ignores `Range` would send a whole checkpoint.
+fsspec's implementation reads any answer to the end: a server that ignores `Range` would send a whole checkpoint.
 Credentials go only to their own server, and the target of a redirect is not shown.
 """
 
@@ -36,7 +36,7 @@ _NEXT_LINK = compile_on_use(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = compile_on_use(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = compile_on_use(r"\d{1,19}")
 _EMPTY_RANGE = compile_on_use(r"(?:bytes )?\*/(?P<size>\d{1,19})")
-#: End of a path that names a file. A URL of a folder with such a name ends in a slash.
+#: End of a path that names a file. The URL of a folder with such a name must end in a slash.
 _FILE_PATH = compile_on_use(
     r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)(?:#[^/]*)?$"
 )
@@ -57,7 +57,7 @@ class RangeRefused(UnreadableError):
 
 
 class NoFile(RangeRefused, Unsure):
-    """Error: there is no file; a folder may exist."""
+    """Error: the answer is a refusal or an HTML page, not the file; a folder may exist."""
 
 
 class Gone(NoFile, Missing):
@@ -82,17 +82,17 @@ class Response(NamedTuple):
 class Http:
     """`ObjectStore` of all web servers.
 
-    `headers` are sent only to the host of a URL. None: user and password of the URL or of the netrc file.
+    `headers` are sent only to the host of a URL. If None, the user and password of the URL or the netrc file are sent.
     """
 
     def __init__(self, headers: Mapping[str, str] | None = None) -> None:
         self._headers = headers
         for value in (headers or {}).values():
             redact.hide(value.rpartition(" ")[2])
-        #: URL of the last answer, after redirects, by the first URL.
+        #: Requested URL -> URL of its last answer, after redirects.
         self._redirected: dict[str, str] = {}
         self._wholes: dict[str, VersionedBytes] = {}
-        #: Size of `_wholes` and of such files that are being fetched, in bytes.
+        #: Size in bytes of `_wholes` and of the whole files that are being fetched.
         self._reserved_bytes, self._lock = 0, threading.Lock()
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
@@ -114,14 +114,14 @@ class Http:
         return Listing(names)
 
     def body(self, url: str) -> tuple[bytes, Response]:
-        """Return the body of a small answer. Raises Refused, UnreadableError and Transient."""
+        """Return the body of a small answer. Raises RangeRefused, UnreadableError and Transient."""
         with self.request(url, {}) as answer:
             response = answer.response
             _refuse(answer, url)
             return _receive(response, _parse_length(response), []), answer
 
     def document(self, url: str) -> JsonPage:
-        """Return a JSON document. Raises Refused, UnreadableError and Transient."""
+        """Return a JSON document. Raises RangeRefused, UnreadableError and Transient."""
         import json
 
         raw, answer = self.body(url)
@@ -134,7 +134,7 @@ class Http:
 
     @contextmanager
     def reserve(self, length: int) -> Iterator[Callable[[int], None]]:
-        """Reserve memory for a file of at least `length` bytes that is fetched whole. The block reports further bytes.
+        """Reserve `length` bytes of memory for a file that is fetched whole; yield a function that reserves more.
 
         Raises UnreadableError if all reserved files together exceed the limit.
         """
@@ -168,7 +168,7 @@ class Http:
 
     @contextmanager
     def request(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
-        """Request a URL and follow redirects. After the block, release the connection; close it with unread bytes."""
+        """Request a URL and follow redirects. After the block, release the connection; close it if bytes are unread."""
         redirected = self._redirected.get(url)
         answer = self._follow(url, redirected, headers)
         if redirected is not None and answer.response.status in _EXPIRED_STATUSES:
@@ -291,7 +291,7 @@ def _parse_length(response: BaseHTTPResponse) -> int | None:
 
 
 def _parse_empty_size(answer: Response, offset: int) -> int:
-    """Return the size of a file that is shorter than the requested range: 0 for an empty file."""
+    """Return the size of a file that ends before the requested range, 0 for an empty file. Raises RangeRefused."""
     match = _EMPTY_RANGE.fullmatch(answer.response.headers.get("Content-Range", ""))
     if match is None or int(match["size"]) > offset:
         raise RangeRefused(
@@ -348,7 +348,7 @@ def _add_slash(url: str) -> str:
 
 
 def _has_same_path(url: str, requested: str) -> bool:
-    """Return whether an answer is about the requested folder, on any server, and not about another page."""
+    """Return whether the URL of an answer has the path of the requested folder, on any server."""
     return parse_url(url).path.partition("/")[2].rstrip("/") == parse_url(requested).path.partition("/")[2].rstrip("/")
 
 
@@ -366,7 +366,7 @@ def _refuse(answer: Response, url: str) -> None:
     if status in (404, 410):
         raise Gone(f"does not exist (HTTP {status}{origin})", status, response.headers)
     if status not in (200, 206):
-        # 401 and 407 do not mean "no file", because the requests for thirty usual names would be refused as well.
+        # 401 and 407 do not count as "no file", because requests for thirty usual names would be refused as well.
         kind = RangeRefused if status in (401, 407) else NoFile
         raise kind(_explain_refusal(status, origin, answer, url), status, response.headers)
     codings = ",".join(response.headers.get(name, "") for name in ("Content-Encoding", "Transfer-Encoding")).lower()
@@ -411,7 +411,7 @@ def _is_other_server(at: str, url: str) -> bool:
 
 
 def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
-    """Return the error with the responsible server's name after a redirect, otherwise with advice about TLS."""
+    """Return the error, with the name of the server if a redirect led to another one, or with advice about TLS."""
     was_redirected = at != credentials.strip_user(url)
     if not was_redirected and isinstance(why, ConnectionCut) and url[:5].lower() == "http:":
         return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.retry_after_s)
@@ -432,7 +432,7 @@ def _is_page(response: BaseHTTPResponse) -> bool:
 
 
 def _refuse_page(answer: Response, data: bytes, url: str) -> None:
-    """Raise Refused for an HTML page; format readers refuse other wrong files."""
+    """Raise NoFile for an HTML page; format readers refuse other wrong files."""
     if not _is_page(answer.response) or not html_listing.is_html(data):
         return
     was_redirected = answer.url != credentials.strip_user(url)
@@ -450,7 +450,7 @@ def _suggest_url(url: str) -> str:
 
 
 def _parse_retry_after(text: str | None) -> float | None:
-    """Return the wait in seconds that the server requests, by number or by date; None without a valid header."""
+    """Return the wait in seconds that the server requests, as seconds or as a date; None without a valid header."""
     if not text:
         return None
     if text.strip().isdecimal():
@@ -473,10 +473,10 @@ def _receive(
     parts: list[bytes],
     report_bytes: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Return `parts` and the rest of the answer, `length` bytes together. Raises Transient, with `parts` kept.
+    """Return `parts` joined with the rest of the answer, `length` bytes in total. Raises Transient for missing bytes.
 
-    The next attempt resumes after `parts`. Uses `read1`, because it returns each byte received before the connection
-    broke. Without a length, `report_bytes` is called with the number of bytes on arrival.
+    `parts` keeps the received bytes, so that the next attempt resumes after them. Uses `read1`, because it returns each
+    byte received before the connection broke. Without a length, `report_bytes` is called with the size of each part.
     """
     from urllib3 import exceptions
 

@@ -20,8 +20,8 @@ from statecli.core.lazy_pattern import compile_on_use
 #: Maximum number of lists and objects together. A safetensors header of 100 MB contains 5 million; 100 MB of `[],`
 #: contain 33 million and take 2.5 GB of memory.
 MAX_CONTAINERS = 6_000_000
-#: Maximum number of values in a document. The largest header has 8 million; a program of torch.export takes half a
-#: microsecond for each.
+#: Maximum number of values in a document. The largest header has 8 million; parsing a program of torch.export takes
+#: half a microsecond for each value.
 MAX_VALUES = 20_000_000
 #: Escape sequence. Group 1 matches half a surrogate pair without its other half.
 _ESCAPE = compile_on_use(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)

@@ -60,7 +60,7 @@ _MAX_LINKS = 40
 
 
 def explain_process_link(path: str) -> str | None:
-    """Return why a link through a system folder in `path` must not be followed; None without such a link.
+    """Return why a link in `path` that leads through a system folder must not be followed; None without such a link.
 
     The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the loader's current folder. A path typed
     with the system folder's own name, like `/dev/stdin`, is accepted.
@@ -98,7 +98,7 @@ def _get_process_folder(path: str, *, is_last: bool) -> str | None:
 
 
 class LocalStore:
-    """Files on disk: a `Store` by `os.path`."""
+    """Files on disk: a `Store` that uses `os.path`."""
 
     reads_are_requests = False
 
@@ -154,7 +154,7 @@ class LocalStore:
     def may_list(self, folder: str) -> bool:
         return os.access(folder, os.R_OK)
 
-    def is_listed(self, path: str) -> bool:  # noqa: ARG002 - of a disk nothing is remembered
+    def is_listed(self, path: str) -> bool:  # noqa: ARG002 - listings of a disk are not kept
         return False
 
     def explain_missing_names(self, folder: str) -> None:

@@ -2,7 +2,7 @@
 
 `https://me:pw@host/m.pt?version=3&X-Amz-Signature=5f…` is shown as `https://…@host/m.pt?version=3&X-Amz-Signature=…`.
 The file next to `m.pt`, `https://…@host/config.json?version=3&X-Amz-Signature=…`, is requested with the same user and
-query. URLs that differ only in their secrets are shown with `…2`, `…3`. A name with `…` is never a URL without secrets.
+query. URLs that differ only in their secrets are shown with `…2`, `…3`. A name with `…` is always a URL with secrets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARAMETER = compile_on_use(r"[\w.~%\[\]-]{1,40}")
 _SECRET_NAME = compile_on_use("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
 #: Secret parameter outside a query, and the text after it, which may contain `/`.
 _TOKEN = compile_on_use(rf"[?#][^/]*?(?:{_SECRET_NAME.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
-#: Schemes with another meaning of the text before `@` than a user: `hf://gpt2@main`, `abfs://container@account`.
+#: Schemes in which the text before `@` is not a user: `hf://gpt2@main`, `abfs://container@account`.
 _SCHEMES_WITHOUT_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
 #: Separator of the links of a chain: `zip://m.pt::https://host/a.zip`.
@@ -132,7 +132,7 @@ def _name_folders(url: str, mask: str) -> Iterator[tuple[str, TypedUrl]]:
 
 
 def hide_secrets(url: str, mask: str = redact.MARK) -> str:
-    """Return an untyped URL without its secrets; from now on, all text hides them."""
+    """Return a URL that the user did not type, without its secrets; all later text hides these secrets too."""
     if "://" not in url:
         return url
     parsed = parse_url(url)
@@ -222,5 +222,5 @@ def mask_urls_in(text: str) -> str:
 
 
 def unmask_urls_in(text: str) -> str:
-    """Return text with the URLs as typed for the masked names in the text."""
+    """Return the text with each masked name replaced by the URL as typed."""
     return _URL_IN_TEXT.sub(lambda match: unmask_url(match[0]), text) if redact.MARK in text else text

@@ -28,7 +28,7 @@ class Stalled(TimeoutError):
 
 
 class Pace:
-    """Deadline for the next bytes: all headers within the timeout, and a minimum of the body in each timeout."""
+    """Deadline for the next bytes: all headers within the timeout, then a minimum of body bytes in each timeout."""
 
     def __init__(self) -> None:
         self._seconds, self._until, self._last, self._in_body, self._came = 0.0, 0.0, 0.0, False, 0

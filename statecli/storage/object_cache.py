@@ -48,7 +48,7 @@ class RemoteFile:
     Attributes:
         version: The required version of all answers; None before the first answer.
         checksums: Checksums of the values read, if the file has checksums to compare with.
-        moved: Bytes later in the file than a directory says: start, end, and the distance in bytes.
+        moved: Bytes that lie later in the file than a directory says: start -> (end, distance in bytes).
     """
 
     def __init__(self, url: str, store: ObjectStore, version: FileVersion | None = None) -> None:
@@ -101,7 +101,7 @@ class RemoteFile:
             with self._lock:  # other threads fetch too, and each answer may add markers of the version
                 self.version = confirm_version(self.version, version)
         except UnreadableError as why:
-            if type(why) is UnreadableError:  # this type is raised for values without numbers too
+            if type(why) is UnreadableError:  # also raised for values that are not numbers
                 raise Unfetched(str(why)) from None
             raise
         return data
@@ -127,7 +127,7 @@ class RemoteFile:
     # --- headers ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes, fewer at the end of the file; fetch the missing bytes."""
+        """Return `length` bytes from `offset` on, fewer at the end of the file; fetch bytes that are not cached."""
         end = min(offset + length, self.size)
         guards = self._find_guards(offset, end)
         begin = min(offset, *(guard.header for guard in guards)) if guards else offset
@@ -144,7 +144,7 @@ class RemoteFile:
         return None if holes else b"".join(parts.values())
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length) for the next reads: adjacent ranges together, several requests at a time."""
+        """Fetch the (offset, length) ranges for the next reads: adjacent ranges together, with parallel requests."""
         run_in_threads(self.fetch, self.missing_spans(ranges))
 
     def fetch(self, span: tuple[int, int]) -> None:
@@ -153,7 +153,7 @@ class RemoteFile:
         self._keep(start, self.request(start, stop - start))
 
     def missing_spans(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the spans (start, stop) to fetch so that all of these (offset, length) are cached."""
+        """Return the spans (start, stop) to fetch so that all the (offset, length) ranges are cached."""
         missing: list[tuple[int, int]] = []
         spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
         for start, stop in sorted(hole for span in spans for hole in self._split_cached(*span)[1]):
@@ -224,7 +224,7 @@ class RemoteFile:
             self._cached_bytes -= len(self._spans.pop(start))
         self._starts = sorted(self._spans)
 
-    # --- bytes that a directory has placed without proof --------------------------------------------------------------
+    # --- bytes whose place in the file is not yet confirmed -----------------------------------------------------------
 
     def guard(self, guards: Iterable[Guard]) -> None:
         """See `File.guard`."""
@@ -261,7 +261,7 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> tuple[int, int]:
-        """Return the actual offset of the bytes from `offset` on, and the end of their run, at most `stop`."""
+        """Return the actual offset of the bytes from `offset` on, and the actual end of the run up to `stop`."""
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
                 return offset + shift, min(min(stop, end) + shift, self.size)
@@ -342,7 +342,7 @@ class Handle:
 
 
 class _Windows(threading.local):
-    """Windows of a thread's reads of values: some bytes at each offset where reading continues."""
+    """Buffers for one thread's reads of values: a window of bytes at each offset where a read may continue."""
 
     def __init__(self, workers: threading.Semaphore) -> None:
         self.is_at_work = False
@@ -359,7 +359,7 @@ class _Windows(threading.local):
         self._limit = WINDOW_BYTES
 
     def expect(self, ranges: Iterable[tuple[RemoteFile, int, int]]) -> None:
-        """Plan the reads of these (file, offset, length): adjacent ranges are fetched together."""
+        """Plan the reads of the (file, offset, length) ranges: adjacent ranges are fetched together."""
         self.clear()
         for file, offset, length in sorted(ranges, key=itemgetter(1)):
             runs = self._runs.setdefault(file, [])
@@ -416,7 +416,7 @@ class _Windows(threading.local):
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop windows already read, then the least recently used windows; new windows become smaller."""
+        """Drop windows already read, then the least recently used; dropping unread bytes makes new windows smaller."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)
@@ -430,7 +430,7 @@ class _Windows(threading.local):
 
 
 class _ValueReads:
-    """Limit for the threads that read values: as many as cores compute at a time; the others wait for bytes."""
+    """Limit for the threads that read values: one per core computes at a time, while the others wait for bytes."""
 
     def __init__(self) -> None:
         self.workers = threading.Semaphore(max(os.cpu_count() or 1, 2))
@@ -439,7 +439,7 @@ class _ValueReads:
 
 @contextmanager
 def expect_values(ranges: Iterable[tuple[RemoteFile, int, int]]) -> Iterator[None]:
-    """Fetch adjacent ranges together while the block reads these (file, offset, length) in this thread in order."""
+    """Fetch adjacent (file, offset, length) ranges together while the block reads them in order in this thread."""
     reads = lifetime.for_command(_ValueReads)
     windows = reads.windows
     if windows.is_at_work:  # nested in another block, whose ranges include these

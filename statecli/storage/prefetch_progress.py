@@ -8,7 +8,8 @@ from contextvars import ContextVar
 
 from statecli.storage import lifetime
 
-#: Function of the number of files that gives the block a function to call after each file.
+#: Function that takes the number of files and returns a context manager. The block gets a function to call after each
+#: file.
 Watch = Callable[[int], AbstractContextManager[Callable[[], None]]]
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 

@@ -1,4 +1,4 @@
-"""Known secrets, and text without secrets: the last filter before standard error, after masking of URLs."""
+"""Remove known secrets from text: the last filter before standard error, after URLs were masked."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def secrets() -> Secrets:
 
 
 def hide(*words: str, sure: bool = True) -> None:
-    """Remove these words from all text from now on, typed or percent-encoded; only from foreign text unless `sure`."""
+    """Remove the words from all later text, as typed or percent-encoded; unless `sure`, only from text of libraries."""
     from urllib.parse import quote, unquote
 
     stored = secrets()
@@ -80,7 +80,7 @@ def mask_everywhere(url: str, name: str) -> None:
 
 
 def remove_secrets(text: str) -> str:
-    """Return text of statecli without known secrets."""
+    """Return statecli's own text without known secrets."""
     masked = secrets().masked
     for url in sorted(masked, key=len, reverse=True):
         text = text.replace(url, masked[url])
@@ -137,7 +137,7 @@ def _replace(text: str, words: Iterable[str]) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return foreign text without known secrets, secrets of the environment, and words that look like secrets."""
+    """Return text of a library without known secrets, secrets of the environment, and words that look like secrets."""
     values = [
         value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_VALUE_CHARS
     ]

@@ -157,10 +157,10 @@ class RemoteStore:
         return self.open(path).size
 
     def version(self, path: str) -> None:
-        """See `Store.version`: each answer is compared with the version of the first."""
+        """Return None, because each answer is compared with the version of the first answer; see `Store.version`."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Fetch the beginnings of files, and listings of folders, before they are opened; errors are kept for then."""
+        """Fetch the beginnings of files, and listings of folders, before they are opened; opening raises any errors."""
         unknown_paths = [path for path in paths if path not in self._files and path not in self._listings]
         with report_prefetch(len(unknown_paths)) as report_one:
 
@@ -176,7 +176,7 @@ class RemoteStore:
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
-        """Fetch these (offset, length) of each file and keep them during the block; errors are kept for the reads."""
+        """Fetch the (offset, length) ranges of each file and keep them during the block; the reads raise any errors."""
         self.prefetch(list(ranges))
         files_and_spans = [
             (file, spans) for path, spans in ranges.items() if (file := self._get_file(path)).version is not None
@@ -191,7 +191,7 @@ class RemoteStore:
             yield
 
     def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
-        """Fetch adjacent ranges together while the block reads these in this thread in order."""
+        """Fetch adjacent places together while the block reads all places in order in this thread."""
         return object_cache.expect_values((self._get_file(place.path), place.offset, place.length) for place in places)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
@@ -253,7 +253,7 @@ class RemoteStore:
         return _MISSING if why is None or isinstance(why, Missing) else _FILE
 
     def _is_absent_from_listing(self, path: str) -> bool:
-        """Return whether the folder's listing lacks the name; False for a leading dot, which servers may hide."""
+        """Return whether the folder's listing lacks the name; False for `.name`, because servers may hide dot files."""
         folder, name = url.split(path)
         listing = self._listings.get(folder)
         return isinstance(listing, Listing) and name not in listing.folders and not name.startswith(".")

@@ -51,7 +51,7 @@ class ConnectionCut(Transient):
 def retry(attempt: Callable[[], _Result], url: str) -> _Result:
     """Return the result of the first attempt that does not raise `Transient`.
 
-    Raises UnreadableError if all attempts did so, now or earlier for this URL. Other errors are raised at once.
+    Raises UnreadableError if all attempts raised `Transient`, now or earlier for this URL. Raises other errors at once.
     """
     failures, server = lifetime.for_command(_Failures), _find_server(url)
     retries = 0 if server in failures.servers else settings().retries

@@ -31,7 +31,7 @@ class ListingBudget:
         return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
 
     def exhaust(self, folder: str) -> None:
-        """Use up the budget, because a server that invents a folder has more of them."""
+        """Use up the budget after the server invented a folder, because it may invent any number of folders."""
         if is_remote(folder):
             self._names = MAX_LISTED_NAMES + 1
 
@@ -91,7 +91,7 @@ class File(Protocol):
         """
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length) together before their reads, if each read is a request."""
+        """Fetch the (offset, length) ranges together before they are read, if each read is a request."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Return these bytes, or None if reading them takes a request."""

@@ -4,8 +4,8 @@ Python's `zipfile` is unsuitable: it takes the last of two records of one name w
 bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
 (miniz) checks no checksum and no overlap.
 
-Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). torch writes every record stored, sizes in the
-directory and in a descriptor after the data, zip64 end records always.
+Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). torch compresses no record, writes sizes in
+the directory and in a descriptor after the data, and always writes zip64 end records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_DIRECTORY_BYTES = 256 * 2**20
 MAX_RECORDS = 2_000_000
 
 #: Maximum number of bytes between the data of two records, without the header and name of the second: a descriptor of
-#: 24, torch's padding to 64, zip64 sizes, and the times that other tools record.
+#: 24 bytes, torch's padding to a multiple of 64, zip64 sizes, and the times that other tools record.
 MAX_PADDING = 24 + 64 + 64
 
 STORED, DEFLATED = 0, 8
@@ -48,9 +48,9 @@ _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _ENTRY = struct.Struct("<8xHH4xIIIHHHH2xII")
 _LOCAL = struct.Struct("<4s2xHH4xIIIHH")
-#: Distance from the end of a file, in bytes, in which torch's reader finds an end record: a comment, and one read.
+#: Number of bytes at the end of a file in which torch's reader finds an end record: the record, a comment, one buffer.
 FARTHEST_END = _END.size + 65_535 + 4096
-#: Distance from the end of a file, in bytes, that includes the end records of nearly every archive.
+#: Number of bytes at the end of a file that include the end records of nearly every archive.
 _USUAL_END_BYTES = 1024
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
@@ -58,12 +58,12 @@ _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _SIZES_FOLLOW = 0x0008
 _UTF8 = 0x0800
-#: Flag of a folder in the external attributes, for every system: torch's reader leaves the memory for such a record
-#: unchanged.
+#: Flag of a folder in the external attributes, for every system: torch's reader reads no bytes of a record with this
+#: flag.
 _FOLDER_FLAG = 0x10
 
-#: Extra field with a record's name in UTF-8, and the size of its header: a version and the checksum of the other name
-#: (APPNOTE 4.6.9).
+#: Extra field with a record's name in UTF-8, and the size of the field's header: a version and the checksum of the
+#: record's ordinary name (APPNOTE 4.6.9).
 _UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
 _UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
 
@@ -617,7 +617,7 @@ def _create_unsupported_error(record: Record) -> UnreadableError:
 def ends_as_zip(source: ByteSource) -> bool:
     """Return whether torch's zip reader or Python's would find an end record and a directory.
 
-    Both use the last end record, with any bytes before the archive and after its end. torch's reader ignores the
+    Both use the last end record, and allow any bytes before the archive and after its end. torch's reader ignores the
     record's comment, and reads whole buffers.
     """
     start = max(0, source.size - FARTHEST_END)
