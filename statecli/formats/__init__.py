@@ -111,7 +111,7 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 
 
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
-    """Read with a format; on a fault, confirm the file first, because a deferred check may be the cause."""
+    """Read a file or folder; if it is damaged, run the deferred checks of the file, which may explain the damage."""
     try:
         state = format.reader.read(path, partial(_read_with_path, section=section) if format in FOLDERS else section)
     except MalformedError:
@@ -123,11 +123,11 @@ def _read_format(format: Format, path: str, section: str | None) -> ModelState:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the files of the folder's own checkpoint, by their paths from the folder; empty if the folder has none.
+    """List the files of the folder's own checkpoint, as paths relative to the folder; empty if the folder has none.
 
     Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """
-    # A server may not know a folder above a URL.
+    # Without `files.is_folder`, because a server may not know the folder of a file.
     format = find_format(path, b"", is_folder=True)
     return format.reader.members(path) if format is not None else ()
 

@@ -1,4 +1,4 @@
-"""A folder of `torch.distributed.checkpoint`: `.metadata`, and a `.distcp` file or more for each rank.
+"""A folder of `torch.distributed.checkpoint`: `.metadata`, and at least one `.distcp` file for each rank.
 
 `.metadata` lists the chunks of each tensor and their places (`shared/dcp_metadata.py`); each item of a `.distcp` file
 is a whole archive of torch.save, opened only when its values are read. Other values (an epoch, an lr, the names in
@@ -69,7 +69,7 @@ _UNREAD_EXTRA_STATE = (
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether this is a DCP folder, or a file of a DCP folder."""
+    """Return whether the path is a DCP folder, or a file of a DCP folder."""
     if files.is_folder(path):
         names = members(path)
         return any(name.endswith(SUFFIX) or _is_metadata(files.join(path, name)) for name in names)
@@ -157,7 +157,7 @@ class _Folder:
             self.oddities.append(dcp_ranks.describe_merge(path, len(metadatas), readable_rivals))
 
     def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], unreadable: Mapping[str, UnreadableError]) -> str:
-        """Note unread and missing files of the folder; return the reason for a hole caused by them."""
+        """Note unread and missing files of the folder; return the reason to report for a tensor with missing chunks."""
         names = members(self.path)
         other_metadata = [
             name for name in names if METADATA_NAME.fullmatch(name) and name not in metadatas and name not in unreadable
@@ -260,7 +260,7 @@ class _Folder:
 
 
 class _BadFile(MalformedError):
-    """A file is missing, truncated or must not be read."""
+    """Error: a file is missing, truncated or must not be read."""
 
 
 class _Files:
@@ -467,7 +467,7 @@ def _check_apart(metadata: Metadata) -> None:
 
 
 def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
-    """Return the number of bytes that each file must have at least."""
+    """Return the minimum size of each file in bytes."""
     last_end: dict[str, int] = {}
     for group in places:
         for stored in group:
@@ -511,7 +511,7 @@ def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
 def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> dict[Any, Any]:
     """Rebuild the saved dict: each object at its path, dicts under their keys, lists by their indexes.
 
-    An object without a path, or with a contradicted path, is put under its name.
+    An object without a path, or with a path that contradicts another, is put under its name.
     """
     root: dict[Any, Any] = {}
     containers: dict[int, _Container] = {id(root): _Container(root, None, root)}
@@ -535,7 +535,7 @@ def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...
 def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
     """Restore the integer keys of an optimizer's state, because the planner turned all keys into text.
 
-    Omit an empty state: SGD without momentum has an empty dict.
+    Add a missing state, because DCP does not save the empty dict of SGD without momentum.
     """
     groups = optimizer.get("param_groups")
     params_by_group = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
@@ -550,7 +550,7 @@ def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
 
 
 class _Container(NamedTuple):
-    """A dict created here and its parent; anything else at a path was saved as a single value."""
+    """Dict that `build_nested` created, with its parent; any other object at a path was saved as a single value."""
 
     parent: dict[Any, Any]
     key: str | int | None

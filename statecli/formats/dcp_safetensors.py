@@ -42,7 +42,7 @@ _METADATA_KEYS = (SHARDING_INFO_KEY, "DCP_VERSION", "format")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether this is a folder of HuggingFaceStorageWriter shards."""
+    """Return whether the path is a folder of HuggingFaceStorageWriter shards."""
     return files.is_folder(path) and bool(members(path))
 
 

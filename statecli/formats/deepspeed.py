@@ -1,6 +1,6 @@
 """A DeepSpeed checkpoint: a folder whose `latest` names a folder of ranks' files, or the named folder.
 
-`mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's facts: the shapes of trained parameters
+`mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's records: the shapes of trained parameters
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO
 splits the optimizer's float32 copies and moments across the ranks, each a flat vector for each group, in
 `*zero_pp_rank_R_mp_rank_XX_optim_states.pt`. Stages 1 and 2 concatenate a group's parameters and split the whole at
@@ -79,7 +79,7 @@ class Files(NamedTuple):
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether this is a folder of ranks' files, or contains such a folder and no weights of its own."""
+    """Return whether the path is a folder of ranks' files, or contains such a folder and no weights of its own."""
     if not files.is_folder(path):
         return False
     if _has_ranks(path) or _find_misleading_tracker(path) is not None:
@@ -103,7 +103,7 @@ def _is_step(path: str) -> bool:
 
 
 def _resolve_step(path: str) -> str:
-    """Return the folder in `path` with the ranks' files, "" for `path`. Raises MalformedError if missing."""
+    """Return the subfolder of `path` with the ranks' files, "" if `path` has them. Raises MalformedError if missing."""
     if (misled := _find_misleading_tracker(path)) is not None:
         raise MalformedError(
             f"{misled[0]} points to {misled[1]}, which is not a plain folder in the checkpoint folder; DeepSpeed "
@@ -137,7 +137,7 @@ def _has_ranks(path: str) -> bool:
 
 
 def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
-    """Return the tracker file that leads DeepSpeed elsewhere than other readers look, and its quoted text."""
+    """Return the tracker file that leads DeepSpeed to another folder than other readers, and its quoted text."""
     for name in TRACKERS:
         if name not in checkpoint_folder.list_files(path):
             continue
@@ -212,7 +212,7 @@ def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
 def members(path: str) -> tuple[str, ...]:
     """List the ranks' files, relative to the folder. Raises UnreadableError as `read` does.
 
-    If a tracker file leads elsewhere, list only this file: the folder is an unreadable checkpoint.
+    If a tracker file misleads DeepSpeed, list only this file: the folder is an unreadable checkpoint.
     """
     if (misled := _find_misleading_tracker(path)) is not None:
         return (misled[0],)
@@ -225,9 +225,9 @@ def members(path: str) -> tuple[str, ...]:
 
 
 class ModelFileFacts(NamedTuple):
-    """Names in a model file: shapes by the optimizer's groups, and DeepSpeed's classification of the rest.
+    """Shapes in a model file, of trained parameters by optimizer group and of frozen parameters; other tensors by name.
 
-    `buffers` is None if the file does not list them.
+    `buffers` is None if the file does not list the buffers. `shared` maps a shared parameter to its partner.
     """
 
     trained: list[dict[str, Shape]]
@@ -255,7 +255,7 @@ def _read_facts(rank: Rank) -> ModelFileFacts:
 
 
 class ModelSection:
-    """The module's section: the file's tensors with DeepSpeed's classification, empty tensors filled."""
+    """Section of the module: the file's tensors, with the kinds that DeepSpeed records; empty tensors are filled."""
 
     def __init__(self, rank: Rank, facts: ModelFileFacts, owner: Owner) -> None:
         self.rank, self.facts, self.owner = rank, facts, owner
@@ -270,7 +270,7 @@ class ModelSection:
 
     @property
     def copied_names(self) -> Iterator[str]:
-        """Return the names with float32 copies in the optimizer: all parameters if the file does not list them."""
+        """Names of parameters with float32 copies in the optimizer; all that may have one if the file lists none."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return
@@ -317,7 +317,7 @@ class ModelSection:
         )
 
     def _classify(self, tensor: TensorInfo) -> TensorInfo:
-        """Set the kind. It is exact if DeepSpeed names the buffers, because a state_dict has no other tensors."""
+        """Set the kind: exact if DeepSpeed names the buffers, because a state_dict has only parameters and buffers."""
         facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
@@ -334,7 +334,7 @@ class ModelSection:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Give each tensor its own storage: ZeRO keeps a group in one storage, so only equal positions are tied."""
+        """Give each tensor its own storage: ZeRO keeps a group in one storage, so tied tensors have equal positions."""
         if tensor.storage not in self.flat_storages:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only notes the view
@@ -424,7 +424,7 @@ def _list_missing_copies(path: str, tag: str, copied_names: Iterable[str]) -> li
 
 
 def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> tuple[ModelState, list[str]]:
-    """Return the state of one model-parallel rank and the names with float32 copies."""
+    """Return the state of one model-parallel rank and the names of parameters with float32 copies."""
     models, failures = _read_models(owner.target, files.model)
     optimizer = Optimizer(owner.target, files.optimizer)
     rank = next(iter(models.values()))
@@ -519,7 +519,7 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
 
 
 def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
-    """Return the names with different shapes in different ranks."""
+    """Return the reason for each name whose shape differs between ranks."""
     first, *others = models.items()
     first_shapes, problems = _read_facts(first[1]).shapes, {}
     for rank, model in others:

@@ -1,4 +1,4 @@
-"""Flax's msgpack (`flax.serialization.to_bytes`): nested maps of arrays, as of a TrainState or of a model's variables.
+"""Flax's msgpack (`flax.serialization.to_bytes`): nested maps of arrays, such as a TrainState or a model's variables.
 
 An array is an extension of type 1 with [shape, name of the dtype, bytes]; an array of a gigabyte and more is cut into
 flat pieces. Type 2 is a complex number, type 3 a scalar of numpy. Lists and tuples become maps of "0", "1"... Source:
@@ -150,7 +150,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 class _Tree:
-    """Converter of encoded arrays in a tree to tensors."""
+    """Converter that replaces the encoded arrays in nested maps with tensors."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -302,7 +302,7 @@ class _Leaf(NamedTuple):
 
 
 def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
-    """Find all tensors; a map with tensors is a section if some are named like flax's collections."""
+    """Yield all tensors; in a map with names of flax's collections (`params`), each entry is a section."""
     section = tuple(map(str, path))
     if not _is_split(root):
         for keys, tensor in _find_model_level(root):
@@ -346,7 +346,7 @@ def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
 
 
 def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_Leaf]:
-    """Move the leaves below the dotted path `section_path` into a section of their own, unless a section is there."""
+    """Move the leaves below the dotted path `section_path` into a section of this name, unless a section is there."""
     if not section_path or any(f"{leaf.title}.".startswith(f"{section_path}.") for leaf in leaves):
         return leaves
     keys = tuple(section_path.split("."))

@@ -77,7 +77,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     return head.startswith(b"GGUF")
 
 
-def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
     """Read the header of one file; the format records neither devices nor requires_grad.
 
     Shapes are in torch's order: the file has the fastest dimension first. A quantized tensor has as many elements as
@@ -239,7 +239,7 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
 
 
 def _name_text_type(texts: Sequence[bytes]) -> str:
-    """Return the type of texts. Invalid UTF-8 gets a digest, because each invalid byte is shown as the same escape."""
+    """Return the type of texts, with a digest for invalid UTF-8: an invalid byte and its escape are shown alike."""
     try:
         for raw in texts:
             raw.decode("utf-8")
@@ -382,7 +382,7 @@ class _Line(NamedTuple):
 
 
 def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str]]:
-    """Read the first line of each name; also return messages for repeated names."""
+    """Read the header entries of the tensors, the first for each name; also return messages for repeated names."""
     first_lines: dict[str, _Line] = {}
     lines = Counter[str]()
     for n in range(count):
@@ -491,7 +491,7 @@ def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
 
 
 def _find_gaps(spans: list[_Span], source: ByteSource, start: int, alignment: int) -> Iterator[Oddity]:
-    """Yield bytes between and after the tensors that exceed padding."""
+    """Yield oddities for bytes between and after the tensors that are more than padding."""
     ends = [(0, "the header"), *((stop, name) for _, stop, name in spans)]
     begins = [*(begin for begin, _, _ in spans), source.size - start]
     holes = [

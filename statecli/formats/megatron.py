@@ -43,7 +43,7 @@ _SIZE_ARGUMENTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether this is a folder of iterations or of ranks."""
+    """Return whether the path is a folder of iterations or of ranks."""
     return files.is_folder(path) and (
         TRACKER in checkpoint_folder.list_files(path) or bool(_find_ranks(path)) or bool(_list_arrays(path))
     )
@@ -57,7 +57,7 @@ def _list_arrays(path: str) -> list[str]:
 
 
 def _find_ranks(path: str) -> dict[str, str]:
-    """Map the folder of each rank to its model file, relative to `path`, or "" if missing."""
+    """Return the model file of each rank by the rank's folder, both relative to `path`; "" for a missing file."""
     model_files = {}
     ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
     files.prefetch(files.join(path, name) for name in ranks)
@@ -69,7 +69,7 @@ def _find_ranks(path: str) -> dict[str, str]:
 
 
 def _resolve_iteration(path: str) -> str:
-    """Return the subfolder of `path` with the ranks, "" for `path`. Raises MalformedError for a missing folder."""
+    """Return the subfolder of `path` with the ranks, "" if `path` has them. Raises MalformedError if missing."""
     if _find_ranks(path) or _list_arrays(path):
         return ""
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER_BYTES)
@@ -206,7 +206,7 @@ def _join_settings(states: dict[str, ModelState]) -> Settings:
 
 
 def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str]) -> dict[str, str]:
-    """Return the first few missing ranks, by the sizes recorded in the arguments."""
+    """Return a reason for each of the first four missing ranks, computed from the sizes in the saved arguments."""
     first, state = next(iter(states.items()))
     sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZE_ARGUMENTS]
     tensor, stages = (size if type(size) is int and 0 < size <= 10**5 else 1 for size in sizes)
@@ -227,7 +227,7 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict
 
 
 def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
-    """Report dtypes that differ between tensor-parallel ranks of a stage, which have parts of the same tensors."""
+    """Yield oddities for names and dtypes that differ between the tensor-parallel ranks of a pipeline stage."""
     if len(states) > 1:
         yield note_separate_ranks(len(states))
     stages: dict[str | None, list[str]] = {}
@@ -241,7 +241,7 @@ def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
 
 
 def _map_dtypes(name: str, state: ModelState) -> dict[str, str]:
-    """Map the section and name of each model tensor to its dtype."""
+    """Return the dtype of each model tensor by section and name."""
     model = (tensor for tensor in state.tensors if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER))
     return {f"{tensor.section.removeprefix(f'{name}.')}.{tensor.fqn}": tensor.dtype for tensor in model}
 

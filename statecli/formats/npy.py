@@ -22,7 +22,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     return head.startswith(npy_array.MAGIC)
 
 
-def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
     """Read the header of the file; the format records neither devices nor requires_grad.
 
     Raises UnreadableError and MalformedError, without the path. A truncated array is damaged.

@@ -23,17 +23,17 @@ TRAITS = FormatTraits(
 )
 
 _SUFFIX = ".npy"
-#: Maximum size of arrays of an archive, in bytes, that are read to verify their checksums while listing: a fifth of a
-#: second. The checksums of other arrays, and of all arrays in remote storage, are verified when the values are read.
+#: Maximum total size in bytes of arrays whose checksums are verified while an archive is listed: a fifth of a second.
+#: The checksums of other arrays, and of all arrays in remote storage, are verified when the values are read.
 MAX_VERIFIED_BYTES = 128 << 20
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether this is a zip archive of numpy arrays, not one of torch's archives."""
+    """Return whether the file is a zip archive of numpy arrays, not one of torch's archives."""
     return head.startswith(b"PK\3\4") and mentions(path, b".npy") and not mentions(path, b"data.pkl", b"archive_format")
 
 
-def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
     """Read the headers of all arrays; the format records neither devices nor requires_grad.
 
     A self-contradictory array is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the

@@ -1,8 +1,7 @@
 """safetensors: eight bytes of length, a JSON header, the tensors' bytes without holes.
 
-Format: the safetensors README and its Rust validator (version 0.8), whose every check is repeated here; where the
-validator accepts a file read differently by readers (one name twice), this reader refuses. Nothing but the header is
-read.
+Format: the safetensors README and its Rust validator (version 0.8). All checks of the validator are repeated here. A
+file that the validator accepts but programs read differently (one name twice) is refused. Only the header is read.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ def sniff(path: str, head: bytes) -> bool:
     return int.from_bytes(head[:8], "little") < 2**40 or not head[:8].isascii()
 
 
-def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
     """Read the header of one file; the format records neither devices nor requires_grad.
 
-    Two names of `__metadata__` for a dropped tied tensor become rows of their own. Raises UnreadableError and
-    MalformedError, without the path.
+    Each name of a tied tensor that `save_model` moved to `__metadata__` becomes a row of its own. Raises
+    UnreadableError and MalformedError, without the path.
     """
     with ByteSource(path) as source:
         raw, start = _read_raw_header(source)
@@ -90,7 +89,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             tensors = _build_tensors(entries, path, start, source.size)
             repeats: list[json_object.Repeat] = []
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
-            # The strict parser supports every exception and has an error message for every fault.
+            # The strict parser reads unusual headers too, and has an error message for every fault.
             raw, start = _read_raw_header(source)
             parsed = json_object.parse_object(raw, "its header")
             del raw
@@ -152,7 +151,7 @@ def _check_metadata(node: Any) -> dict[str, Any]:
 
 
 class HeaderEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Header entry of one tensor. `data_offsets`: begin and end in bytes, from the first tensor's byte."""
+    """Header entry of one tensor. `data_offsets`: begin and end in bytes, from the first byte of the tensor data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -169,7 +168,7 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def _parse_plain_header(raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str, HeaderEntry]]]:
-    """Return metadata and entries of a header as every library writes headers, in a quarter of the time and memory.
+    """Return metadata and entries of a header in the form that libraries write, in a quarter of the time and memory.
 
     Raises `_NotPlain`, MalformedError or msgspec's errors for any other header, even if the strict parser would accept
     the header. msgspec keeps the last of two equal keys. Each pair of an object has one colon, so equal keys show as
@@ -280,7 +279,7 @@ def _create_dtype_error(name: str, dtype: Any) -> MalformedError:
 
 
 def _check_entry(name: str, entry: Any) -> HeaderEntry:
-    """Return a plainly parsed header entry with its types checked."""
+    """Return a header entry from the strict parser, with its types checked."""
     if type(entry) is not dict:
         raise MalformedError(f"{quoting.name(name)}: its header entry is not a JSON object but {quoting.value(entry)}")
     try:

@@ -5,8 +5,8 @@ come from the index, so they are untrusted: each must be a plain file name. A sh
 links are followed: the Hugging Face cache consists of links into `../../blobs`, an index cannot create a link, and an
 attacker able to put a link into the folder could put the file there. Only headers are read through a link.
 
-A missing or unreadable shard costs only its own tensors: each of its names in the index is a row with `damage`; without
-an index, a row stands for the shard.
+A missing or unreadable shard affects only its own tensors: each of its names in the index is a row with `damage`;
+without an index, one row stands for the shard.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Shards(NamedTuple):
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether this is a folder, or a JSON file that has a weight_map or is named as an index."""
+    """Return whether the path is a folder, or a JSON file that has a weight_map or is named as an index."""
     if files.is_folder(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -103,9 +103,9 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
-    """Read the model of the folder `path` and its config files, without the files in `others`.
+    """Read the model of the folder `path` and its config files.
 
-    Raises as `read` does.
+    `others`: files that the notes about unread files omit. Raises as `read` does.
     """
     choice = checkpoint_folder.choose_checkpoint(path)
     file_path = files.join(path, choice.name)

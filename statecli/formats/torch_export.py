@@ -1,6 +1,6 @@
 """torch.export: the `.pt2` archive of a program, with the role of each tensor in the module.
 
-A zip archive of torch's with `archive_format` "pt2". `models/M.json` is program M, whose signature names parameters,
+A zip archive in torch's layout, `archive_format` "pt2". `models/M.json` is program M, whose signature names parameters,
 buffers (persistent or not) and lifted constants; `data/weights/M_weights_config.json` and the same for `constants`
 locate each tensor: dtype, sizes, strides, and a record with a plain storage or with an archive of torch.save
 (`use_pickle`). torch 2.8 wrote one archive of torch.save for all tensors (`data/weights/M.pt`), torch 2.7 and older a
@@ -113,7 +113,7 @@ _BYTES = Global("torch", "UntypedStorage", 0)
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether this is a zip archive with the format's name, or an exported program at the top."""
+    """Return whether the file is a zip archive with `archive_format`, or with an exported program at the top."""
     return head.startswith(b"PK\3\4") and mentions(path, b"/archive_format", _OLD_PROGRAM.encode())
 
 
@@ -262,7 +262,7 @@ class _Reader:
     # --- tensors ----------------------------------------------------------------------------------------------------
 
     def _read_configured(self, model: str, folder: str, payloads: _Payloads) -> None:
-        """Read the tensors in records of their own."""
+        """Read the weights or constants that a program's config file locates, each in a record of its own."""
         name = f"data/{folder}/{model}_{folder}_config.json"
         entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
@@ -332,7 +332,7 @@ class _Reader:
             return quoting.append_reason(f"record {name!r}", error)
 
     def _read_pickled(self, record: Record, payloads: _Payloads, *, is_weight: bool) -> None:
-        """Read the tensors in one archive of torch.save with a dict by name."""
+        """Read the tensors in a record that is an archive of torch.save with a dict of tensors by name."""
         if not record.size:  # torch wrote None as an empty record
             return
         with add_subject_to_errors(f"record {record.name!r}"):
@@ -346,7 +346,7 @@ class _Reader:
                 _add_payload(payloads, fqn, payload)
 
     def _read_inner(self, record: Record) -> tuple[Any, Reading]:
-        """Return the root of the archive in a record, and the reading of its tensors."""
+        """Return the root object of the archive in a record, and the `Reading` that decodes its tensors."""
         if record.method != STORED:
             raise MalformedError("is compressed; save the program again with torch")
         pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)

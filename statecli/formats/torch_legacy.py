@@ -190,7 +190,7 @@ def _walk_storages(
 
 
 def _check_count(key: str, numel: int, recorded: bytes) -> int:
-    """Check the number of elements that precedes them. Always returns 0."""
+    """Check the element count that precedes a storage's elements. Returns 0, the shift that a `Guard` expects."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")

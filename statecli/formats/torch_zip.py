@@ -121,7 +121,7 @@ def _check_kind(archive: Archive) -> None:
 
 
 def _find_unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:
-    """Yield bytes of the archive that no loader reads: storages, other records, gaps between records."""
+    """Yield oddities for bytes of the archive that no loader reads: storages, other records, gaps between records."""
     yield from find_unused_storages(pickle, storages)
     yield from find_unused_records(archive, *_RECORDS, "data/")
     yield from find_gaps(archive)

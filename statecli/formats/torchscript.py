@@ -1,6 +1,6 @@
 """TorchScript: scripted, traced or frozen modules of `torch.jit.save` and `_save_for_lite_interpreter`.
 
-A zip archive of torch's. `data.pkl` is the module, made of objects whose classes are text in `code/__torch__/…/*.py`;
+A zip archive in torch's layout. `data.pkl` is the module; the classes of its objects are text in `code/__torch__/…`;
 `data/N` are its storages, `constants.pkl` and `constants/N` the constants of the code. Two lines in the text of a class
 list its parameters and its buffers; only these lines are parsed, and no code is run. Sources:
 torch/csrc/jit/serialization of torch 2.13 (export_module.cpp, python_print.cpp, pickler.cpp).
@@ -77,7 +77,7 @@ _QUOTED = compile_on_use(r'"([^"]*)"')
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether this is a zip archive with a `constants.pkl`, absent from torch.save."""
+    """Return whether the file is a zip archive with a `constants.pkl`, which torch.save does not write."""
     return head.startswith(b"PK\3\4") and mentions(path, b"/constants.pkl")
 
 
@@ -180,7 +180,7 @@ class _Class(NamedTuple):
 
 
 class _Modules:
-    """Converter of TorchScript objects to the `__dict__` of the same module in Python, as far as recorded."""
+    """Converter of TorchScript objects to pickled Python modules, whose `__dict__` it fills as far as recorded."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -189,7 +189,7 @@ class _Modules:
         self.created: dict[int, Obj] = {}
 
     def convert(self, root: Any) -> Any:
-        """Convert the root and every module below to the Python form; other objects stay."""
+        """Convert the root and every module below to the Python form; other objects stay unchanged."""
         if not self._is_module(root):
             raise MalformedError("its data.pkl does not contain a TorchScript module")
         stack = [root]
@@ -206,7 +206,7 @@ class _Modules:
         return self.created[id(node)]
 
     def _fill(self, node: Obj) -> Iterator[Obj]:
-        """Give the created object its attributes and create the modules among them."""
+        """Give the created object its attributes; create the modules among them, and yield those not yet filled."""
         attributes, script_class = as_mapping(node.state), self._find_class(node)
         converted = self._convert_object(node)
         if attributes is None or script_class is None:  # the class has its own `__getstate__`

@@ -71,7 +71,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _find_parts(path: str) -> dict[str, str]:
-    """Map the files and folders next to the model to their sections, further models first."""
+    """Return the section of each file and folder next to the model; further models come first."""
     names = checkpoint_folder.list_files(path)
     parts = {name: section for name, section in _find_folders(path).items() if section != "model"}
     for name in names:
@@ -84,7 +84,7 @@ def _find_parts(path: str) -> dict[str, str]:
 
 
 def _find_folders(path: str) -> dict[str, str]:
-    """Map the folders of torch.distributed.checkpoint to their sections."""
+    """Return the section of each folder that FSDP saved with torch.distributed.checkpoint."""
     matches = ((name, _SHARDED_FOLDER.fullmatch(name)) for name in checkpoint_folder.list_folders(path))
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
@@ -218,7 +218,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
-    """Return the prefix and the settings of a part; the settings of a folder are below the saved object."""
+    """Return the prefix and the settings of a part; in a folder, settings are below the key of the saved object."""
     match = _SHARDED_FOLDER.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings

@@ -1,7 +1,7 @@
 """Settings from the JSON files next to a folder's weights: the class of the model, the progress of the training.
 
 `config.json` and `adapter_config.json` are written by `save_pretrained` of transformers, diffusers and peft,
-`trainer_state.json` by transformers' Trainer. A malformed file is a note.
+`trainer_state.json` by transformers' Trainer. A malformed file is reported as a note.
 """
 
 from __future__ import annotations

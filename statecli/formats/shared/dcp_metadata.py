@@ -1,8 +1,8 @@
 """The `.metadata` of torch.distributed.checkpoint: tensors, their chunks, and the places of the chunks.
 
 A pickle of one `Metadata` object, for which torch uses `pickle.load`. Sources: metadata.py, filesystem.py and
-default_planner.py in torch/distributed/checkpoint of torch 2.13; its classes were elsewhere before 2.0, and newer
-fields may be missing.
+default_planner.py in torch/distributed/checkpoint of torch 2.13. Before torch 2.0, its classes were in other modules;
+newer fields may be missing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _DCP_PREFIX = "torch.distributed."
 _TRUNCATION_ADVICE = (
     "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
 )
-#: Names that a `.metadata` needs, in addition to torch's dtypes. Torch before 2.0 had these classes in other modules;
-#: torch before 2.3 also those of a tensor's properties.
+#: Names that a `.metadata` may import. Torch before 2.0 had these classes in other modules, and torch before 2.3 the
+#: classes of a tensor's properties.
 NEEDED_NAMES = frozenset(
     (
         *(f"torch.{dtype}" for dtype in ELEMENT_BITS),
@@ -116,7 +116,7 @@ class _Scanned(dict[str, tuple[bytes, Metadata]]):
 
 
 def parse_for_scan(data: bytes, label: str) -> Metadata:
-    """Parse as `parse_metadata` does; keep the result for its next call, because an audit also reads the tensors."""
+    """Parse a pickle as `parse_metadata` does; keep the result for its next call, because an audit parses twice."""
     scanned = lifetime.for_command(_Scanned)
     scanned.clear()
     scanned[label] = data, parse_metadata(data, label)
@@ -160,7 +160,7 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
 
 
 class _Machine(Machine):
-    """Pickle machine that resolves `getattr(enumeration, "MEMBER")`, the form of a member in Python 3.11.0 to 3.11.2.
+    """Pickle machine that resolves `getattr(enumeration, "MEMBER")`: Python 3.11.0 to 3.11.2 pickle enum members so.
 
     Refuses a dict that changes after becoming the state of an object, because BUILD copies the dict.
     """
@@ -189,7 +189,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Call as `Machine` does; note a `getattr` for anything but a member, because it then stays among the names."""
+        """Build a call as `Machine` does; note a `getattr` for anything but a member, so that `run` keeps its name."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
@@ -355,20 +355,20 @@ def _read_attributes(node: Any, names: frozenset[str]) -> Mapping[str, Any] | No
 
 
 def _has_only(node: Obj, part: str) -> bool:
-    """Return whether an object has a single part of `Obj` and nothing else."""
+    """Return whether all fields of an object, except the field `part`, are empty."""
     parts = {"args": node.args, "kwargs": node.kwargs, "state": node.state, "items": node.items, "elems": node.elems}
     return not any(value for name, value in parts.items() if name != part)
 
 
 def _get_state(node: Any) -> Mapping[str, Any]:
-    """Return the argument of BUILD, usually a dict."""
+    """Return the attributes that the opcode BUILD gives to an object."""
     if type(node) is Obj and type(node.state) is dict:
         return node.state
     return get_attributes(node)
 
 
 def _read_properties(node: Any) -> tuple[str, bool]:
-    """Return dtype and requires_grad of a tensor, in a 5-tuple because torch cannot pickle a memory format."""
+    """Return a tensor's dtype and requires_grad, from a 5-tuple, because torch cannot pickle a memory format."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:
         dtype, _, grad = state[:3]

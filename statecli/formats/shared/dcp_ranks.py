@@ -71,7 +71,7 @@ def _add_chunks(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
 
 
 def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str]:
-    """List the metadata of ranks between those of `names`, or with a file among the folder's `members`."""
+    """List missing metadata: of ranks below the highest in `names`, and of ranks with a file among `members`."""
     ranks = parse_ranks(names)
     if not ranks:
         return []

@@ -63,10 +63,10 @@ def members(path: str) -> Iterator[str]:
 
 
 def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the parameter and the path, from the folder, of each missing file below `zero/`.
+    """Yield each missing file below `zero/`, as its parameter and its path relative to the folder.
 
-    Expected: a float32 copy for each folder and each `trained` parameter; all states for parameters with any optimizer
-    state.
+    Expected are a float32 copy for each folder and each `trained` parameter, and the usual states for a parameter with
+    some of them.
     """
     files_by_parameter = {
         name: frozenset(

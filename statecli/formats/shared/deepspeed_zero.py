@@ -49,14 +49,14 @@ class VectorView(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Owner of files: the folder as the user named the path, and the prefix of the sections' names."""
+    """Owner of tensors: the checkpoint's folder as the user wrote the path, and the prefix of the section names."""
 
     target: str
     prefix: str
 
 
 class Rank(NamedTuple):
-    """One parsed file: its pickle, the decoder of its tensors, and its oddities."""
+    """Parsed file of one rank: its name, the root dict of its pickle, the decoder of its tensors, and its state."""
 
     name: str
     items: Mapping[Any, Any]
@@ -76,8 +76,8 @@ class Rank(NamedTuple):
 def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
     """Read one file. Raises UnreadableError with its name.
 
-    The result for the first file has its whole state, and so has the result for a file that imports a name not yet in
-    `imported`. For other ranks, because their states are large and alike, it has only the oddities of the archive.
+    `state` is whole for the first file, and for a file that imports a name not yet in `imported`. For other files it
+    has only the imports and the oddities of the archive, because the states of ranks are large and alike.
     """
     path = files.join(folder, name)
     try:
@@ -194,7 +194,7 @@ def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
 
 
 def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
-    """Read the optimizer's own states: vectors as long as their group's, and all other tensors by their names."""
+    """Read the optimizer's own states: vectors with the length of their group, and all other tensors by their names."""
     vectors: dict[str, list[Tensor | None]] = {}
     unpartitioned: dict[str, Tensor] = {}
     for group, state in enumerate(_group_states(node)):
@@ -447,7 +447,7 @@ def _describe_partitions(ranks: list[int]) -> str | None:
 
 
 class Optimizer:
-    """The readable parts of the ranks' optimizer.
+    """Optimizer from the readable files of the ranks.
 
     `unreadable` and `missing_reasons` have a reason for each rank; `oddities` are those of the layout, complete once
     `build_rows` ended.
@@ -509,7 +509,7 @@ class Optimizer:
         yield from self._build_unpartitioned_rows(owner)
 
     def _find_misplaced(self, parts: list[ParameterPart]) -> Iterator[Oddity]:
-        """Yield parameters for which a rank records another location than the order of `param_shapes` gives."""
+        """Yield oddities for parameters that a rank records at another place than the order of `param_shapes` gives."""
         for part in parts:
             for piece in part.pieces:
                 slices = self.shards[piece.rank].slices

@@ -113,7 +113,7 @@ def read_header(head: Head) -> Header:
 def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
     """Build the tensor, damaged if truncated. `storage` is the whole file, header included.
 
-    Raises MalformedError for more elements without bytes than the file has bytes.
+    Raises MalformedError for elements of 0 bytes if there are more of them than the file has bytes.
     """
     element, available = header.element, storage.length - header.length
     elements = prod(header.shape)
@@ -151,7 +151,7 @@ def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | N
     return TensorData(element_range, dtype, header.shape, strides=strides)
 
 
-# --- what the header says --------------------------------------------------------------------------------------------
+# --- contents of the header ------------------------------------------------------------------------------------------
 
 
 def _parse_literal(literal: Any, length: int) -> Header:

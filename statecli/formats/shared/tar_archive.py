@@ -25,7 +25,7 @@ _WRITTEN_MEMBERS = (*_LOADED_MEMBERS, "sys_info")
 _BEGINNINGS = tuple(f"{name}\0".encode() for name in (*_WRITTEN_MEMBERS, "././@PaxHeader"))
 #: Maximum size of an extended header in bytes.
 _MAX_EXTENDED_BYTES = 8192
-#: Maximum number of headers that are read in an archive of other files.
+#: Maximum number of headers that are read in an archive that torch.save did not write.
 _MAX_HEADERS = 100_000
 #: tarfile's types of headers that describe the next header, and of members without data.
 _EXTENDED_TYPES = (b"x", b"g", b"X", b"L", b"K")

@@ -69,7 +69,7 @@ def check_folder(archive: Archive) -> None:
 def check_version(archive: Archive) -> None:
     """Refuse a malformed or unknown newer version of the container.
 
-    The version is in two places: torch uses the first for a trace with stored inputs.
+    torch reads `.data/version` instead of `version` if it exists: in a trace with stored inputs.
     """
     text = read_word(archive, ".data/version" if find_record(archive, ".data/version") else "version")
     if text is None:
@@ -98,7 +98,7 @@ def refuse_big_endian(archive: Archive) -> None:
 
 
 def is_big_endian(archive: Archive) -> bool:
-    """Return whether the archive is big-endian. False without a byteorder record: torch added both together."""
+    """Return whether the archive is big-endian; False without a byteorder record, as in files of older torch."""
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
     if any(record_name != name and record_name.lower() == name.lower() for record_name in archive.records):
@@ -151,7 +151,7 @@ def locate_storages(
 
 
 def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
-    """Yield storages with bytes not named by the pickle."""
+    """Yield an oddity for storages with bytes that the pickle does not name."""
     used_keys = {
         pid[2]
         for persistent in pickle.persistent
@@ -168,7 +168,7 @@ def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], fold
 
 
 def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]:
-    """Yield the first storage that does not lie where torch computes its place.
+    """Yield an oddity for the first storage that is not at the offset that torch computes.
 
     With `torch.utils.serialization.config.load.calculate_storage_offsets`, and under FakeTensorMode, torch adds up
     the sizes of the storages in the order of the pickle. Source: `_get_offset` in torch/serialization.py of 2.13.
@@ -215,10 +215,9 @@ def compute_data_offset(header: int, name: str, size: int, alignment: int) -> in
 
 
 def find_unused_records(archive: Archive, *used_names: str, prefix: str | None = None) -> Iterator[Oddity]:
-    """Yield records with bytes that no loader reads: all except `used_names`, which are names below `prefix`, or
-    folders (with /).
+    """Yield an oddity for records with bytes that no loader reads: all records except `used_names`.
 
-    The default of `prefix` is the archive's folder.
+    These are names below `prefix`, or folders (with /). The default of `prefix` is the archive's folder.
     """
     prefix = f"{archive.folder}/" if prefix is None else prefix
     names = {prefix + name for name in used_names}
@@ -234,7 +233,7 @@ def find_unused_records(archive: Archive, *used_names: str, prefix: str | None =
 
 
 def find_gaps(archive: Archive) -> Iterator[Oddity]:
-    """Yield bytes between the records that exceed padding."""
+    """Yield an oddity for bytes between the records that are more than padding."""
     if not archive.spaces:
         return
     alignment = read_word(archive, ".storage_alignment") or ""

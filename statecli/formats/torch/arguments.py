@@ -116,7 +116,7 @@ class LazyFlags(NamedTuple):
 
 
 def decode_lazy_flags(node: Any, fqn: str) -> LazyFlags:
-    """Return the lazy flags in the metadata of a tensor. TorchScript tags the dict.
+    """Return the lazy flags in the metadata of a tensor. TorchScript wraps the dict in a call of `restore_type_tag`.
 
     torch sets a flag for any value of its key, even if the key is bytes; torch writes True only.
     """

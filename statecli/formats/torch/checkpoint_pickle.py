@@ -54,7 +54,7 @@ def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
 
 
 class _Machine(Machine):
-    """Machine that refuses changes of copied containers, of tensors, and of objects with a state."""
+    """Pickle machine that refuses changes of copied containers, of tensors, and of objects with a state."""
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, label, fast=fast, module_ids=module_ids)
@@ -65,7 +65,7 @@ class _Machine(Machine):
         self._copies: dict[int, bool] = {}
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Build the call as the machine does, and note copied containers."""
+        """Build the call as `Machine` does, and note copied containers."""
         call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
@@ -104,7 +104,7 @@ class _Machine(Machine):
                 )
 
     def set_state(self, target: Obj, state: Any) -> None:
-        """Set the state as the machine does, once for each object."""
+        """Set the state of an object as `Machine` does. Raises MalformedError for a second state."""
         if target.state is not None:
             raise MalformedError(f"{self.label} sets the contents of an object twice; {REFUSAL_REASON}")
         if id(target) in self.copied_containers and get_name(target.cls).startswith("numpy."):
@@ -117,7 +117,7 @@ class _Machine(Machine):
             self.copied_containers.update((id(part), part) for part in pair if part is not None)
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
-        """Set items as the machine does, but not in copied containers or in tensors."""
+        """Set items as `Machine` does; refuse items in copied containers or in tensors."""
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
@@ -131,7 +131,7 @@ class _Machine(Machine):
                 )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
-        """Add elements as the machine does, but not to copied containers or to tensors."""
+        """Add elements as `Machine` does; refuse elements in copied containers or in tensors."""
         self._refuse_change(target, pos)
         super().add_elements(target, elements, pos, opcode)
 

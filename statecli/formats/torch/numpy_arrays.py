@@ -40,7 +40,7 @@ class _ArrayState(NamedTuple):
 
 
 def is_array(node: Obj) -> bool:
-    """Return whether the node becomes a numpy array."""
+    """Return whether the pickled object becomes a numpy array."""
     name = get_name(node.cls)
     if not name.startswith("numpy.") or not name.endswith("._reconstruct"):
         return False
@@ -48,7 +48,7 @@ def is_array(node: Obj) -> bool:
 
 
 def decode_array(node: Obj) -> Tensor | None:
-    """Decode a numpy array; None for other nodes."""
+    """Decode a numpy array; return None for any other pickled object."""
     if not is_array(node):
         return None
     state = _ArrayState(*node.state[:5])

@@ -21,7 +21,7 @@ MAX_FIELDS = 10_000
 
 
 def format_array_dtype(node: Any) -> str:
-    """Return `numpy U3`, `numpy M8[ms]` or `numpy V8 [('lr', '<f4')]` for the dtype of an array.
+    """Return the name of an array's dtype: `numpy U3`, `numpy M8[ms]` or `numpy V8 [('lr', '<f4')]`.
 
     Raises MalformedError for fields not written by numpy.
     """

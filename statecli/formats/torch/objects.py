@@ -1,4 +1,4 @@
-"""Convert a pickle's inert graph to a `ModelState`: each section's tensors and their names.
+"""Convert the object graph of a pickle, which is never executed, to a `ModelState`: tensors and names by section.
 
 The parts are `sections.py` (containers with a model's or an optimizer's state), `tensor_decoder.py` (a rebuild call ->
 one tensor, checked against the bytes of the file), `whole_module.py` (a pickled nn.Module, grouped by its own
@@ -58,8 +58,8 @@ def build_state(
     storages has `damage`. `reads_all_storages`: the loader also reads storages without a tensor, so a storage that
     contradicts the file raises MalformedError.
     """
-    # Only for torch.load: torch.jit.load gives each tensor the type in its own description, not in the first one of its
-    # storage.
+    # Only for torch.load: torch.jit.load gives each tensor the type in its own description, not in the first
+    # description of its storage.
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
     reading = Reading(TensorDecoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
@@ -108,7 +108,7 @@ def _describe(node: Any) -> str:
 
 
 def name_globals(pickle: Pickle, reading: Reading) -> None:
-    """Note the names of the pickle outside torch, because torch.load would import or call them."""
+    """Note the names that the pickle uses from outside torch, because torch.load would import or call them."""
     names = safe_globals.find_foreign_names([mention.qualified for mention in pickle.globals])
     if names:
         name_list = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -191,7 +191,7 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor
 
 
 def _build_whole_info(fqn: str, tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
-    """Build the tensor of an entry of a state_dict. It is saved; requires_grad=False has no meaning there."""
+    """Build the row of a state_dict's entry. Entries are saved and detached, so requires_grad=False means unknown."""
     dtype, device, length, shape, elements = tensor.layout
     return TensorInfo(
         fqn,

@@ -1,4 +1,4 @@
-"""State of reading one file: decoder, oddities, and the walk to the tensors below a node."""
+"""State shared while one file is read: the tensor decoder, the oddities, and the walk to tensors inside an object."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Contents(NamedTuple):
 
 
 class ReachedNode(msgspec.Struct, gc=False):
-    """Node below another node, with its Python path: a tensor, or a module if `tensor` is None."""
+    """Tensor, or module if `tensor` is None, that a walk found inside a pickled object, with its Python path."""
 
     path: str
     node: Any
@@ -67,7 +67,7 @@ def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Decod
         return DecodedTensor(
             fqn, tensor, Kind.BUFFER, Evidence.TYPE, tensor.persistent, requires_grad=tensor.requires_grad
         )
-    # A state_dict is detached, so requires_grad=False in it is unknown.
+    # The tensors of a state_dict are detached, so requires_grad=False there means unknown.
     grad = tensor.requires_grad if tensor.is_parameter or tensor.requires_grad else None
     return DecodedTensor(fqn, tensor, kind, evidence, requires_grad=grad)
 
@@ -80,7 +80,7 @@ def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
 
 
 class Reading:
-    """State shared by all parts of one file's reading."""
+    """State shared by all code that reads one file."""
 
     def __init__(self, decoder: TensorDecoder, oddities: list[Oddity]) -> None:
         self.decoder = decoder
@@ -92,14 +92,14 @@ class Reading:
         self.oddities.append(Oddity(name, message, fqn))
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """Decode as `Decoder.tensor` does; a contradiction becomes `damage`."""
+        """Decode a tensor as `TensorDecoder.tensor` does; a contradiction becomes `damage`."""
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:
             return mark_damaged(fqn, error, node)
 
     def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[ReachedNode]:
-        """Yield the tensors and modules below a node, in file order, each container once."""
+        """Yield the tensors and modules inside a pickled object, in file order; each container is entered once."""
         seen = set() if seen is None else seen
         stack = [(path, node, 0)]
         while stack:

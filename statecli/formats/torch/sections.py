@@ -42,7 +42,7 @@ OTHER_WORDS = compile_on_use(
 
 
 class Section(msgspec.Struct):
-    """Container of state: its path, its node and its role.
+    """Container with the state of a model or an optimizer: its path, the container itself (`node`), and its role.
 
     `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer. `keys` lead
     from the root to the node, None if the path has an attribute or only some entries of a container are the section.
@@ -55,7 +55,7 @@ class Section(msgspec.Struct):
 
 
 class Search:
-    """Search for tensors below a node. Each container of a file, shared or not, is searched once."""
+    """Search for containers that hold tensors. Each container of a file, shared or not, is searched once."""
 
     def __init__(self, decoder: TensorDecoder) -> None:
         self.is_tensor = decoder.is_tensor
@@ -86,10 +86,10 @@ class Search:
 
 
 def find_sections(root: Any, search: Search, requested_section: str | None = None) -> list[Section]:
-    """Find the containers of state, in file order. A single state is the section `model`.
+    """Find the sections of a checkpoint, in file order. A single state is the section `model`.
 
     `requested_section` is the dotted path of a container that must be a section, or contain sections, if it has
-    tensors. The search takes place while the file is read, because the tensors get their names below the container.
+    tensors. The search takes place while the file is read, because the tensors are named relative to the container.
     """
     sections = _find_all(root, search)
     if not requested_section or any(f"{section.path}.".startswith(f"{requested_section}.") for section in sections):
@@ -111,7 +111,7 @@ def find_sections(root: Any, search: Search, requested_section: str | None = Non
 
 
 def _resolve_path(path: str, root: Any) -> Iterator[Any]:
-    """Yield the node at a dotted path. A key may contain dots, and the keys 1 and '1' are written alike."""
+    """Yield each object that a dotted path may mean: a key may contain dots, and the keys 1 and '1' look alike."""
     stack = [(f"{path}.", root)]
     while stack:
         remaining_path, node = stack.pop()
@@ -191,7 +191,7 @@ def _iter_sections(
 
 
 def _extend_keys(keys: tuple[str | int, ...] | None, node: Any, key: Any, child: Any) -> tuple[str | int, ...] | None:
-    """Return the keys to a child; None for a child that is not an item of the node."""
+    """Return the keys from the root to a child; None for a child that is not an item of the container."""
     if keys is None or type(key) not in (str, int):
         return None
     if as_mapping(node) is not None:

@@ -90,7 +90,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
 
 
 def _replace_tensor(node: Any, digests: Digests) -> Any:
-    """Return the node; for a tensor its attributes, or None without attributes."""
+    """Return the value itself; for a tensor, return its Python attributes, or None if it has none."""
     if not digests.is_tensor(node):
         return node
     attributes = digests.decoder.get_attributes(node)
@@ -118,7 +118,7 @@ def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], diges
 
 
 def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
-    """Yield the step in the path, the letter of the key's type, and the value of each entry; no plain tensors."""
+    """Yield the path step, the letter of the key's type, and the value of each entry that is not a plain tensor."""
     items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
@@ -248,7 +248,7 @@ def _name(node: Global, digests: Digests) -> str:
 
 
 def _describe_call(node: Obj) -> str | None:
-    """Describe an object equal to a short call: `torch.device('cuda', 0)`."""
+    """Describe an object as the short call that builds it: `torch.device('cuda', 0)`; None for other objects."""
     has_scalars_only = all(type(arg) in SCALARS for arg in node.args)
     if (
         not has_scalars_only

@@ -27,7 +27,7 @@ from statecli.pickles.numpy_types import read_number
 MAX_DIGESTED = 2_000_000
 #: Maximum depth of nested containers. Python's own pickler stops at 1,000, or at its recursion limit.
 MAX_NESTED = 10_000
-#: Number of entries that a container counts for, because it takes as long to read.
+#: Number of entries that a container adds to the count, because it takes as long to read.
 _ENTRIES_PER_CONTAINER = 6
 #: Leaves up to this size in bytes are stored verbatim; longer ones as a cached hash.
 _MAX_VERBATIM_BYTES = 64
@@ -74,7 +74,7 @@ class Digests:
         return node
 
     def is_tensor(self, node: Any) -> bool:
-        """Return whether the node is a tensor or a part of a tensor, not compared as a setting."""
+        """Return whether the node is a tensor or a part of a tensor, which is not compared as a setting."""
         return type(node) is Persistent or self.decoder.is_tensor(node)
 
     def is_leaf(self, node: Any) -> bool:
@@ -86,7 +86,7 @@ class Digests:
         return type(node) is Obj and (read_raw_bytes(node) is not None or decode_numpy_scalar(node) is not None)
 
     def _read(self, root: Any) -> None:
-        """Walk by Tarjan's algorithm: cyclic containers come together, after all containers below."""
+        """Compute all digests by Tarjan's algorithm: containers of a cycle together, after the containers inside."""
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
         open_containers: list[tuple[Any, list[_Part]]] = []
@@ -122,7 +122,7 @@ class Digests:
     def _find_next_container(
         self, node: Any, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
     ) -> Any:
-        """Return the next container below not yet entered, None after the last; update `lowest` for open containers."""
+        """Return the next inner container not yet entered, None after the last; update `lowest` for open containers."""
         for child in remaining_children:
             if id(child) in self._digests_by_id:
                 continue
@@ -132,7 +132,7 @@ class Digests:
         return None
 
     def _list_parts(self, node: Any) -> list[_Part]:
-        """List the parts of a container; none if too much was read already."""
+        """List the parts of a container; empty once too many entries were read."""
         if self._entries_left < 0:
             return []
         self._entries_left -= _ENTRIES_PER_CONTAINER
@@ -163,9 +163,9 @@ class Digests:
             self._digests_by_id[id(first)] = self._hash_container(first, parts, {})
 
     def _hash_cycle(self, cycle: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
-        """Refine classes of cyclic containers until a round distinguishes no more.
+        """Return a digest of each container in a cycle: split classes of equal content until a round splits none.
 
-        The classes of a round and their parts describe all of the cycle, independent of the entry point.
+        The classes of a round and their parts describe the whole cycle, independent of the entry point.
         """
         classes, class_count = {id(node): b"itself" for node in cycle}, 1
         size = sum(map(len, parts_of_each)) + _ENTRIES_PER_CONTAINER * len(parts_of_each)
@@ -269,7 +269,7 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
 
 
 def get_unusual_state(node: Obj) -> Any:
-    """Return the argument of BUILD if it contains more than attributes; else None."""
+    """Return the state that the opcode BUILD sets on an object, if it is more than attributes; else None."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)

@@ -55,7 +55,7 @@ class StorageResolver:
         self.places, self.dtypes = places, dtypes
         #: Keys of storages with two descriptions -> both descriptions.
         self.disputed = _find_disputed(persistent)
-        #: Storages by the ids of their persistent ids, which stay unique because the pickle's graph keeps them alive.
+        #: Storages by the `id()` of their persistent id, which stays unique because the pickle's graph keeps it alive.
         self._resolved: dict[int, ResolvedStorage] = {}
 
     def resolve(self, node: Any, fqn: str) -> ResolvedStorage:
@@ -131,7 +131,7 @@ def _select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRan
 def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
     """Return the keys of storages and views with two different descriptions, with both descriptions.
 
-    torch uses the first description for all mentions, and saves only one. A storage without bytes (on meta, or empty)
+    torch uses the first description for all mentions, and saves only one. A storage of 0 elements in both descriptions
     is not disputed, because torch creates it again for each description.
     """
     first_ids: dict[str, tuple[Any, ...]] = {}

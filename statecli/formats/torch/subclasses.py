@@ -58,7 +58,7 @@ def apply_marks(tensor: Tensor, attributes: Mapping[str, Any], fqn: str) -> None
 
 
 def describe_wrapper(cls: str, local: Tensor | None, spec: Any) -> str:
-    """Describe a tensor of a class by its local tensor and its spec, as a DTensor has them."""
+    """Describe a tensor subclass by its class name, and by its local tensor and spec if it has them, as a DTensor."""
     name = cls.rpartition(".")[2] or "tensor subclass"
     if local is None or local.shape is None:
         return name

@@ -1,4 +1,4 @@
-"""Convert torch's rebuild calls, recorded by the pickle machine, to checked facts about a tensor.
+"""Convert torch's rebuild calls, as recorded from a pickle, to checked facts about a tensor.
 
 torch pickles a tensor as a call of `torch._utils._rebuild_*` with a storage and a geometry. The calls are never made;
 their arguments are read, and each number is checked against the bytes in the file: `torch.load(mmap=True)` itself
@@ -44,7 +44,7 @@ from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import append_key, get_name, get_state_attributes, get_text_items, iter_entries
 from statecli.pickles.nodes import Global, Obj, Persistent
 
-#: Maximum depth of nested tensors: a Parameter of a subclass of a sparse tensor of plain tensors has depth 4.
+#: Maximum depth of nested tensors. Depth 4: a Parameter around a subclass around a sparse tensor of plain tensors.
 MAX_NESTING = 16
 #: Maximum number of parts of a tensor.
 MAX_PARTS = 1_000
@@ -104,8 +104,8 @@ class Geometry(NamedTuple):
 class TensorDecoder:
     """Decoder of rebuild calls, which checks them against the storages of one file.
 
-    The storages and their `dtypes` are those of `StorageResolver`. Each call node is decoded once, because a tied
-    Parameter is the same node under two names. All errors are `MalformedError`, and name the FQN and both numbers.
+    The storages and their `dtypes` are those of `StorageResolver`. Each call is decoded once, because a tied Parameter
+    is the same call under two names. All errors are `MalformedError`, and name the FQN and both numbers.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TensorDecoder:
         persistent: Iterable[Persistent] = (),
     ) -> None:
         self.storages = StorageResolver(storages, dtypes, persistent)
-        #: Ids of the persistent ids of storages that some tensor has as a whole.
+        #: `id()` of the persistent id of each storage that a tensor uses as a whole.
         self.whole_storages: set[int] = set()
         self.layouts: dict[LayoutKey, ContiguousLayout] = {}
         # The keys are ids of nodes, which stay unique because the pickle's graph keeps the nodes alive.
@@ -149,8 +149,7 @@ class TensorDecoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """Return the tensor that `node` rebuilds, or a storage saved alone as a tensor of its dtype; None for other
-        nodes.
+        """Return the tensor that a call rebuilds, or a bare storage as a tensor of its dtype; None for other objects.
 
         For a format without rebuild calls, tensors in the graph are returned unchanged.
         """
@@ -168,7 +167,7 @@ class TensorDecoder:
         return self.decoded[id(node)]
 
     def _decode_composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
-        """Decode, once per node, a tensor made of tensors: a Parameter around its data, sparse parts, a subclass."""
+        """Decode a tensor made of other tensors: a Parameter around its data, a sparse tensor, a subclass."""
         if self.depth == MAX_NESTING:
             raise MalformedError(f"{fqn}: nests tensors more than {MAX_NESTING} levels deep, the limit of statecli")
         self.depth += 1
@@ -191,12 +190,12 @@ class TensorDecoder:
         return self.is_torch(node) or is_array(node)
 
     def is_torch(self, node: Any) -> bool:
-        """Return whether the node becomes a torch.Tensor, as `load_state_dict` requires, not an array or a storage."""
+        """Return whether the object becomes a torch.Tensor, as `load_state_dict` requires, not an array or storage."""
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
     def is_plain(self, node: Any) -> bool:
-        """Return whether the node is rebuilt from a storage alone, as nearly all tensors of a file are."""
+        """Return whether the object is a tensor rebuilt from a storage alone, as nearly all tensors of a file are."""
         return type(node) is Obj and self._find_builder(node.cls) is self._plain
 
     def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Facts of a tensor that the pickle machine recorded as a rebuild call, checked against the bytes of the file."""
+"""Facts of a tensor from a rebuild call in a pickle, checked against the bytes of the file."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class _ModuleWalk:
         self.aliases: dict[int, list[str]] = {}
 
     def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
-        """Walk the parameters and buffers of a module, registered or not (`is_unregistered`), and its submodules."""
+        """Add the parameters and buffers of a module and its submodules. `is_unregistered`: so is the module itself."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, ancestors = stack.pop()
