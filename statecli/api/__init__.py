@@ -1,4 +1,4 @@
-"""The same commands from Python: arguments in, results out."""
+"""The commands as Python functions: arguments instead of options, result objects instead of output."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _to_count(number: object) -> int:
 
 
 def build_options(options: type[_Options], values: Mapping[str, Any]) -> _Options:
-    """Return the options of a command; `values` has a value from Python by argument or field. Raises UsageError."""
+    """Return the options of a command from `values`: Python values by argument or field name. Raises UsageError."""
     all_parameters = parameters_of(options)
     parameters = {each.argument: each for each in all_parameters} | {each.field: each for each in all_parameters}
     return options(**{parameters[name].field: _convert(parameters[name], value) for name, value in values.items()})
@@ -186,7 +186,7 @@ _CONVERTER_BY_OPTION: dict[str, Callable[[Any], Any]] = {
 
 
 def _get_result(outcome: Outcome[_Result], frames: int = 5) -> _Result:
-    """Return the result. The outcome's warning is a FutureWarning at the user's line, `frames` above this one."""
+    """Return the result; emit the outcome's warning as a FutureWarning at the user's line, `frames` frames above."""
     if outcome.warning is not None:
         warnings.warn(outcome.warning, FutureWarning, stacklevel=frames)
     return outcome.result
@@ -307,7 +307,7 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
 
 
 def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:
-    """Return a context that restores torch's settings, and the model, after model code; empty without torch."""
+    """Return a context that restores torch's settings, and the model, after model code; without torch, does nothing."""
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:

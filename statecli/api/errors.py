@@ -50,7 +50,7 @@ def call(
 
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:
-    """Return the flags and targets of the command line for the given arguments in Python, with the argument of each."""
+    """Return the Python argument of each flag and target on the command line, for the given arguments only."""
     return {flag: argument for flag, argument in _list_spellings() if argument in arguments}
 
 

@@ -37,13 +37,13 @@ _MAX_DEPTH = 8
 
 
 def is_live_model(target: object) -> bool:
-    """Return True for an nn.Module. Imports no torch, because without torch there are no modules."""
+    """Return True for an nn.Module. Does not import torch, because nothing is a module before torch is imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(target, torch.nn.Module)
 
 
 def is_live(target: object) -> bool:
-    """Return True for an object that `save_object` writes: a model, an optimizer, a state_dict."""
+    """Return True for an object that `SavedObjects.save` writes: a model, an optimizer, a state_dict."""
     torch = sys.modules.get("torch")
     return isinstance(target, Mapping) or (
         torch is not None and isinstance(target, (torch.nn.Module, torch.optim.Optimizer))
@@ -87,7 +87,7 @@ class SavedObjects:
 
     def rename(self, value: _Value) -> _Value:
         """Return a result with the names of the objects in place of the paths."""
-        # A path from the root is part of its relative name.
+        # Longest first, because a relative name (`../../tmp/x.pt`) contains the absolute path.
         names = {path: self.names[path] for path in sorted(self.names, key=len, reverse=True)}
         renamed_value: _Value = _replace_texts(value, names) if names else value
         return renamed_value
@@ -95,7 +95,7 @@ class SavedObjects:
 
 @contextmanager
 def use_saved_objects() -> Iterator[SavedObjects]:
-    """Return the files of a call, which are removed after the block; errors of the block name the objects."""
+    """Yield the saved objects of a call; remove their files after the block. Errors of the block name the objects."""
     saved_objects = SavedObjects()
     try:
         yield saved_objects
@@ -160,7 +160,7 @@ def _count_bytes(content: Any) -> int:
 
 
 def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
-    """Return plain data with the name in place of each path. The places of the bytes of tensors stay as they are."""
+    """Return plain data with the name in place of each path. Tensors without damage are returned unchanged."""
     if isinstance(value, str) and type(value) is str:
         for path, name in names.items():
             if path in value:
@@ -198,7 +198,7 @@ def refuse_executor(executor: object, targets: Sequence[object]) -> None:
 
 
 def refuse_class_options(arguments: Mapping[str, object], targets: Sequence[object]) -> None:
-    """Raise UsageError for an option of a class if every target (None: not given) is a live object, which is built."""
+    """Raise UsageError for an option about building a class if every given target is a live object."""
     for argument in ("config_json", "trust_remote_code"):
         if arguments.get(argument) and all(target is None or is_live(target) for target in targets):
             live = name_object(targets[0])

@@ -33,7 +33,7 @@ _NOTEBOOK_LINES = 500
 
 
 def format_text(result: Result) -> str:
-    """Return the table of a terminal, as wide as the terminal or 80 columns; the text of a lock file."""
+    """Return the table for a terminal, as wide as the terminal or 80 columns; for a lock, the text of its file."""
     if isinstance(result, Lock):
         return b"".join(encode_lock(result)).decode().rstrip("\n")
     options = RenderOptions(terminal=True, width=get_terminal_width(1))
@@ -41,12 +41,12 @@ def format_text(result: Result) -> str:
 
 
 def format_html(result: Result) -> str:
-    """Return the content of the page as a part of another page."""
+    """Return the HTML page of a result as a fragment for another page, such as a notebook."""
     if isinstance(result, Lock):
         from html import escape
 
         return f"<pre>{escape(format_text(result))}</pre>"
-    # A limit changes the order of the rows.
+    # A short result gets no limit, because a limit changes the order of the rows.
     is_long = _count_rows(result) > _NOTEBOOK_LINES
     return html.format_fragment(build_report(result, lines=_NOTEBOOK_LINES if is_long else None))
 
@@ -58,7 +58,7 @@ def _count_rows(result: Result) -> int:
 
 
 def to_dict(result: Result) -> dict[str, Any]:
-    """Return the JSON document."""
+    """Return the JSON document of a result."""
     if isinstance(result, Lock):
         text = format_text(result)
     else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # accelerate has no types for mypy
-    """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
+    """Report tensors without an update, frozen tensors that changed, and differences between saved files and the model.
 
     The tracker compares the model after the first optimizer step with a snapshot before the step, like the callbacks of
     transformers and Lightning. The tracker logs no values.

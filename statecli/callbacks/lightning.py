@@ -22,7 +22,7 @@ except ImportError:  # the package of older projects
 
 
 class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightning may be missing where mypy runs
-    """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
+    """Report tensors without an update, frozen tensors that changed, and differences between saved files and the model.
 
     The checks are the same as in `statecli.callbacks.transformers.StatecliCallback`. Files of `ModelCheckpoint` are
     checked when the next batch begins or the training ends; files of `trainer.save_checkpoint(path)` are not.
@@ -66,7 +66,7 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
         self.check.finish(pl_module)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Take a snapshot of the required contents of the file; the file is written after this hook."""
+        """Take a snapshot of the contents that the file must have; the file is written after this hook."""
         if trainer.is_global_zero:
             self._saved = Snapshot(pl_module)
 

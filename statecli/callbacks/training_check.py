@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: Number of steps after which a tensor with a zero gradient, or any tensor, must have an update. The gradient of a LoRA
-#: factor is zero in the first step, the learning rate is often zero, and a scaler skips steps.
+#: Number of steps after which tensors still without an update are reported. The gradient of a LoRA factor is zero in
+#: the first step, the learning rate is often zero, and a scaler skips steps.
 MAX_STEPS = 10
-#: dtypes in which a usual update may be less than half of the last digit.
+#: dtypes with so few digits that a usual update may be rounded to zero.
 _SHORT_DTYPES = ("bfloat16", "float16")
 #: Largest number of names or globs in a line.
 _MAX_SHOWN_NAMES = 5
@@ -178,7 +178,7 @@ def _list_changed(before: statecli.Snapshot, model: nn.Module) -> set[str]:
 
 
 def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
-    """Return lines about frozen parameters that moved, and about buffers of modules with only frozen parameters."""
+    """Return lines about frozen parameters, and buffers of modules with only frozen parameters, that changed."""
     parameters = dict(model.named_parameters())
     frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad} & changed_names
     buffers: set[str] = set()

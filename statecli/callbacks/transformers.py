@@ -18,7 +18,7 @@ from statecli.callbacks.training_check import TrainingCheck
 
 
 class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers has no types for mypy
-    """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
+    """Report tensors without an update, frozen tensors that changed, and differences between saved files and the model.
 
     The callback compares the model after the first optimizer step with a snapshot before the step. For this time the
     callback needs as much additional memory as the model. A parameter with a gradient or a learning rate of zero is

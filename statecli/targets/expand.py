@@ -441,7 +441,7 @@ def _is_named(path: str) -> bool:
 
 
 def skip_file(path: str, content: str) -> TargetResult:
-    """Return a skipped target for a file without rules; `content` is for example `a 7z archive: unpack it first`."""
+    """Return a skipped target for a file that is not checked; `content` is like `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, TargetStatus.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 

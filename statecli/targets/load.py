@@ -162,7 +162,7 @@ def read_checkpoint(text: str) -> ModelState:
 def read_whole_checkpoint(text: str) -> ModelState:
     """Read all sections of the checkpoint and classify its tensors, even if the text names a single section.
 
-    Another section may have evidence: the optimizer distinguishes the model's parameters from buffers.
+    Other sections help to classify them: the optimizer's section shows which tensors of the model are parameters.
     """
     path, section = split_section(text)
     if not files.is_remote(path) and not files.exists(path):

@@ -108,7 +108,7 @@ def find_repository_root(folder: str) -> str:
 
 
 def find_path(text: str) -> str | None:
-    """Return the path at the start of the text; None if the text names a module with dots."""
+    """Return the path at the start of a target's text; None for a class in a dotted module (`pkg.mod:Net`)."""
     spec_of_class = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
     if spec_of_class is not None:
         return spec_of_class.module if spec_of_class.is_file else None
@@ -136,7 +136,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Add the tensor's source line or bytes to each finding about a tensor that has neither.
+    """Add the tensor's source line or bytes to each finding about a tensor, unless the finding has one of them.
 
     A finding without a section applies to any tensor of its name.
     """
@@ -175,7 +175,7 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 
 
 def compute_fingerprint(finding: Finding) -> str:
-    """Return a digest of the rule, target, section, tensor, `about` and content, the same in every run.
+    """Return a digest of a finding that is the same in every run: of rule, target, section, tensor, `about`, content.
 
     The target is named relative to its repository, so that neither the current folder nor the spelling matters.
     """

@@ -179,7 +179,7 @@ class _Unpacked:
         self._begin_stream()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes; fewer at the end or before damage. Raises _TooLarge."""
+        """Return `length` unpacked bytes from `offset` on; fewer at the end or before damage. Raises _TooLarge."""
         end = self._start + len(self._window)
         if end < offset + length:
             chunks = [self._window]

@@ -33,10 +33,10 @@ def are_installed_packages(root: str, path: str) -> bool:
 def holds_checkpoint_name(
     path: str, root: str, *, is_named: Callable[[str], bool], list_names: Callable[[str], list[str]]
 ) -> bool:
-    """Return whether a file below the folder `path` has a name that loaders select, or the folder must be walked.
+    """Return whether a file below the folder `path` has, or may have, a name that loaders select.
 
-    It must be walked if there are too many names, or if a link leads out of the walk's folder `root`; other links lead
-    to folders that are walked anyway. `list_names` may raise UnreadableError or OSError.
+    True also for too many names, and for a link that leads out of the walk's folder `root`; other links lead to folders
+    that are walked anyway. `list_names` may raise UnreadableError or OSError.
     """
     pending, count = [(files.resolve_links(path), 0)], 0
     while pending:

@@ -271,8 +271,8 @@ def _submit_to_process(
 def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) -> Iterator[Future[_Result]]:
     """Yield the futures as they complete. Raises _NoWorkers if the thread that delivers them ended first.
 
-    The delivering thread starts another thread. If the system refuses more threads, the delivering thread ends and the
-    futures never do.
+    The delivering thread starts another thread. If the system refuses more threads, the delivering thread ends, and the
+    futures never complete.
     """
     from concurrent.futures import FIRST_COMPLETED, wait
 

@@ -194,7 +194,7 @@ def _run_function(
     return results
 
 
-# --- whether a file is the same there --------------------------------------------------------------------------------
+# --- comparison of a file with the worker's copy ---------------------------------------------------------------------
 
 
 class LocalVersion(NamedTuple):
