@@ -1,4 +1,4 @@
-"""File, local or remote, read by position. Every format reader uses this class.
+"""Read a local or remote file by position. Every format reader uses `ByteSource`.
 
 Messages contain no path; the caller adds the path as typed by the user.
 """
@@ -20,7 +20,7 @@ HEAD_BYTES = 4096
 
 
 class ByteSource:
-    """Open regular file, or a part of one: `length` bytes from byte `start` on, with offsets from `start`.
+    """Open regular file, or a part of a file: `length` bytes from byte `start` on; offsets then count from `start`.
 
     Raises UnreadableError for a missing, forbidden, empty or special file.
 

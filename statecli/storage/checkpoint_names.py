@@ -75,5 +75,5 @@ LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Return whether the name is neither a path, a drive, a URL nor a home folder on any system, and breaks no line."""
+    """Return whether the name is on no system a path, a drive, a URL or a home folder, and has no line break."""
     return name not in ("", ".", "..") and name[0] != "~" and not _NOT_IN_NAME.search(name)

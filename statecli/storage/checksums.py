@@ -13,7 +13,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 class Checksums:
-    """CRC-32 of the pieces read so far, with the end of each piece, by offset."""
+    """CRC-32 and end of each piece read so far, by the offset of the piece."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}

@@ -13,7 +13,7 @@ from statecli.storage.masked_url import parse_url
 
 
 class InvalidUrl(UnreadableError):
-    """A URL without a valid host name."""
+    """Error: the URL does not have a valid host name."""
 
     def __init__(self, message: str = "is not a URL with a valid host name") -> None:
         super().__init__(message)

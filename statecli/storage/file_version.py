@@ -18,7 +18,7 @@ RESULT_NOT_VALID = "changed while statecli read it, so the result is not valid; 
 
 
 class FileChanged(UnreadableError):
-    """Error: the file `path` has another version at the end than when its header was read."""
+    """Error: the file `path` changed after its header was read."""
 
     def __init__(self, path: str, prefix: str = "") -> None:
         super().__init__(f"{prefix}{RESULT_NOT_VALID}")
@@ -35,12 +35,12 @@ def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
 
 
 def find_changed(versions: Mapping[str, FileVersion | None]) -> list[str]:
-    """Return the files whose version differs now."""
+    """Return the files whose present version differs from the given one."""
     return [path for path, then in versions.items() if read_version(path) != then]
 
 
 def refuse_changed(versions: Mapping[str, FileVersion | None]) -> None:
-    """Raise `UnreadableError` for the first file whose version differs now."""
+    """Raise `UnreadableError` for the first file whose present version differs from the given one."""
     for path in find_changed(versions):
         raise UnreadableError(f"{path}: {CHANGED_TRY_AGAIN}")
 

@@ -66,7 +66,7 @@ def _remote_store_in_use() -> RemoteStore | None:
 def _call_store(
     method: Callable[Concatenate[Store, str, _Arguments], _Result],
 ) -> Callable[Concatenate[str, _Arguments], _Result]:
-    """Return a function that calls the method of the store of its first argument, a path."""
+    """Return a function that takes a path and calls `method` on the store of this path."""
     name = method.__name__
 
     def call(path: str, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -112,7 +112,7 @@ def get_name(path: str) -> str:
 
 
 def explain_process_link(path: str) -> str | None:
-    """Return why a symbolic link in the path leads each process elsewhere; None for ordinary paths."""
+    """Return why a symbolic link in the path leads to another file in each process; None for ordinary paths."""
     return local.explain_process_link(path) if store_for(path) is _LOCAL else None
 
 
@@ -209,7 +209,7 @@ def unmask_urls(text: str) -> str:
 
 
 def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> str | None:
-    """Return advice for a URL that names no file without its `#section`, because a file name may contain `#`."""
+    """Return advice if a URL's file does not exist: its `#section` may be part of the file name; None otherwise."""
     if not section or not is_remote(path) or not isinstance(error, storage.object_store.Missing):
         return None
     longer = f"add a section such as #model after the name: #{section}#model"

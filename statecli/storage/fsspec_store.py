@@ -1,4 +1,4 @@
-"""The object store of all other schemes of fsspec: `memory://`, `abfs://`, `sftp://`, …
+"""Object store for the fsspec schemes without a store of their own: `memory://`, `abfs://`, `sftp://`, …
 
 Also shared code of all stores that use fsspec: optional packages, filesystems per process, errors and listings.
 """
@@ -222,7 +222,7 @@ def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixe
 
 
 def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
-    """Return the listing from all pages. Raises Missing if the folder contains no key."""
+    """Return the listing of a folder from the entries of all pages. Raises Missing if the folder contains no key."""
     if prefix and not folders:
         raise Missing("does not exist")
     named_entries = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}

@@ -12,7 +12,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 
 _HTML_BEGINNINGS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
-#: Words in the title of a listing, to recognise an empty one.
+#: Words in the title of a listing, to recognise an empty listing.
 _LISTING_TITLE = compile_on_use(r"index of|directory listing|listing of", re.IGNORECASE)
 
 

@@ -46,7 +46,7 @@ _EXPIRED_STATUSES = frozenset([400, 401, 403, 404, 410])
 
 
 class RangeRefused(UnreadableError):
-    """The answer does not contain the requested bytes."""
+    """Error: the answer does not contain the requested bytes."""
 
     def __init__(self, text: str, status: int = 0, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class NoFile(RangeRefused, Unsure):
 
 
 class Gone(NoFile, Missing):
-    """The object does not exist."""
+    """Error: the object does not exist."""
 
 
 class JsonPage(NamedTuple):
@@ -168,7 +168,7 @@ class Http:
 
     @contextmanager
     def request(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
-        """Request a URL and follow redirects. After the block, release the connection; close it if bytes are unread."""
+        """Request a URL and follow redirects. After the block, release the connection as `_release` does."""
         redirected = self._redirected.get(url)
         answer = self._follow(url, redirected, headers)
         if redirected is not None and answer.response.status in _EXPIRED_STATUSES:

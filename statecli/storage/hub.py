@@ -42,7 +42,7 @@ class HubPath(NamedTuple):
 
 
 class _NoRepository(Missing):
-    """The hub does not have the repository, or the token may not read the repository."""
+    """Error: the hub does not have the repository, or the token may not read the repository."""
 
 
 class Hub:
@@ -100,7 +100,7 @@ class Hub:
         return create_listing(dict(sorted(folders)))
 
     def _resolve(self, url: str) -> tuple[HubPath, str]:
-        """Return the place and the commit of the revision. Raises UnreadableError without either."""
+        """Return the path that a URL names, and the commit of its revision. Raises UnreadableError without one."""
         first, *others = _parse_places(url)
         with self._lock:
             try:
@@ -169,7 +169,7 @@ class Hub:
 
 
 def _parse_places(url: str) -> list[HubPath]:
-    """Return the possible places of a URL, the most likely first. Raises UnreadableError without a repository."""
+    """Return the paths that a URL may mean, the most likely first. Raises UnreadableError without a repository."""
     path = url.partition("://")[2]
     first_step, _, remaining_path = path.partition("/")
     kind, path = (first_step, remaining_path) if first_step in _TYPES else ("models", path)

@@ -1,4 +1,4 @@
-"""Objects that live as long as a command or the process, by their factory.
+"""Objects that live as long as a command or as the process, found by their factory function.
 
 A module keeps its state in an object that it gets here, so a single assignment in `forget_command` drops the state of a
 command. There is no lock, because a fork could leave it locked: two threads may both call the factory, and both get the

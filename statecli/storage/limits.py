@@ -26,7 +26,7 @@ class RequestLimits(msgspec.Struct, frozen=True):
 
 
 def settings() -> RequestLimits:
-    """Return the settings of this command. Raises UsageError for a variable that is not a number."""
+    """Return the request limits of this command. Raises UsageError for a variable that is not a number."""
     return lifetime.for_command(_read_environment)
 
 

@@ -47,7 +47,7 @@ def record_opened_files() -> Iterator[dict[str, FileVersion]]:
 
 
 def spell_as_path(path: str) -> str:
-    """Return a path on disk in a form that is unique to this store: a file named `-` in the current folder is `./-`."""
+    """Return a path in a form that can only mean a file on disk: `./-` for a file named `-` in the current folder."""
     return os.path.join(os.curdir, path) if path == STANDARD_INPUT or is_remote(path) else path
 
 
@@ -158,7 +158,7 @@ class LocalStore:
         return False
 
     def explain_missing_names(self, folder: str) -> None:
-        """See `Store.explain_missing_names`: the system returns all names."""
+        """Return None, because the system returns all names; see `Store.explain_missing_names`."""
 
     def match_glob(self, pattern: str) -> list[str]:
         import glob
@@ -174,7 +174,7 @@ class LocalStore:
         return os.path.getsize(path)
 
     def version(self, path: str) -> FileVersion | None:
-        """See `Store.version`: device, inode, size, and the times of the last write and the last inode change."""
+        """Return device, inode, size, and times of the last write and the last inode change; see `Store.version`."""
         try:
             return version_of(os.stat(path))
         except OSError:
@@ -259,7 +259,7 @@ class _ReadErrors:
 
 
 def version_of(status: os.stat_result) -> FileVersion:
-    """Return the file version for a file's status."""
+    """Return the version of a file from its `stat` result."""
     marker = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
     return FileVersion(status.st_size, marker)
 

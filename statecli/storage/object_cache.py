@@ -95,7 +95,7 @@ class RemoteFile:
         return self.version.size
 
     def request(self, offset: int, length: int) -> bytes:
-        """Fetch these bytes without keeping them."""
+        """Fetch `length` bytes from `offset` on, without keeping them."""
         try:
             data, version = retry(lambda: self._store.get(self._url, offset, length, self.version), self._url)
             with self._lock:  # other threads fetch too, and each answer may add markers of the version
@@ -190,7 +190,7 @@ class RemoteFile:
         return start, max(stop, min(start + self._step, next_start))
 
     def _split_cached(self, offset: int, end: int) -> tuple[dict[int, bytes], list[tuple[int, int]]]:
-        """Return the cached parts of these bytes by offset, and the holes between them."""
+        """Return the cached parts of the bytes `offset` to `end` by their offsets, and the holes between them."""
         parts: dict[int, bytes] = {}
         holes: list[tuple[int, int]] = []
         with self._lock:
@@ -272,7 +272,7 @@ class RemoteFile:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def find_crc32(self, offset: int, end: int) -> int | None:
-        """Return the CRC-32 of these bytes if all of them were read as values or are cached."""
+        """Return the CRC-32 of the bytes `offset` to `end`; None unless all were read as values or are cached."""
         if self.checksums is None:
             return None
         is_confirmed = self._locate(offset, end) == (offset, end) and not self._find_guards(offset, end)

@@ -44,7 +44,7 @@ class Listing(NamedTuple):
 
 
 def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVersion:
-    """Return the version with the markers of both. Raises UnreadableError if the versions differ."""
+    """Return the version with the markers of both versions. Raises UnreadableError if the versions differ."""
     if expected is None:
         return actual
     old, new = ((marker or "").split("\n") for _, marker in (expected, actual))

@@ -38,7 +38,7 @@ class FetchedValues:
 
 
 def count_fetched_values() -> FetchedValues:
-    """Return the count of this command."""
+    """Return the counter of the value bytes that this command received."""
     return lifetime.for_command(FetchedValues)
 
 

@@ -52,7 +52,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class RemoteStore:
-    """Files behind URLs, for one command: `Store` by an `ObjectStore`. Paths are masked names."""
+    """Files behind URLs, for one command: a `Store` that uses object stores. Paths are masked names."""
 
     reads_are_requests = True
 

@@ -51,7 +51,7 @@ class StandardInputStore(LocalStore):
         return self.open(path).size
 
     def version(self, path: str) -> FileVersion | None:  # noqa: ARG002 - see the class
-        """See `Store.version`: of the copy, or of the redirected file."""
+        """Return the version of the copy, or of the redirected file; see `Store.version`."""
         return version_of(os.fstat(lifetime.for_process(_Spool).fd))
 
 
@@ -65,7 +65,7 @@ class StandardInput(LocalFile):
 
 
 class _Spool:
-    """Descriptor that can be read at any position: of the redirected file, or of a copy of the pipe."""
+    """Descriptor of standard input, readable at any position: of the redirected file, or of a copy of the pipe."""
 
     def __init__(self) -> None:
         self._copy = None if stat.S_ISREG(_require_open().st_mode) else _copy_pipe()

@@ -130,7 +130,7 @@ class Store(Protocol):
         """Return the path from the folder to the file, with `/` on every system."""
 
     def make_absolute(self, path: str) -> str:
-        """Return the path from the root."""
+        """Return the absolute path."""
 
     def is_glob(self, text: str) -> bool:
         """Return True if the text may be a glob."""
@@ -141,7 +141,7 @@ class Store(Protocol):
         """Return True for a file, a folder and a broken link."""
 
     def has_file(self, path: str) -> bool:
-        """Return whether the path exists, if it can only name a file. Does not request a folder."""
+        """Return whether the file exists, for a path that cannot name a folder. Does not request a folder."""
 
     def is_folder(self, path: str) -> bool:
         """Return True for a folder."""

@@ -130,7 +130,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 class _End(msgspec.Struct):
-    """Values of the end records, and the offset of the first of them."""
+    """Values from the end records of a zip file, and the offset of the first end record."""
 
     at: int
     records: int
@@ -541,7 +541,7 @@ def _create_outside_error(name: str, end: int, records_end: int) -> MalformedErr
 
 
 def _create_reader(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Return a function like `Source.read` for `data`, whose first byte is at offset `start`."""
+    """Return a function like `ByteSource.read` for `data`, whose first byte is at offset `start`."""
     return lambda offset, length: data[offset - start : offset - start + length]
 
 
