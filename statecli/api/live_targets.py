@@ -56,7 +56,7 @@ def name_object(target: object) -> str:
 
 
 class SavedObjects:
-    """The objects of a call, each in a file of its own."""
+    """Live objects of a call, each saved in a file of its own."""
 
     def __init__(self) -> None:
         self._folders: list[str] = []

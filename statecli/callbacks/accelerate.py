@@ -52,7 +52,7 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
 
     @property
     def tracker(self) -> TrainingCheck:
-        """The checks."""
+        """The `TrainingCheck` of this tracker."""
         return self.check
 
     def start(self) -> None:

@@ -38,11 +38,11 @@ _FAITHFUL_KINDS = frozenset(
 
 
 class StatecliWarning(UserWarning):
-    """Finding of a callback."""
+    """Warning that reports a finding of a callback."""
 
 
 class TrainingCheck:
-    """The checks of a callback.
+    """Checks that a callback runs during training.
 
     Attributes:
         findings: The lines that were reported.
@@ -99,7 +99,7 @@ class TrainingCheck:
             self.finish(model)
 
     def finish(self, model: nn.Module) -> None:
-        """Report the tensors that got no update in all compared steps."""
+        """Report the tensors that got no update in any compared step."""
         if self._before is None or not self._steps:
             return
         self._before = None

@@ -208,7 +208,7 @@ class _Folder:
         return _note_foreign_names(state, self.metadata.foreign)
 
     def locate_item(self, stored: Stored, length: int) -> ByteRange:
-        """Return the archive of an item, whose unpacked size is `length` bytes."""
+        """Return the byte range of an item's archive; the unpacked item has `length` bytes."""
         return ByteRange(
             files.join(self.path, stored.file), stored.offset, length, packing=Packing(ARCHIVE, stored.length)
         )
@@ -312,7 +312,7 @@ class _Files:
         return message
 
     def _mark_unreadable(self, names: list[str], why: str, help: str) -> None:
-        """Give all tensors and values in these files the same reason."""
+        """Record one reason for all tensors and values in these files."""
         unreadable = set(names)
         affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
         contains = "these files contain" if names[1:] else "this file contains"
@@ -476,7 +476,7 @@ def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
 
 
 def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
-    """Match chunks with places by their start. Both lists mostly have the same order."""
+    """Return the place of each chunk, matched by its start. Both lists mostly have the same order."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
     sorted_places = sorted((stored for stored in places if stored.start is not None), key=_get_start)

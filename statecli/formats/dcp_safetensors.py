@@ -73,7 +73,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
-    """Return the offset in each dimension of the shard's piece, by tensor name."""
+    """Return the offset of the shard's piece within its tensor, in each dimension, by tensor name."""
     text = state.metadata.values.get(SHARDING_INFO_KEY)
     if type(text) is not str:
         raise MalformedError(

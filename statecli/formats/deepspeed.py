@@ -1,4 +1,4 @@
-"""A DeepSpeed checkpoint: a folder whose `latest` names a folder of ranks' files, or the named folder.
+"""A DeepSpeed checkpoint: a folder with the files of the ranks, or its parent folder, where `latest` names it.
 
 `mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's records: the shapes of trained parameters
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO

@@ -75,7 +75,7 @@ def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return the row of an unreadable array: numpy gives the record of the bare name instead."""
+    """Return an unreadable row for `x.npy` if the archive has a record `x` too, because numpy.load reads only `x`."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), and numpy.load reads only the first; save the archive "

@@ -159,7 +159,7 @@ class HeaderEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _NotPlain(Exception):
-    """The header needs the strict parser: an escape, a repeated key or text beyond ASCII."""
+    """Error: the header needs the strict parser, for an escape, a repeated key or text beyond ASCII."""
 
 
 _RAW_ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -365,7 +365,7 @@ def _create_gap_error(name: str, begin: int, end: int, at: int, previous_name: s
 
 
 def _may_be_dropped(name: str, kept_name: str) -> bool:
-    """Return whether `save_model` may have dropped one name for the other; any other text is a setting.
+    """Return whether `save_model` may have dropped `name` and kept `kept_name`; any other metadata is a setting.
 
     Modules with a shared parameter use the same last name (`weight`).
     """

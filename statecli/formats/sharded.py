@@ -383,7 +383,7 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
 
 
 def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
-    """Return the settings: values equal in all shards once, other values prefixed with the name of their shard."""
+    """Return the joined settings: values equal in all shards once, other values under the name of each shard."""
     sides = [state.metadata for _, state in states]
     joined = join(reversed(sides))
     common = select(

@@ -171,7 +171,7 @@ class _Machine(Machine):
         self.states: set[int] = set()
 
     def set_state(self, target: Obj, state: Any) -> None:
-        """Set the state of an object, once."""
+        """Set the state of an object. Raises MalformedError for a second state."""
         if target.state is not None:
             raise MalformedError(
                 f"{self.label} sets the contents of an object twice; torch never writes this, so a load may give other "

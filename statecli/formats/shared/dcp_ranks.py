@@ -24,7 +24,7 @@ MAX_COMPARED_BYTES = 64 * 2**20
 
 
 class Rival(NamedTuple):
-    """Name saved by two ranks: the place of the first rank and the place of the second."""
+    """Name that two ranks saved, with the place of each rank's data."""
 
     fqn: str
     first: Stored

@@ -354,7 +354,7 @@ def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator
 
 
 def _split_evenly(ends: list[int], at: int, elements: int, elements_per_rank: int) -> Iterator[VectorPiece]:
-    """Split a parameter evenly: `elements_per_rank` elements of each rank's vectors.
+    """Split a parameter evenly: take `elements_per_rank` elements of each rank's vectors.
 
     In each rank, the elements start at element `at` of the concatenated groups, which end at `ends`.
     """

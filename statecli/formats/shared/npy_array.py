@@ -62,7 +62,7 @@ Head = Callable[[int], bytes]
 
 
 class NpyElement(NamedTuple):
-    """One element: its dtype, its size in bytes, and a note for people."""
+    """Element type of an array: its dtype, its size in bytes, and a note for people."""
 
     dtype: str
     size: int
@@ -170,7 +170,7 @@ def _parse_literal(literal: Any, length: int) -> Header:
 
 
 def _parse_element(descr: Any) -> NpyElement:
-    """Parse a descr: a code, a list of fields, or a code and a shape."""
+    """Parse numpy's `descr` of a dtype: a code, a list of fields, or a code and a shape."""
     if type(descr) is str:
         return _parse_code(descr)
     layout = _parse_layout(descr)

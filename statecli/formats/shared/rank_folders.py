@@ -27,7 +27,7 @@ def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
 
 
 def read_small(path: str, label: str, max_bytes: int) -> bytes:
-    """Read a pointer file. Raises UnreadableError for a file of more than `max_bytes` bytes."""
+    """Read a small file that names a folder. Raises UnreadableError for a file of more than `max_bytes` bytes."""
     with add_subject_to_errors(label), ByteSource(path) as source:
         if source.size > max_bytes:
             raise MalformedError(
@@ -37,7 +37,7 @@ def read_small(path: str, label: str, max_bytes: int) -> bytes:
 
 
 def note_separate_ranks(count: int) -> Oddity:
-    """Note that model-parallel ranks are next to each other, because no file records how their tensors fit together."""
+    """Note that model-parallel ranks are shown separately, because no file records how their tensors fit together."""
     text = (
         f"statecli shows the {count} model-parallel ranks separately, because each rank has a different shard of the "
         "tensors"

@@ -99,7 +99,7 @@ class FoundMember(NamedTuple):
 
 
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
-    """Yield the members found by tarfile; `read` returns fewer bytes at the end, and is called in rising order.
+    """Yield the members that tarfile finds. `read` gets rising offsets, and returns fewer bytes at the end.
 
     The walk follows tarfile, not torch.save. Raises MalformedError where tarfile may find other members.
     """

@@ -31,7 +31,7 @@ class IndexBox(NamedTuple):
 
 
 def find_fault(shape: Sizes, boxes: Sequence[IndexBox]) -> str | None:
-    """Return the fault of `boxes` (each not empty) as pieces of an array of this shape; None if there is no fault.
+    """Return why `boxes` (each not empty) do not fill an array of this shape exactly; None if they do.
 
     The sentence describes an element that is in two boxes, in no box, or outside the array.
     """

@@ -67,7 +67,7 @@ def check_folder(archive: Archive) -> None:
 
 
 def check_version(archive: Archive) -> None:
-    """Refuse a malformed or unknown newer version of the container.
+    """Refuse a malformed version of the zip container, and a version newer than statecli knows.
 
     torch reads `.data/version` instead of `version` if it exists: in a trace with stored inputs.
     """

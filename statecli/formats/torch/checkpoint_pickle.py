@@ -155,7 +155,7 @@ def _is_same_tensor(call: Obj) -> bool:
 
 
 def _set_item(m: MachineState, pos: int) -> int:
-    """Handle SETITEM by `set_items`, because the handler of `Machine` bypasses this method for text keys."""
+    """Handle the opcode SETITEM with `set_items`, which the handler of `Machine` bypasses for text keys."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)
     return pos

@@ -30,7 +30,7 @@ _NUMPY_DTYPES: dict[str, str] = {
 
 
 class _ArrayState(NamedTuple):
-    """State that BUILD gives to an array."""
+    """State that a pickle gives to a numpy array."""
 
     version: Any
     shape: Any

@@ -213,7 +213,7 @@ def _build_whole_info(fqn: str, tensor: WholeTensor, section: str, kind: Kind, e
 
 
 def build_info(row: DecodedTensor, section: str, target: str) -> TensorInfo:
-    """Convert a row to a tensor of a state."""
+    """Convert a decoded tensor to a `TensorInfo`."""
     tensor = row.tensor
     note = "; ".join(text for text in (row.note, tensor.note) if text) or None if row.note else tensor.note
     return TensorInfo(

@@ -73,7 +73,7 @@ def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Decod
 
 
 def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
-    """Return a damaged tensor; with the facts of `tensor` if a tensor is given."""
+    """Return a tensor marked as damaged, with the facts of `tensor` if it is a tensor."""
     why = str(error).removeprefix(f"{fqn}: ")
     tensor_read = tensor if type(tensor) is Tensor else Tensor("unknown", None, 0, 0, None, False)
     return msgspec.structs.replace(tensor_read, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")

@@ -148,7 +148,7 @@ def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str
 
 
 def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
-    """List the empty containers (hooks and others) that torch gives to every module and optimizer."""
+    """Return the names of the empty containers (hooks and others) that torch gives to every module and optimizer."""
     if not is_module(node) and not is_optimizer(node):
         return set()
     return {
@@ -231,7 +231,7 @@ def _describe_number(value: int, digests: Digests) -> str:
 
 
 def describe_text(text: str, digest: Callable[[str, str], str] | None = None) -> str:
-    """Describe a text: the text itself, its beginning and a digest, or in quotes if ambiguous.
+    """Describe a text: as it is, in quotes if it looks like a description, or by its beginning and a digest if long.
 
     A quoted text gets one more pair of quotes, so that no two texts are written alike.
     """

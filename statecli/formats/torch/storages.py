@@ -28,12 +28,12 @@ class StorageId(msgspec.Struct, gc=False):
 
     @classmethod
     def read(cls, pid: Any) -> StorageId | None:
-        """Name the items of a persistent id; None for an id with too few items."""
+        """Return the items of a persistent id by name; None for an id with too few items."""
         return cls(*pid[:6]) if type(pid) is tuple and len(pid) >= 5 else None
 
 
 class ResolvedStorage(NamedTuple):
-    """Storage whose id agrees with the file. `place` is None on meta; `length` is in bytes."""
+    """Storage whose id agrees with the file. `place` is None for a meta storage without bytes; `length` is in bytes."""
 
     key: str
     dtype: str

@@ -83,7 +83,7 @@ class WholeTensor(msgspec.Struct, gc=False):
 
 
 class LayoutKey(msgspec.Struct, frozen=True, gc=False):
-    """Nodes of a rebuild call that determine its layout, by their ids, and the number of elements of the storage."""
+    """Key of a layout: ids of the objects in a rebuild call that determine it, and the storage's element count."""
 
     storage_class: int
     location: int
@@ -230,7 +230,7 @@ class TensorDecoder:
         return self.builders[key]
 
     def check_storages(self, storages: Iterable[Persistent]) -> None:
-        """Raise MalformedError for a storage that contradicts the file, used by a tensor or not."""
+        """Raise MalformedError for a storage that contradicts the file, whether a tensor uses it or not."""
         for storage in storages:
             storage_id = StorageId.read(storage.pid) if id(storage.pid) not in self.whole_storages else None
             if storage_id is not None and storage_id.word == "storage":
@@ -278,7 +278,7 @@ class TensorDecoder:
         return tensor
 
     def _match_layout(self, args: tuple[Any, ...]) -> WholeTensor | None:
-        """Return a tensor with all elements of its storage and the layout of an earlier tensor; None if it differs.
+        """Return a tensor with all elements of its storage and the layout of an earlier tensor; None for other tensors.
 
         This method checks each value that differs between the tensors of a file; the layout gives the other values.
         """
@@ -363,7 +363,7 @@ class TensorDecoder:
         return tensor
 
     def _compute_geometry(self, size: Any, stride: Any, fqn: str) -> Geometry:
-        """Return the geometry of a size and a stride, which is computed once for each pair of nodes."""
+        """Return the geometry of a size and a stride, which is computed once for each pair of objects."""
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
             return cached

@@ -156,7 +156,7 @@ class _ModuleWalk:
                 self._add_reached(child, _ARGUMENT_NOTE, None, None, is_known=False)
 
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[ReachedNode]:
-        """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
+        """Yield the tensors in the constructor arguments that `__reduce__` or `__newobj_ex__` add to `__dict__`."""
         if get_name(node.cls) == GRAPH_MODULE:
             return  # its `__dict__` is an argument
         arguments = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
