@@ -242,7 +242,7 @@ def _read_shape(node: Any) -> tuple[int, ...]:
     if len(node) > MAX_DIMENSIONS:
         raise MalformedError(f"its shape has {len(node)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}")
     if max(node, default=0) > MAX_ELEMENTS or prod(node) > MAX_ELEMENTS:
-        raise MalformedError(f"shape {quoting.shape(node)} is impossible: more than 2^63 elements")
+        raise MalformedError(f"shape {quoting.shape(node)} is impossible: 2^63 elements or more")
     return tuple(node)
 
 

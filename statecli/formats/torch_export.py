@@ -256,7 +256,7 @@ class _Reader:
         data = self.archive.read(record, MAX_JSON_BYTES)
         self.values += data.count(b",")
         if self.values > _json.MAX_VALUES:
-            raise MalformedError(f"its JSON has more than {_json.MAX_VALUES} values in all, statecli's limit")
+            raise MalformedError(f"its JSON has more than {_json.MAX_VALUES} values in total, the limit of statecli")
         return _json.parse_unique_object(data, record_name)
 
     # --- tensors ----------------------------------------------------------------------------------------------------

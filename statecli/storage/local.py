@@ -276,7 +276,7 @@ def _open(path: str) -> int:
         problem = link or (error.strerror or "unknown error").lower()
         raise UnreadableError(f"cannot be opened: {problem}") from error
     except ValueError as error:
-        raise UnreadableError("cannot be opened: its name holds a NUL character") from error
+        raise UnreadableError("cannot be opened: its name contains a NUL character") from error
 
 
 def _describe_broken_link(path: str) -> str:

@@ -431,7 +431,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
             _refuse(record, disk)
         if marks & _FOLDER_FLAG and compressed_size:
             raise MalformedError(
-                f"{name!r} is marked as a folder but holds {compressed_size} bytes, which other programs skip"
+                f"{name!r} is marked as a folder but has {compressed_size} bytes of data, which other programs skip"
             )
         yield record
         at = entry_end

@@ -355,7 +355,7 @@ DAMAGED_ARRAYS = {
     "a negative size": (array([-1], data=b""), "its shape is not a list of sizes"),
     "a size that is true": (array([True]), "its shape is not a list of sizes"),
     "too many dimensions": (array([1] * 1025), "its shape has 1025 dimensions, more than statecli's limit of 1024"),
-    "2^66 elements": (array([2**33, 2**33], data=b""), "is impossible: more than 2^63 elements"),
+    "2^66 elements": (array([2**33, 2**33], data=b""), "is impossible: 2^63 elements or more"),
     "too few bytes": (array([3], data=bytes(8)), "float32 [3] takes 12 bytes, but the array has 8"),
     "too many bytes": (array([3], data=bytes(16)), "float32 [3] takes 12 bytes, but the array has 16"),
     "bytes that break off": (Extension(1, pack([[1], "float32", bytes(4)])[:-2]), "is truncated"),

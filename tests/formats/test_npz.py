@@ -332,7 +332,7 @@ DAMAGED_ARRAYS = {
     "a size that is true": (npy(format_header(shape="(True,)")), "its shape is not a tuple of integers"),
     "a shape that is a number": (npy(format_header(shape="(2)")), "its shape is not a tuple of integers"),
     "a shape that is a list": (npy(format_header(shape="[2]")), "its shape is not a tuple of integers"),
-    "2^66 elements": (npy(format_header(shape=f"({2**33}, {2**33})")), "is impossible: more than 2^63 elements"),
+    "2^66 elements": (npy(format_header(shape=f"({2**33}, {2**33})")), "is impossible: 2^63 elements or more"),
     "too many dimensions": (
         npy(format_header(shape=f"({'1, ' * 1025})")),
         "has 1025 dimensions, more than statecli's limit of 1024",

@@ -275,7 +275,7 @@ MALFORMED_ARCHIVES = {
     "several disks": (build(records(), Lies(disk=1)), "spans several files"),
     "a folder with content": (
         build(change_record("data/0", marks=0x10)),
-        "'archive/data/0' is marked as a folder but holds 16",
+        "'archive/data/0' is marked as a folder but has 16 bytes of data",
     ),
     "a record on another disk": (build(change_record("data/0", disk=1)), "spans several files"),
     "truncated": (GOOD[:-30], "contain no end record of a zip archive"),

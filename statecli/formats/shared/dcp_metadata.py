@@ -261,7 +261,7 @@ def _read_tensor(node: Any) -> SavedTensor | str:
     except MalformedError as error:
         return str(error)
     if prod(shape) > MAX_ELEMENTS:
-        return f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements"
+        return f"shape {quoting.shape(shape)} is impossible: 2^63 elements or more"
     try:
         return SavedTensor(dtype, shape, grad, _read_chunks(fields.get("chunks"), shape))
     except MalformedError as error:
@@ -296,7 +296,7 @@ def _read_sizes(node: Any, label: str) -> Sizes:
     for n in numbers:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
             number = quoting.value(n) if type(n) is int else "a value that is not an integer"
-            raise MalformedError(f"its {label} holds {number}; expected integers from 0 to 2^63")
+            raise MalformedError(f"its {label} holds {number}; expected integers from 0 to 2^63 - 1")
     return numbers
 
 

@@ -111,7 +111,7 @@ def read_shapes(node: Any, label: str) -> dict[str, Shape]:
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(
                 f"{quoting.name(name)}: {label} records shape {quoting.shape(shape)}, which is "
-                "impossible: more than 2^63 elements"
+                "impossible: 2^63 elements or more"
             )
         shapes[name] = shape
     return shapes

@@ -165,7 +165,7 @@ def _parse_literal(literal: Any, length: int) -> Header:
     if len(shape) > MAX_DIMENSIONS:
         raise MalformedError(f"its shape has {len(shape)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}")
     if max(shape, default=0) > MAX_ELEMENTS or prod(shape) > MAX_ELEMENTS:
-        raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
+        raise MalformedError(f"shape {quoting.shape(shape)} is impossible: 2^63 elements or more")
     return Header(_parse_element(literal["descr"]), shape, order, length)
 
 

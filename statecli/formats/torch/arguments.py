@@ -89,7 +89,7 @@ def decode_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
         )
     for n in node:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-            raise MalformedError(f"{fqn}: its {label} holds {truncate_value(n)}; expected integers from 0 to 2^63")
+            raise MalformedError(f"{fqn}: its {label} holds {truncate_value(n)}; expected integers from 0 to 2^63 - 1")
     return node
 
 
@@ -97,7 +97,7 @@ def count_elements(shape: tuple[int, ...], fqn: str) -> int:
     """Return the number of elements. Raises MalformedError for more than MAX_ELEMENTS."""
     elements = prod(shape)
     if elements > MAX_ELEMENTS:
-        raise MalformedError(f"{fqn}: shape {truncate_value(list(shape))} is impossible: more than 2^63 elements")
+        raise MalformedError(f"{fqn}: shape {truncate_value(list(shape))} is impossible: 2^63 elements or more")
     return elements
 
 

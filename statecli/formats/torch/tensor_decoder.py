@@ -367,7 +367,7 @@ class TensorDecoder:
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
             return cached
-        shape, strides = decode_ints(size, "shape", fqn), decode_ints(stride, "strides", fqn)
+        shape, strides = decode_ints(size, "shape", fqn), decode_ints(stride, "stride", fqn)
         elements = count_elements(shape, fqn)
         # A shape without strides means contiguous, as in torch.
         is_dense = not strides or strides == contiguous_strides(shape)
