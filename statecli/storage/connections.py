@@ -151,7 +151,7 @@ def translate_error(why: Exception) -> StateError | Transient:
             f"the server does not answer: no connection in {min(CONNECT_TIMEOUT_S, settings().timeout):g} s"
         )
     if isinstance(why, exceptions.ReadTimeoutError):
-        problem = str(why.__cause__) if isinstance(why.__cause__, storage.minimum_speed.Stalled) else "nothing came"
+        problem = str(why.__cause__) if isinstance(why.__cause__, storage.minimum_speed.Stalled) else "no data arrived"
         limit = f"in {settings().timeout:g} s (STATECLI_TIMEOUT sets this limit)"
         return Transient(f"the server stalls: {problem} {limit}")
     if isinstance(why, exceptions.SSLError):

@@ -310,7 +310,7 @@ def _explain_foreign_answer(code: str, status: int) -> Exception | None:
         return None
     if status in _TRANSIENT_STATUSES:
         # botocore also reports status 500 for an HTML page with status 200.
-        status_text = "no XML" if status == 500 else f"HTTP {status}"
+        status_text = "not XML" if status == 500 else f"HTTP {status}"
         return Transient(_FOREIGN_ANSWER.format(what=status_text))
     return (Missing if status == 404 else UnreadableError)(_FOREIGN_ANSWER.format(what=f"HTTP {status}"))
 
