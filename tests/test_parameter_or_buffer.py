@@ -275,6 +275,17 @@ def test_findings_name_their_section(statecli, tmp_path, spec):
     assert [row["section"] for row in csv.DictReader(io.StringIO(out)) if row["finding"]] == ["ema"]
 
 
+def test_several_shapes_of_a_section_have_their_names(statecli, tmp_path, spec):
+    """The section comes before each name below the heading, and does not replace the name."""
+    sound_state = {**entries(), "tied.weight": torch.ones(4, 4)}
+    damaged_state = {**sound_state, "scale": torch.ones(9), "fc.bias": torch.ones(7)}
+    torch.save({"model": sound_state, "ema": damaged_state}, tmp_path / "two.pt")
+    text = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "table").out
+    assert "2 tensors have another shape" in text
+    assert "ema: scale: [9], but the class has [4]" in text
+    assert "ema: fc.bias: [7], but the class has [4]" in text
+
+
 def test_optimizer_entries_name_their_parameter(tmp_path):
     """With param_names, `state[0]['exp_avg']` belongs to `weight`."""
     net = nn.Linear(2, 2)

@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from statecli.core.model_state import Oddity, Origin, Place
 
@@ -29,6 +30,39 @@ class Severity(str, Enum):
     def is_at_least(self, other: Severity) -> bool:
         """Return True if this severity is `other` or higher."""
         return self.rank >= other.rank
+
+
+class Wording(msgspec.Struct, frozen=True, gc=False):
+    """Parts of a message, from which reports build a text about several findings.
+
+    Attributes:
+        text: The message without the name at its start.
+        name: Name of the tensor at the start of the message; None if the message does not start with a name.
+        owner: Class or options in a heading of several findings, see `Rule.heading`.
+        short: Text below such a heading, without the words of the heading; None for `text`.
+    """
+
+    text: str
+    name: str | None = None
+    owner: str | None = None
+    short: str | None = None
+
+    @property
+    def message(self) -> str:
+        """The message of a single finding."""
+        return self._add_name(self.text)
+
+    @property
+    def short_message(self) -> str:
+        """The message below a heading of several findings."""
+        return self._add_name(self.text if self.short is None else self.short)
+
+    def _add_name(self, text: str) -> str:
+        return text if self.name is None else f"{self.name}: {text}"
+
+    def append(self, text: str) -> Wording:
+        """Return the wording with further text at the end of the message."""
+        return replace(self, text=self.text + text, short=None if self.short is None else self.short + text)
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +94,16 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     about: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
+    @property
+    def wording(self) -> Wording:
+        """The parts of the message; only the whole text for a finding without known parts."""
+        return Wording(self.message)
+
+    def reword(self, wording: Wording) -> WordedFinding:
+        """Return the finding with the message made of these parts."""
+        values = {name: getattr(self, name) for name in Finding.__struct_fields__}
+        return WordedFinding(**values | {"message": wording.message}, wording=wording)
+
     def merge(
         self,
         rule: str,
@@ -85,6 +129,16 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     def summarize(self, message: str, target: str) -> Finding:
         """Return a finding of the same rule and severity for several tensors of `target`."""
         return Finding(self.rule, self.severity, message, target)
+
+
+class WordedFinding(Finding, frozen=True, gc=False, kw_only=True):
+    """A finding with the parts of its message. The parts are not in the JSON documents."""
+
+    wording: Wording
+
+    def strip_wording(self) -> Finding:
+        """Return the finding without the parts of its message."""
+        return Finding(*(getattr(self, name) for name in Finding.__struct_fields__))
 
 
 def select_unreported(oddities: Iterable[Oddity], findings: Iterable[Finding]) -> list[Oddity]:

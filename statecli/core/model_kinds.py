@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from statecli.core import load_rules
 from statecli.core.errors import NothingMatched
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Wording
 from statecli.core.model_state import REGISTERED_KINDS, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.name_pairs import match_names
 from statecli.core.parameter_or_buffer import MODEL_KINDS
@@ -125,8 +125,8 @@ def _compare_entry(
 ) -> tuple[TensorInfo, list[Finding]]:
     if registration is None:
         classified = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
-        message = f"{tensor.fqn}: unexpected: {model.target} does not register this tensor"
-        return classified, [_report_entry(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn)]
+        wording = Wording(f"unexpected: {model.target} does not register this tensor")
+        return classified, [_report_entry(load_rules.UNEXPECTED_ENTRY, wording, state, tensor.section, tensor.fqn)]
     classified = replace(
         tensor,
         kind=registration.kind,
@@ -137,12 +137,11 @@ def _compare_entry(
     )
     findings = []
     if registration.persistent is False:
-        message = (
-            f"{tensor.fqn}: unexpected: {model.target} registers this buffer with persistent=False, so a strict load "
-            "fails"
+        wording = Wording(
+            f"unexpected: {model.target} registers this buffer with persistent=False, so a strict load fails"
         )
         rule = load_rules.UNEXPECTED_ENTRY
-        findings.append(_report_entry(rule, message, state, tensor.section, tensor.fqn, registration))
+        findings.append(_report_entry(rule, wording, state, tensor.section, tensor.fqn, registration))
     # torch < 0.4 had no scalars, so load_state_dict still accepts a tensor of shape (1,) for a scalar.
     if (
         tensor.shape != registration.shape
@@ -150,19 +149,22 @@ def _compare_entry(
         and (tensor.shape, registration.shape) != ((1,), ())
     ):
         shape, registered_shape = _format_shape(tensor), _format_shape(registration)
-        message = f"{tensor.fqn}: {state.target} holds {shape}, but {model.target} registers {registered_shape}"
+        wording = Wording(
+            f"{state.target} holds {shape}, but {model.target} registers {registered_shape}",
+            short=f"{shape}, but the class has {registered_shape}",
+        )
         rule = load_rules.SHAPE_MISMATCH
-        findings.append(_report_entry(rule, message, state, tensor.section, tensor.fqn, registration))
+        findings.append(_report_entry(rule, wording, state, tensor.section, tensor.fqn, registration))
     return classified, findings
 
 
 def _report_entry(
-    rule: Rule, message: str, state: ModelState, section: str, fqn: str, registration: TensorInfo | None = None
+    rule: Rule, wording: Wording, state: ModelState, section: str, fqn: str, registration: TensorInfo | None = None
 ) -> Finding:
     """Return a finding about an entry; its place is the source line that registers the tensor, if known."""
-    section_prefix = f"{section}: " if len(state.sections) > 1 else ""
+    wording = replace(wording, name=f"{section}: {fqn}" if len(state.sections) > 1 else fqn)
     origin = (registration.origin if registration else None) or UNSET
-    return rule.finding(section_prefix + message, target=state.target, fqn=fqn, section=section, origin=origin)
+    return rule.finding(wording, target=state.target, fqn=fqn, section=section, origin=origin)
 
 
 def _format_shape(tensor: TensorInfo) -> str:
@@ -195,7 +197,8 @@ def _report_missing(
         if not tensor.is_in_state_dict:
             continue
         tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present_names), "")
-        registration = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
-        message = f"{fqn}: missing: {registration}, but {location} does not contain this tensor"
-        findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn, tensor))
+        description = f"{tensor.kind.value} ({_format_shape(tensor)}{tie})"
+        text = f"missing: {model.target} registers this {description}, but {location} does not contain this tensor"
+        wording = Wording(text, owner=model.target, short=description)
+        findings.append(_report_entry(load_rules.MISSING_ENTRY, wording, state, section, fqn, tensor))
     return findings

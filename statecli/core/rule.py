@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.model_state import Origin, Place
 from statecli.core.severity import decide_severity
 
@@ -74,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     def finding(
         self,
-        message: str,
+        message: str | Wording,
         *,
         target: str,
         fqn: str | None = None,
@@ -89,7 +89,9 @@ class Rule(msgspec.Struct, frozen=True):
     ) -> Finding:
         """Return a finding of this rule. `severity` is that of its case, `configured` that of the configuration."""
         decided_severity = decide_severity(self.severity, severity, configured)
-        return Finding(self.name, decided_severity, message, target, fqn, help, section, origin, place, about, content)
+        text = message.message if isinstance(message, Wording) else message
+        finding = Finding(self.name, decided_severity, text, target, fqn, help, section, origin, place, about, content)
+        return finding.reword(message) if isinstance(message, Wording) else finding
 
 
 def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rule]:

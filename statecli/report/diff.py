@@ -182,16 +182,16 @@ def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Fi
             changes_by_name.get((finding.section or "", finding.fqn or "")) if finding.rule in _VALUE_RULES else None
         )
         largest = f", by at most {format_largest_change([change])}" if change else ""
-        yield replace(finding, message=finding.message + largest) if largest else finding
+        yield finding.reword(finding.wording.append(largest)) if largest else finding
 
 
 def _add_section(finding: Finding, has_sections: bool) -> Finding:
     """Return the finding; a name at the start of its message gets its section."""
-    start = f"{finding.fqn}: "
-    if finding.fqn is None or not finding.message.startswith(start):
+    wording = finding.wording
+    if wording.name is None or wording.name != finding.fqn:
         return finding
-    name = format_name(finding.fqn, finding.section or "", has_sections)
-    return replace(finding, message=f"{name}: {finding.message.removeprefix(start)}")
+    name = format_name(wording.name, finding.section or "", has_sections)
+    return finding.reword(replace(wording, name=name))
 
 
 def _is_load(diff: Diff) -> bool:

@@ -54,17 +54,6 @@ BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 _REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
-#: Class, or option with its globs, in a message.
-_OWNER = compile_on_use(
-    r"missing: (.+?) (?:registers|requires) this "
-    r"|but matches (--must-not-change .+?): |but does not match (--may-change .+?): "
-)
-_SHORTER = (
-    (compile_on_use(r"missing: .+? registers this (.+), but .+ does not contain this tensor$"), r"\1"),
-    (compile_on_use(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
-    (compile_on_use(r"changed, but (?:matches --must-not-change|does not match --may-change) .+?: "), ""),
-    (compile_on_use(r"(?<=: values differ) from the lock(?=: digest )"), ""),
-)
 #: Number of a source line at the end of a consequence.
 _LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")
 #: Operator with its place at the end of a consequence.
@@ -457,7 +446,9 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
         text = next(iter(texts))
         text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
         return replace(problem, message=f"{_fold_names(names)}: {text}")
-    folded_messages = list(fold.fold_messages([Line((_shorten_message(finding, rules),)) for finding in findings]))
+    has_heading = bool(_find_heading(first.rule, rules))
+    messages = [finding.wording.short_message if has_heading else finding.message for finding in findings]
+    folded_messages = list(fold.fold_messages([Line((message,)) for message in messages]))
     return replace(
         problem,
         message=_describe_group(first, names, rules) or _summarize(first.rule, len(findings), rules),
@@ -495,19 +486,8 @@ def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, Ru
     template = _find_heading(first.rule, rules)
     if not template or len(names) < 2:
         return None
-    owner = _OWNER.search(first.message)
-    count = f"{len(names):,}"
-    if owner is None:
-        return None if template.count("{}") > 1 else template.format(count)
-    return template.format(count, owner[owner.lastindex or 0])
-
-
-def _shorten_message(finding: Finding, rules: Mapping[str, RuleText]) -> str:
-    """Return the message without the text in the heading of several findings."""
-    for pattern, text in _SHORTER if _find_heading(finding.rule, rules) else ():
-        if pattern.search(finding.message):
-            return pattern.sub(text, finding.message)
-    return finding.message
+    owner = first.wording.owner
+    return None if owner is None and template.count("{}") > 1 else template.format(f"{len(names):,}", owner)
 
 
 def _summarize(rule: str, count: int, rules: Mapping[str, RuleText]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity, WordedFinding, Wording
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, Place, TensorInfo
 from statecli.core.rule import Rule
@@ -25,7 +25,8 @@ class Issue(msgspec.Struct, frozen=True):
     """One result of a rule: `message` is a line with the tensor's name; `severity` None is the default of the rule.
 
     `content` is a digest of the judged data, if the message does not show all of the data. A baseline accepts a finding
-    only with the same content, or else with the same message.
+    only with the same content, or else with the same message. `wording` has the parts of the message,
+    if they are known.
     """
 
     message: str
@@ -37,6 +38,7 @@ class Issue(msgspec.Struct, frozen=True):
     place: Place | None = None
     about: str | None = None
     content: str | None = None
+    wording: Wording | None = None
 
 
 def report_tensor(
@@ -57,7 +59,15 @@ def report_tensor(
 def convert_finding(finding: Finding) -> Issue:
     """Return a finding of another command as a result of the same rule."""
     origin = None if finding.origin is UNSET else finding.origin
-    return Issue(finding.message, finding.fqn, finding.section, finding.help, finding.severity, origin)
+    return Issue(
+        finding.message,
+        finding.fqn,
+        finding.section,
+        finding.help,
+        finding.severity,
+        origin,
+        wording=finding.wording if isinstance(finding, WordedFinding) else None,
+    )
 
 
 #: Function that returns the reason why a subject does not meet the need of a rule, with the remedy in a few words; None
@@ -79,7 +89,7 @@ class AuditRule(Rule, frozen=True, kw_only=True):
     def build_finding(self, issue: Issue, target: str, configured: Severity | None = None) -> Finding:
         """Return the finding for a result of the rule. `configured` is the severity in the user's configuration."""
         return self.finding(
-            issue.message,
+            issue.wording or issue.message,
             target=target,
             fqn=issue.fqn,
             section=issue.section,

@@ -11,7 +11,7 @@ from statecli.commands.lock.companion_files import CompanionChanges, FileChange
 from statecli.commands.lock.compare_lock import SECTION_NOT_IN_LOCK, LockMatch
 from statecli.commands.lock.lock_file import LockedTensor
 from statecli.commands.lock.rules import VALUES_NOT_LOCKED
-from statecli.core.finding import Severity
+from statecli.core.finding import Severity, Wording
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn, join_names
 from statecli.rules.audit_rule import Issue, rule, rule_for
@@ -38,8 +38,9 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
         if row is None or pair.agrees or pair.differ == SECTION_NOT_IN_LOCK:
             continue
         name = row.fqn if len(subject.state.sections) < 2 else f"{row.section}.{row.fqn}"
-        help = _RESTORE_FILE
-        yield Issue(f"{name}: {_describe_pair(pair)}", row.fqn, row.section, help, content=_compute_content(pair))
+        wording = Wording(_describe_pair(pair), name, short=_describe_only_values(pair))
+        content = _compute_content(pair)
+        yield Issue(wording.message, row.fqn, row.section, _RESTORE_FILE, content=content, wording=wording)
 
 
 @rule(Severity.ERROR, needs_lock, needs_locked_companions)
@@ -117,11 +118,22 @@ def _describe_pair(pair: LockMatch) -> str:
     return "; ".join(_describe_field(field, tensor, line, pair.digest) for field in pair.differ)
 
 
+def _describe_only_values(pair: LockMatch) -> str | None:
+    """Describe the values below the heading of the rule, which names the lock; None for another difference."""
+    if pair.locked is None or pair.digest is None or pair.differ != ("values",):
+        return None
+    return f"values differ: {_describe_digests(pair.locked, pair.digest)}"
+
+
+def _describe_digests(line: LockedTensor, digest: str) -> str:
+    return f"digest {digest[:12]}…, locked {str(line.digest)[:12]}…"
+
+
 def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None) -> str:
     if field == "values" and digest is None:
         return f"values cannot be read: {tensor.damage or 'they are not in the file'}"
     if field == "values":
-        return f"values differ from the lock: digest {str(digest)[:12]}…, locked {str(line.digest)[:12]}…"
+        return f"values differ from the lock: {_describe_digests(line, str(digest))}"
     if field == "shape":
         return f"shape is {_format_shape(tensor)}, locked as {_format_shape(line)}"
     if field == "kind":

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from statecli import render
 from statecli.commands.diff.result import Broken, Field, Histogram, ScalarChange, Status
-from statecli.core.finding import Finding, Severity
+from statecli.commands.diff.rules import CHANGED
+from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import Kind, Oddity
 from statecli.core.output import ChangeOrder
@@ -665,7 +666,7 @@ def test_empty_name_is_shown_as_two_quotes():
     actual_diff = diff(
         nudge_tensor(""),
         rename_tensor("", "x"),
-        findings=(Finding("changed", Severity.ERROR, ": values differ", "b", ""),),
+        findings=(CHANGED.finding(Wording("values differ", ""), target="b", fqn=""),),
     )
     plain = render_diff(actual_diff, "plain")
     assert [line.split()[2] for line in plain.splitlines()[1:3]] == ["''", "x"]
@@ -679,7 +680,7 @@ def test_empty_name_is_shown_as_two_quotes():
 def test_findings_and_damage_have_their_section_where_there_are_several():
     """The section is written as by `--name-only`; JSON has section and name apart."""
     texts = tuple(
-        Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=text) for text in ("model", "ema")
+        CHANGED.finding(Wording("values differ", "w"), target="b", fqn="w", section=text) for text in ("model", "ema")
     )
     damage = (Broken("u", "ema", "b.pt: u: cut short"),)
     actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"), findings=texts, broken=damage)
@@ -691,10 +692,9 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
         actual_diff, "markdown", quiet=True
     )
     assert rows(actual_diff)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
-    assert [finding["message"] for finding in json.loads(render_diff(actual_diff, "json"))["findings"]] == [
-        "w: values differ",
-        "w: values differ",
-    ]
+    json_findings = json.loads(render_diff(actual_diff, "json"))["findings"]
+    assert [finding["message"] for finding in json_findings] == ["w: values differ", "w: values differ"]
+    assert all("wording" not in finding for finding in json_findings)
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.labels == ("model.w", "ema.w")
 
@@ -770,8 +770,11 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_lines_limit_findings_too(output):
     """-n 2 shows two findings next to the rows, and counts the others; with -q, findings are one line."""
-    forbidden = "changed, but matches --must-not-change '*': dtype"
-    findings = tuple(replace(problem, message=f"{problem.fqn}: {forbidden} {n}") for n, problem in enumerate(EXPECTED))
+    option = "--must-not-change '*'"
+    findings = tuple(
+        problem.reword(Wording(f"changed, but matches {option}: dtype {n}", problem.fqn, option, f"dtype {n}"))
+        for n, problem in enumerate(EXPECTED)
+    )
     text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
     assert "… and 7 more (-n 2)" in text

@@ -32,7 +32,7 @@ from statecli.commands.diff.result import (
     TransformationKind,
 )
 from statecli.core.errors import NothingMatched, option
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Wording
 from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any, suggest_glob
 from statecli.core.setting_paths import MORE
@@ -89,8 +89,15 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
     def build_finding(self, rule: Rule, reason: str = "") -> Finding:
         """Report `reason` under `rule`, with the difference only without a reason or if the reason ends in a colon."""
         difference = self.difference if not reason or reason.endswith(": ") else ""
-        message = f"{self.name}: {reason}{difference}"
-        return rule.finding(message, target=self.target, fqn=self.name, section=self.section)
+        return self._build_finding(rule, Wording(f"{reason}{difference}", self.name))
+
+    def build_forbidden_change(self, rule: Rule, relation: str, option: str) -> Finding:
+        """Report the change; `relation` to `option`: `matches --must-not-change 'a.*'`."""
+        text = f"changed, but {relation} {option}: {self.difference}"
+        return self._build_finding(rule, Wording(text, self.name, owner=option, short=self.difference))
+
+    def _build_finding(self, rule: Rule, wording: Wording) -> Finding:
+        return rule.finding(wording, target=self.target, fqn=self.name, section=self.section)
 
 
 def iter_tensor_entries(
@@ -259,14 +266,11 @@ def check_expectations(
         if not entry.difference:
             continue
         if request.only and not entry.stays_within(request.only):
-            findings.append(
-                entry.build_finding(
-                    rules.OUTSIDE_ONLY, f"changed, but does not match --may-change {_quote(request.only)}: "
-                )
-            )
+            option = f"--may-change {_quote(request.only)}"
+            findings.append(entry.build_forbidden_change(rules.OUTSIDE_ONLY, "does not match", option))
         if entry.matches(request.frozen):
-            forbidden = f"changed, but matches --must-not-change {_quote(request.frozen)}: "
-            findings.append(entry.build_finding(rules.FROZEN_CHANGED, forbidden))
+            option = f"--must-not-change {_quote(request.frozen)}"
+            findings.append(entry.build_forbidden_change(rules.FROZEN_CHANGED, "matches", option))
         if request.cast and entry.beyond_cast:
             findings.append(entry.build_finding(rules.INEXACT_CAST, entry.beyond_cast))
     inconclusive = list(_find_unlisted_settings(request.frozen, entries))

@@ -17,7 +17,7 @@ from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Wording
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import REGISTERED_KINDS, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
@@ -294,19 +294,16 @@ class _Load:
         state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
         return model_kinds.classify_by_model(state, self.model)[1]
 
-    def _build_finding(self, rule: Rule, name: str | None, message: str) -> Finding:
-        about = f"{name}: " if name else ""
+    def _build_finding(self, rule: Rule, name: str | None, text: str, owner: str | None = None) -> Finding:
         registered = self.registered.get(name or "")
         origin = (registered.origin if registered else None) or UNSET
-        return rule.finding(
-            about + message, target=self.checkpoint.target, fqn=name, section=self.section, origin=origin
-        )
+        wording = Wording(text, name or None, owner)
+        return rule.finding(wording, target=self.checkpoint.target, fqn=name, section=self.section, origin=origin)
 
     def _report_missing(self, name: str) -> Finding:
-        message = (
-            f"missing: {self.model.target} requires this key, but {self.checkpoint.target} does not contain this key"
-        )
-        return self._build_finding(MISSING_ENTRY, name, message)
+        owner = self.model.target
+        text = f"missing: {owner} requires this key, but {self.checkpoint.target} does not contain this key"
+        return self._build_finding(MISSING_ENTRY, name, text, owner)
 
     def _report_unexpected(self, name: str) -> Finding:
         return self._build_finding(

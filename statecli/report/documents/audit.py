@@ -12,7 +12,13 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.version import __version__
 from statecli.report import Problem
-from statecli.report.documents.shared import AcceptedRow, ProblemRow, build_accepted_rows, build_problem_row
+from statecli.report.documents.shared import (
+    AcceptedRow,
+    ProblemRow,
+    build_accepted_rows,
+    build_problem_row,
+    strip_wordings,
+)
 from statecli.targets.target_result import Skipped, TargetStatus
 
 
@@ -88,7 +94,7 @@ def build_audit_document(audit: Audit, problems: Iterable[Problem], verdict: str
         audit.fail_on,
         summary,
         targets,
-        audit.findings,
+        strip_wordings(audit.findings),
         audit.ran,
         audit.skipped_rules,
         accepted_rows,

@@ -15,7 +15,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.core.version import __version__
 from statecli.report import Rows
 from statecli.report.change_totals import ChangeTotals, sum_changes
-from statecli.report.documents.shared import Counts
+from statecli.report.documents.shared import Counts, strip_wordings
 from statecli.report.layer_changes import ModuleChange, list_module_changes
 from statecli.values.delta import CompareOptions, Delta
 
@@ -112,7 +112,7 @@ def build_diff_document(
             "tuple[DiffRow, ...]",
             Rows(_build_diff_row, [c for c in diff.changes if unchanged or c.status is not Status.IDENTICAL]),
         ),
-        diff.findings,
+        strip_wordings(diff.findings),
         diff.scalars,
         diff.notes,
         diff.broken,

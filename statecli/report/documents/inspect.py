@@ -24,6 +24,7 @@ from statecli.report.documents.shared import (
     build_accepted_rows,
     build_problem_row,
     build_tensor_row,
+    strip_wordings,
 )
 from statecli.report.layer_roles import Role, list_roles
 
@@ -113,7 +114,7 @@ def build_inspect_document(inspection: Inspection, problems: Iterable[Problem], 
         state.sections,
         sum_by_kind(state.tensors),
         cast("tuple[TensorRow, ...]", Rows(build_row, state.tensors)),
-        inspection.findings,
+        strip_wordings(inspection.findings),
         state.oddities,
         state.metadata.values,
         inspection.to if inspection.to is not None else UNSET,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.core.finding import Severity
+from statecli.core.finding import Finding, Severity, WordedFinding
 from statecli.core.model_state import After, Evidence, Kind, Origin, Stats, TensorInfo
 from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
@@ -105,6 +105,11 @@ def build_problem_row(problem: Problem) -> ProblemRow:
         problem.origin,
         problem.source,
     )
+
+
+def strip_wordings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings without the parts of their messages, which are not in the documents."""
+    return tuple(finding.strip_wording() if isinstance(finding, WordedFinding) else finding for finding in findings)
 
 
 def build_accepted_rows(accepted: Iterable[Accepted]) -> tuple[AcceptedRow, ...]:

@@ -20,6 +20,7 @@ from statecli.report.documents.shared import (
     build_accepted_rows,
     build_problem_row,
     build_tensor_row,
+    strip_wordings,
 )
 
 
@@ -91,7 +92,7 @@ def build_verify_document(
         count_verdicts(verification),
         tuple(map(_build_check_row, verification.checks)),
         tuple(map(build_tensor_row, verification.state.tensors)),
-        verification.findings,
+        strip_wordings(verification.findings),
         verification.notes,
         verdict,
         not_checked,
