@@ -385,8 +385,6 @@ COMPARES_SENTENCES = {
     "report/__init__.py": _ONCE,
     "report/audit.py": _ONCE,
     "report/change_totals.py": "ZERO_BEFORE is a constant of the module that writes the reason",
-    "report/diff.py": "the name at the start of a message gets its section",
-    "report/problems.py": "findings do not record their cause",
     "report/tensor_remarks.py": _ONCE,
     "report/verify.py": _ONCE,
     "values/require_numpy.py": _FOREIGN,

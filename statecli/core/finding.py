@@ -32,6 +32,30 @@ class Severity(str, Enum):
         return self.rank >= other.rank
 
 
+class Consequence(msgspec.Struct, frozen=True, gc=False):
+    """A consequence of a problem; reports join consequences that differ only in operators or in lines of a file.
+
+    Attributes:
+        text: The consequence without the operators and the lines.
+        operators: Operators of torch that raise the error.
+        file: File with the lines.
+        lines: Lines that call the operators.
+        of_worst: Whether reports show the consequence only for the worst tensors of a problem.
+    """
+
+    text: str
+    operators: tuple[str, ...] = ()
+    file: str = ""
+    lines: tuple[int, ...] = ()
+    of_worst: bool = False
+
+    @property
+    def message(self) -> str:
+        """The consequence: `on cpu while x is on cuda:0, in addmm at net.py:16, 18`."""
+        operators = f", in {', '.join(self.operators)}" if self.operators else ""
+        return f"{self.text}{operators}" + (f" at {self.file}:{', '.join(map(str, self.lines))}" if self.lines else "")
+
+
 class Wording(msgspec.Struct, frozen=True, gc=False):
     """Parts of a message, from which reports build a text about several findings.
 
@@ -40,17 +64,21 @@ class Wording(msgspec.Struct, frozen=True, gc=False):
         name: Name of the tensor at the start of the message; None if the message does not start with a name.
         owner: Class or options in a heading of several findings, see `Rule.heading`.
         short: Text below such a heading, without the words of the heading; None for `text`.
+        consequence: The consequence that the finding adds to another problem of the tensor; None for `text`.
+        assigned_at: Line that assigns the tensor, at the end of the message.
     """
 
     text: str
     name: str | None = None
     owner: str | None = None
     short: str | None = None
+    consequence: Consequence | None = None
+    assigned_at: str | None = None
 
     @property
     def message(self) -> str:
         """The message of a single finding."""
-        return self._add_name(self.text)
+        return self._add_name(self.text) + (f"; assigned at {self.assigned_at}" if self.assigned_at else "")
 
     @property
     def short_message(self) -> str:

@@ -10,8 +10,6 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
 
-#: Beginning of the remark on a tensor that a move leaves behind, if no input showed what forward does.
-UNKNOWN_FORWARD_PREFIX = "statecli does not know whether forward mixes devices: "
 LEFT_BEHIND = Rule(
     "left-behind",
     "move",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecli.core.finding import Severity
+from statecli.core.finding import Consequence, Severity, Wording
 from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
@@ -55,12 +55,6 @@ UNREGISTERED_MODULE = Rule(
 )
 
 
-#: Beginning of the remark on an unregistered tensor that torch.export made a constant.
-EXPORTED_PREFIX = "exported as a constant"
-#: Beginning of the remark on a tensor that a wrapper for several ranks does not synchronize.
-LEFT_OUT_PREFIX = "left out by"
-#: Beginning of the remark on a tensor that changes a resumed training.
-NOT_RESUMED_PREFIX = "starts again at its initial value when training is resumed"
 #: Remark on a random tensor that no checkpoint contains, and the remedy for a buffer.
 RANDOM_VALUE_REMARK = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
 PERSISTENT_HELP = "register the buffer with persistent=True"
@@ -74,6 +68,11 @@ def describe_unregistered(tensor: TensorInfo) -> str:
     if rule is UNREGISTERED_PARAMETER:
         return "requires grad and is not a registered parameter"
     return "is not registered"
+
+
+def build_wording(tensor: TensorInfo, consequence: Consequence) -> Wording:
+    """Return the parts of a message about an unregistered tensor and a consequence."""
+    return Wording(f"{describe_unregistered(tensor)}; {consequence.message}", tensor.fqn, consequence=consequence)
 
 
 def choose_rule(tensor: TensorInfo) -> Rule:

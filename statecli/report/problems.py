@@ -17,24 +17,17 @@ from msgspec.structs import replace
 
 from statecli import report as report_package
 from statecli.commands import verify
-from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
+from statecli.core.finding import UNSAFE_GLOBAL, Consequence, Finding, Severity
 from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
-from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD_PREFIX, UNTIED_BY_MOVE, map_tied_names
-from statecli.core.registration_rules import (
-    EXPORTED_PREFIX,
-    LEFT_OUT_PREFIX,
-    NOT_RESUMED_PREFIX,
-    UNREGISTERED_MODULE,
-    UNREGISTERED_PARAMETER,
-    UNREGISTERED_TENSOR,
-)
+from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, map_tied_names
+from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
 from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked, has_unread_tensors
 from statecli.core.severity import find_worst_severity, is_trainable
-from statecli.core.units import format_origin, format_shape, join_names, plural
+from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Page, Problem, Report, RuleText, fold, rule_texts
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
@@ -54,10 +47,6 @@ BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 _REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
-#: Number of a source line at the end of a consequence.
-_LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")
-#: Operator with its place at the end of a consequence.
-_LAST_OPERATOR = compile_on_use(r"(?<=, in )(?P<name>\w+)(?P<place> at \S+:\d[\d, ]*)\Z")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 #: Largest number of names of a problem in a list.
 MAX_NAMES = 3
@@ -225,19 +214,15 @@ def _split_element(fqn: str) -> tuple[str, str]:
 def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
     """Return the broken tie with the findings of other proofs as its consequences."""
     ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
-    starts = {finding.fqn: finding.message for finding in reversed(ties)}
-    first = [finding for finding in ties if finding.message == starts[finding.fqn]]
+    first_by_name = {finding.fqn: finding for finding in reversed(ties)}
+    first = [finding for finding in ties if finding is first_by_name[finding.fqn]]
     problem = _build_problem(first, rules)
-    effects = dict.fromkeys(
-        _strip_name(finding, f"{starts.get(finding.fqn)}; ")
-        for finding in findings
-        if all(finding is not tie for tie in first)
-    )
+    effects = [_get_consequence(finding) for finding in findings if all(finding is not tie for tie in first)]
     return replace(
         problem,
         severity=find_worst_severity(finding.severity for finding in findings),
         findings=tuple(findings),
-        effects=(*problem.effects, *_join_lines(effects)),
+        effects=(*problem.effects, *_join_effects(effects)),
     )
 
 
@@ -286,7 +271,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
         _describe_modules(rows) if rows_in_modules else _describe_tensors(rows),
         findings[0].target,
         tuple(findings),
-        tuple(_join_lines(_list_effects(findings, rows))),
+        tuple(_join_effects(_list_effects(findings, rows))),
         _join_fixes(fixes or helps) or None,
         origin or UNSET,
         _read_source(origin),
@@ -352,62 +337,56 @@ def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
     return f"{_fold_names(names)}: {len(names):,} plain attributes are not registered{shape}"
 
 
-def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[str]:
-    """Yield each consequence once: the messages of findings without the names of their tensors."""
+def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[Consequence]:
+    """Yield each consequence: the messages of findings without the names of their tensors."""
     registration_rules = {MODULE_RULE, PARAMETER_RULE, TENSOR_RULE}
-    effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in registration_rules)
-    if any(finding.rule in registration_rules for finding in findings):
-        for start in (UNKNOWN_FORWARD_PREFIX, EXPORTED_PREFIX, LEFT_OUT_PREFIX, NOT_RESUMED_PREFIX):
-            findings_with_remark = [
-                finding
-                for finding in findings
-                if finding.rule in registration_rules and f"; {start}" in finding.message
-            ]
-            if start == LEFT_OUT_PREFIX:  # another tensor of the line may by chance have equal values on each rank
-                worst = max((finding.severity.rank for finding in findings_with_remark), default=0)
-                findings_with_remark = [finding for finding in findings_with_remark if finding.severity.rank == worst]
-            remarks = (finding.message.partition(f"; {start}") for finding in findings_with_remark)
-            effects |= {f"{start}{reason}": None for _, remark, reason in remarks if remark}
-        device = next((row.device for row in rows if row.device), None)
-        effects |= {"not in state_dict()": None} if any(row.saved is False for row in rows) else {}
-        effects |= {f"left on {device} by .to()": None} if any(row.moves is False for row in rows) else {}
-        effects |= {"not in model.parameters(), so not trained": None} if any(r.requires_grad for r in rows) else {}
-    yield from effects
+    causes = [finding for finding in findings if finding.rule in registration_rules]
+    yield from (_get_consequence(finding) for finding in findings if finding.rule not in registration_rules)
+    if not causes:
+        return
+    of_worst = [finding for finding in causes if finding.wording.consequence and finding.wording.consequence.of_worst]
+    # Another tensor of the line may by chance have equal values on each rank.
+    worst = max((finding.severity.rank for finding in of_worst), default=0)
+    for finding in causes:
+        consequence = finding.wording.consequence
+        if consequence is not None and (not consequence.of_worst or finding.severity.rank == worst):
+            yield consequence
+    device = next((row.device for row in rows if row.device), None)
+    if any(row.saved is False for row in rows):
+        yield Consequence("not in state_dict()")
+    if any(row.moves is False for row in rows):
+        yield Consequence(f"left on {device} by .to()")
+    if any(row.requires_grad for row in rows):
+        yield Consequence("not in model.parameters(), so not trained")
 
 
-def _join_lines(effects: Iterable[str]) -> Iterator[str]:
-    """Yield the consequences; texts that differ only in an operator or in a file's line are joined.
+def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
+    """Yield each consequence once; effects that differ only in operators or in lines of a file are joined.
 
     `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`.
     """
-    lines: dict[str, dict[str, None]] = {}
+    lines: dict[Consequence, dict[int, None]] = {}
     for effect in effects:
-        line_match = _LAST_LINE.search(effect)
-        lines.setdefault(effect[: line_match.start()] if line_match else effect, {})
-        if line_match:
-            lines[effect[: line_match.start()]][line_match[1]] = None
-    operators: dict[tuple[str, str], dict[str, None]] = {}
-    for text, numbers in lines.items():
-        joined_line = f"{text}:{', '.join(numbers)}" if numbers else text
-        operator = _LAST_OPERATOR.search(joined_line)
-        parts = (joined_line[: operator.start()], operator["place"]) if operator else (joined_line, "")
-        operators.setdefault(parts, {}).update({operator["name"]: None} if operator else {})
-    for (start, end), names in operators.items():
-        yield f"{start}{', '.join(names)}{end}"
+        lines.setdefault(replace(effect, lines=()), {}).update(dict.fromkeys(effect.lines))
+    operators: dict[Consequence, dict[str, None]] = {}
+    for effect, numbers in lines.items():
+        key = replace(effect, operators=(), lines=tuple(numbers))
+        operators.setdefault(key, {}).update(dict.fromkeys(effect.operators))
+    for effect, names in operators.items():
+        yield replace(effect, operators=tuple(names)).message
 
 
-def _strip_name(finding: Finding, start: str = "") -> str:
-    """Return the message without the name of the tensor and the line of the assignment, because both are shown once.
+def _get_consequence(finding: Finding) -> Consequence:
+    """Return the finding as a consequence of another problem of the tensor."""
+    return finding.wording.consequence or Consequence(_get_text(finding))
 
-    `start` is another beginning already shown.
-    """
-    name = finding.fqn or ""
-    line = f"; assigned at {format_origin(finding.origin)}" if finding.origin is not UNSET else ""
-    message = finding.message.removesuffix(line).removeprefix(start)
-    for start in (f"{name}: ", f"{name} "):
-        if name and message.startswith(start):
-            return message[len(start) :]
-    return message
+
+def _get_text(finding: Finding) -> str:
+    """Return the message without the name of the tensor and the line of the assignment, because both are shown once."""
+    name, wording = finding.fqn, finding.wording
+    if wording.name is not None:
+        return wording.text if wording.name == name else finding.message
+    return finding.message.removeprefix(f"{name}: ").removeprefix(f"{name} ") if name else finding.message
 
 
 def _fold_names(names: Sequence[str]) -> str:
@@ -440,7 +419,7 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
     )
     if len(findings) == 1:
         return problem
-    texts = dict.fromkeys(_strip_name(finding) for finding in findings)
+    texts = dict.fromkeys(map(_get_text, findings))
     names = list(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
     if len(texts) == 1 and names:
         text = next(iter(texts))

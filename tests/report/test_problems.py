@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Consequence, Finding, Severity, Wording
 from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
 from statecli.report import count_shown_effects, problems
 from statecli.report.problems import format_severities, group_findings
@@ -45,6 +45,11 @@ def build_block_rows():
 
 def build_findings(rule, rows, what, severity=Severity.ERROR):
     return [Finding(rule, severity, f"{row.fqn}: {what}", "net.py:Net", row.fqn) for row in rows]
+
+
+def build_worded_finding(rule, consequence, name="table", severity=Severity.ERROR):
+    wording = Wording(consequence.message, name, consequence=consequence)
+    return Finding(rule, severity, "", "net.py:Net", name).reword(wording)
 
 
 @pytest.fixture
@@ -229,9 +234,10 @@ def test_one_more_consequence_is_shown_not_counted():
 def test_operators_of_one_line_are_one_consequence():
     """The lines of one operator are joined too; operators of two files are separate."""
     rows = [row("table", 6)]
-    texts = ("in mul at net.py:9", "in addmm at net.py:9", "in mul at net.py:12", "in mul at base.py:9")
+    calls = (("mul", "net.py", 9), ("addmm", "net.py", 9), ("mul", "net.py", 12), ("mul", "base.py", 9))
     findings = [
-        Finding("device-mismatch", Severity.ERROR, f"table: on cpu, {text}", "net.py:Net", "table") for text in texts
+        build_worded_finding("device-mismatch", Consequence("on cpu", (operator,), file, (line,)))
+        for operator, file, line in calls
     ]
     (problem,) = group_findings(findings, rows)
     assert problem.effects == (
@@ -241,6 +247,22 @@ def test_operators_of_one_line_are_one_consequence():
     )
     (problem,) = group_findings(findings[:2], rows)
     assert problem.effects == ("on cpu, in mul, addmm at net.py:9",)
+
+
+def test_remarks_on_the_cause_are_consequences():
+    """A remark of only the worst tensors is left out for another tensor of the line."""
+    rows, rule = [row("table", 6), row("mask", 6)], "unregistered-tensor"
+    worst, other = (Consequence(f"left out: {text} values", of_worst=True) for text in ("random", "equal"))
+    findings = [
+        build_worded_finding(rule, worst),
+        build_worded_finding(rule, other, "mask", Severity.WARNING),
+        build_worded_finding(rule, Consequence("exported as a constant"), "mask", Severity.WARNING),
+        *build_findings(rule, rows, "is not registered; forward ran without an error"),
+    ]
+    (problem,) = group_findings(findings, rows)
+    assert problem.effects[:3] == ("left out: random values", "exported as a constant", "not in state_dict()")
+    (problem,) = group_findings(findings[1:2], rows)
+    assert problem.effects[0] == "left out: equal values"
 
 
 def test_a_module_that_a_function_captures_is_in_a_closure():

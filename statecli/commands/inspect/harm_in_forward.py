@@ -16,7 +16,7 @@ from statecli.commands.verify.result import Check, Name, Verdict, Verification
 from statecli.commands.verify.run import FAKE_CUDA, Request, verify_model
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, ModelState, TensorInfo
-from statecli.core.move_rules import LEFT_BEHIND, UNKNOWN_FORWARD_PREFIX
+from statecli.core.move_rules import LEFT_BEHIND
 from statecli.core.severity import decide_tensor_severity
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def _read_harm(row: TensorInfo, verification: Verification) -> Harm:
     is_mixed = any(finding.rule == rules.DEVICE_MISMATCH.name for finding in others)
     unknown = None if is_mixed else _find_inconclusive((checks[Name.FORWARD], checks[Name.MOVE]), row.fqn)
     if unknown is not None:
-        return Harm(left_behind or decide_tensor_severity(row), others, f"{UNKNOWN_FORWARD_PREFIX}{unknown}")
+        remark = f"statecli does not know whether forward mixes devices: {unknown}"
+        return Harm(left_behind or decide_tensor_severity(row), others, remark, is_unknown=True)
     ran = left_behind is Severity.NOTE and checks[Name.FORWARD].verdict is Verdict.PASSED
     return Harm(left_behind, others, RAN_ON_FAKE_GPU if ran else "")
 

@@ -14,7 +14,7 @@ from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.inspect.unregistered_harm import Harm
 from statecli.core import move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Consequence, Finding, Severity, Wording
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.progress import Progress
@@ -251,9 +251,10 @@ def _report_unregistered(
         tensor_harm = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
         if tensor_harm.severity in (None, Severity.NOTE):
             continue
-        description = registration_rules.describe_unregistered(tensor)
+        description = _add_remark(registration_rules.describe_unregistered(tensor), tensor_harm)
+        consequence = Consequence(tensor_harm.remark) if tensor_harm.is_unknown else None
         yield registration_rules.choose_rule(tensor).finding(
-            f"{tensor.fqn}: {_add_remark(description, tensor_harm)}",
+            Wording(description, tensor.fqn, consequence=consequence),
             target=state.target,
             fqn=tensor.fqn,
             section=tensor.section,

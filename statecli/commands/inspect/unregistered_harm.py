@@ -13,11 +13,13 @@ class Harm(msgspec.Struct, frozen=True):
 
     `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: from other
     proofs. `remark`: the use of the tensor by forward, or why the use is unknown; "" if `findings` show it.
+    `is_unknown`: whether the use is unknown.
     """
 
     left_behind: Severity | None
     findings: tuple[Finding, ...] = ()
     remark: str = ""
+    is_unknown: bool = False
 
     @property
     def severity(self) -> Severity | None:

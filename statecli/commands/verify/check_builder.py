@@ -28,7 +28,7 @@ from statecli.commands.verify.result import (
 from statecli.commands.verify.rules import UNTIED_BY_COPY
 from statecli.core import move_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Origin
 from statecli.core.oddity_kind import OddityKind
@@ -255,7 +255,7 @@ def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
 def build_finding(
     subject: ModelUnderTest,
     rule: Rule,
-    message: str,
+    message: str | Wording,
     fqn: str | None,
     *,
     help: Help = None,

@@ -8,7 +8,7 @@ from statecli.commands.verify import check_builder
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.rule import Rule
 
 
@@ -37,7 +37,7 @@ class Proof(ABC):
     def report(
         self,
         rule: Rule,
-        message: str,
+        message: str | Wording,
         fqn: str | None,
         *,
         help: check_builder.Help = None,

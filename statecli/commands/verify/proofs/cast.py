@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 import torch
 from torch import nn
 
@@ -26,7 +25,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding
+from statecli.core.finding import Consequence, Finding, Wording
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, map_stale_views
 from statecli.core.rule import Rule
@@ -275,14 +274,14 @@ class _Proof(Proof):
             if steps is None or fault is None or fault[0] != rules.KEEPS_DTYPE or name in self._recomputed:
                 continue
             stale_view = self._stale_views.get(name)
-            explanation = (
-                f"{stale_view.message if stale_view else f'{name} is another name of {row.fqn}'}; {name} {fault[1]}"
-            )
+            cause = stale_view.message if stale_view else f"{name} is another name of {row.fqn}"
+            explanation = f"{cause}; {name} {fault[1]}"
+            wording = Wording(explanation, consequence=Consequence(fault[1]))
             if stale_view:
-                self._findings.append(msgspec.structs.replace(stale_view, message=explanation))
+                self._findings.append(stale_view.reword(wording))
             else:
                 severity = STALE_VIEW.cases["trained"] if is_trainable(row) else None
-                self.report(STALE_VIEW, explanation, name, severity=severity)
+                self.report(STALE_VIEW, wording, name, severity=severity)
             self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.format_dtypes(), explanation)
 
 

@@ -24,7 +24,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core import move_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Consequence, Finding, Severity, Wording
 from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
@@ -149,8 +149,10 @@ class _Proof:
             rule = rules.NON_LEAF_ATTRIBUTE if operation else rules.NOT_COPYABLE
             stale_view = self._stale_views.get(name)
             if operation and stale_view:  # one mistake: the attribute is a view of a parameter
-                message = f"{stale_view.message}; {name} is {explanation}"
-                self._fail(move_rules.STALE_VIEW, name, message, move_rules.STALE_VIEW_HELP)
+                wording = Wording(
+                    f"{stale_view.message}; {name} is {explanation}", consequence=Consequence(f"is {explanation}")
+                )
+                self._fail(move_rules.STALE_VIEW, name, wording, move_rules.STALE_VIEW_HELP)
             else:
                 self._fail(rule, name, f"{name}: {explanation}", help if operation else None)
             reasons.append(f"{name}: {explanation}")
@@ -230,7 +232,7 @@ class _Proof:
         self,
         rule: Rule,
         fqn: str | None,
-        message: str,
+        message: str | Wording,
         help: check_builder.Help = None,
         *,
         severity: Severity | None = None,

@@ -34,6 +34,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.running_state import find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
+from statecli.core.finding import Consequence
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.severity import Effect, decide_tensor_severity, measure_effect
@@ -45,6 +46,8 @@ from statecli.live.tensors import identify_storage
 HOW = "torch.export.export() in eval mode"
 #: Largest number of attributes, each captured again. Nobody reads a longer list one by one.
 MAX_ATTRIBUTES = 8
+#: Beginning of the text about a tensor that the program has as a constant.
+_EXPORTED = "exported as a constant"
 #: Consequence of an unregistered tensor as a constant, by the measured effect.
 _CONSEQUENCES = {
     None: "load_state_dict() after the export does not change the exported program",
@@ -106,10 +109,7 @@ class _Proof(Proof):
             named = _find_attribute(module, target, constant)
             alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
             reader_text = self._format_place(self._find_reader(program, target))
-            message = (
-                f"{alias}: {registration_rules.EXPORTED_PREFIX}{reader_text}: loading {owner.fqn} does not change the "
-                "exported program"
-            )
+            message = f"{alias}: {_EXPORTED}{reader_text}: loading {owner.fqn} does not change the exported program"
             self.report(STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
 
     def _report_variable(
@@ -122,13 +122,12 @@ class _Proof(Proof):
         name, file = variable[0], tensor_sources.format_file(variable[1], self._subject.target)
         reader_text = self._format_place(self._find_reader(program, target))
         consequence = "the exported program keeps the values at the time of the export"
-        message = f"{name} of {file}: {registration_rules.EXPORTED_PREFIX}{reader_text}: {consequence}"
+        message = f"{name} of {file}: {_EXPORTED}{reader_text}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
         self.report(registration_rules.UNREGISTERED_TENSOR, message, None, help=help)
 
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
-        export_text = f"{registration_rules.EXPORTED_PREFIX}{self._format_place(place)}"
         if row.fqn in self._subject.created_by_forward:
             severity, reason = rule.cases["kept"], "the first forward computes the tensor"
         else:
@@ -138,8 +137,8 @@ class _Proof(Proof):
                 is_harmless=lambda: bool(row.rebuilt),
             )
             severity, reason = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]
-        message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {export_text}: {reason}"
-        self.report(rule, message, row.fqn, severity=severity)
+        text = f"{_EXPORTED}{self._format_place(place)}: {reason}"
+        self.report(rule, registration_rules.build_wording(row, Consequence(text)), row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
 
     def _find_reader(self, program: ExportedProgram, target: str) -> Place | None:

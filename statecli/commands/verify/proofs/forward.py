@@ -35,7 +35,7 @@ from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verd
 from statecli.commands.verify.rules import DEVICE_MISMATCH
 from statecli.commands.verify.training_rounds import find_floating_outputs
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding
+from statecli.core.finding import Consequence, Finding, Wording
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, TensorInfo
 from statecli.core.units import format_origin
@@ -433,55 +433,61 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
     trial, is_in_backward = run.trial, run.trial.backward and mismatch not in run.mismatches_of_forward
     device = trial.device_name.removesuffix(" (fake)")
     mode = ", in backward" if is_in_backward else ", in train mode" if trial.training else ""
-    place_text = _format_place(subject, mismatch.place) + mode
     if mismatch.fault is Fault.MIXED:
-        return _build_mixed_finding(subject, mismatch, device, place_text, is_in_backward=is_in_backward)
-    if mismatch.fault is Fault.GENERATOR:
-        message = (
-            f"a torch.Generator on {mismatch.device} draws values for {device}, in {mismatch.operator}{place_text}"
-        )
+        text, help = _describe_mixed(subject, mismatch, device, is_in_backward=is_in_backward)
+    elif mismatch.fault is Fault.GENERATOR:
+        text = f"a torch.Generator on {mismatch.device} draws values for {device}"
         help = "create the generator on the device of the values: torch.Generator(x.device)"
     elif mismatch.fault is Fault.NOT_ON_CPU:
-        message = f"the argument {mismatch.other!r} must be on the cpu, but is on {device}{place_text}"
+        text = f"the argument {mismatch.other!r} must be on the cpu, but is on {device}"
         help = "copy the argument with .cpu() first"
     elif mismatch.fault is Fault.NUMPY:
-        message, help = (
-            f"a tensor on {device} is read as a numpy array{place_text}",
-            "copy the tensor to the cpu first: x.cpu().numpy()",
-        )
+        text = f"a tensor on {device} is read as a numpy array"
+        help = "copy the tensor to the cpu first: x.cpu().numpy()"
     else:
-        message, help = (
-            f"forward combines tensors on several devices{place_text}",
-            "call .to(x.device) on the tensors that are on the cpu",
-        )
-    return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
+        text = "forward combines tensors on several devices"
+        help = "call .to(x.device) on the tensors that are on the cpu"
+    consequence = _build_consequence(subject, mismatch, text, mode)
+    name = mismatch.source.fqn if mismatch.fault is Fault.MIXED else None
+    row = subject.rows_by_fqn.get(name or "")
+    assigned_at = format_origin(row.origin) if row is not None and row.origin is not None else None
+    wording = Wording(consequence.message, name, consequence=consequence, assigned_at=assigned_at)
+    return check_builder.build_finding(subject, DEVICE_MISMATCH, wording, mismatch.source.fqn, help=help)
 
 
-def _build_mixed_finding(
-    subject: ModelUnderTest, mismatch: Mismatch, device: str, place_text: str, *, is_in_backward: bool
-) -> Finding:
-    source_text, help = _describe_source(subject, mismatch.source, mismatch.device)
-    actor = "forward"
-    if is_in_backward:  # backward may read a tensor that forward created
-        source_text, actor = source_text.replace("created in forward at", "created at"), "the model"
+def _build_consequence(subject: ModelUnderTest, mismatch: Mismatch, text: str, mode: str) -> Consequence:
+    operators = (mismatch.operator,) if mismatch.fault in (Fault.MIXED, Fault.GENERATOR) else ()
+    consequence = Consequence(text, operators)
+    if mismatch.place is not None:
+        path, line = mismatch.place
+        consequence = Consequence(text, operators, tensor_sources.format_file(path, subject.target), (line,))
+    return Consequence(consequence.message + mode) if mode else consequence
+
+
+def _describe_mixed(
+    subject: ModelUnderTest, mismatch: Mismatch, device: str, *, is_in_backward: bool
+) -> tuple[str, check_builder.Help]:
+    """Return the text about an operator with tensors of two devices, without the operator, and the fix."""
+    # Backward may read a tensor that forward created.
+    actor, in_forward = ("the model", "") if is_in_backward else ("forward", " in forward")
+    source_text, help = _describe_source(subject, mismatch.source, mismatch.device, in_forward)
     other_operand = mismatch.other or "the rest"
-    message = f"{source_text} while {other_operand} is on {device}, in {mismatch.operator}{place_text}"
-    name = mismatch.source.fqn
-    if name is not None and mismatch.source.derived:
-        source_text = f"{actor} computes a tensor on {mismatch.device} from {name}"
-        combination = f"combines this tensor with {other_operand} on {device}, in {mismatch.operator}{place_text}"
-        message = f"{name}: {source_text}, and {combination}"
-    row = subject.rows_by_fqn.get(mismatch.source.fqn or "")
-    if row is not None and row.origin is not None:
-        message += f"; assigned at {format_origin(row.origin)}"
-    return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
+    if mismatch.source.fqn is not None and mismatch.source.derived:
+        source_text = f"{actor} computes a tensor on {mismatch.device} from {mismatch.source.fqn}"
+        return f"{source_text}, and combines this tensor with {other_operand} on {device}", help
+    return f"{source_text} while {other_operand} is on {device}", help
 
 
-def _describe_source(subject: ModelUnderTest, source: TensorSource, device: str) -> tuple[str, check_builder.Help]:
-    """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
+def _describe_source(
+    subject: ModelUnderTest, source: TensorSource, device: str, in_forward: str
+) -> tuple[str, check_builder.Help]:
+    """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row.
+
+    `in_forward` says when a tensor without a name was created.
+    """
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"{source.fqn}: on {device}", recreated_by_forward.RECREATE_HELP.format(
+        return f"on {device}", recreated_by_forward.RECREATE_HELP.format(
             "device"
         ) if source.fqn in subject.created_by_forward else None
     if source.file_variable is not None:
@@ -498,7 +504,7 @@ def _describe_source(subject: ModelUnderTest, source: TensorSource, device: str)
     if source.how is How.COMPUTED:
         return f"a tensor that forward computes{place} is on {device}", help
     origin = Origin(tensor_sources.format_file(source.place[0], subject.target), source.place[1])
-    return f"a tensor created in forward{place} is on {device}", check_builder.PlacedHelp(help, origin)
+    return f"a tensor created{in_forward}{place} is on {device}", check_builder.PlacedHelp(help, origin)
 
 
 def _format_place(subject: ModelUnderTest, place: Place | None) -> str:

@@ -27,6 +27,7 @@ from statecli.commands.verify.resumed_training import (
     find_effect,
 )
 from statecli.core import registration_rules
+from statecli.core.finding import Consequence, Wording
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
 from statecli.core.units import format_origin, plural
@@ -164,11 +165,11 @@ class _Proof(Proof):
         is_changed: bool,
         is_saved: bool,
     ) -> None:
-        rule, help = rules.LOST_BY_RESUMING, None
+        rule, help, wording = rules.LOST_BY_RESUMING, None, None
         if row.kind is Kind.UNREGISTERED:
-            rule = registration_rules.choose_rule(row)
-            description = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED_PREFIX}"
-            help = fix
+            rule, help = registration_rules.choose_rule(row), fix
+            text = f"starts again at its initial value when training is resumed: {consequence}"
+            wording = registration_rules.build_wording(row, Consequence(text))
         elif is_saved:
             description, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
         elif row.persistent is False:
@@ -176,8 +177,8 @@ class _Proof(Proof):
             description, help = f"a buffer with persistent=False; {reason}", registration_rules.PERSISTENT_HELP
         else:
             description = "not in state_dict()"
-        message = f"{row.fqn}: {description}: {consequence}"
-        self.report(rule, message, row.fqn, help=help, severity=rule.cases[case])
+        wording = wording or Wording(f"{description}: {consequence}", row.fqn)
+        self.report(rule, wording, row.fqn, help=help, severity=rule.cases[case])
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
     def _build_tensor_fix(self, row: TensorInfo) -> check_builder.PlacedHelp | None:

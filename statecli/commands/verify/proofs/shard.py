@@ -28,6 +28,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.running_state import call_once, find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
+from statecli.core.finding import Consequence
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.severity import decide_tensor_severity, measure_effect
@@ -170,16 +171,15 @@ class _Proof(Proof):
         wrappers = " and ".join(left_out)
         if row.kind is Kind.UNREGISTERED:
             effect = _describe_effect(row, is_diverging=is_diverging, is_random=row.fqn in self._random)
-            message = (
-                f"{row.fqn}: {registration_rules.describe_unregistered(row)}; "
-                f"{registration_rules.LEFT_OUT_PREFIX} {wrappers}: {effect}"
+            wording = registration_rules.build_wording(
+                row, Consequence(f"left out by {wrappers}: {effect}", of_worst=True)
             )
             rule = registration_rules.choose_rule(row)
             measured_effect = measure_effect(row, is_lost=lambda: is_diverging, is_harmless=lambda: bool(row.rebuilt))
-            self.report(rule, message, row.fqn, severity=decide_tensor_severity(row, measured_effect))
+            self.report(rule, wording, row.fqn, severity=decide_tensor_severity(row, measured_effect))
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
-            message = f"{row.fqn}: {registration_rules.LEFT_OUT_PREFIX} {wrappers}: {effect}"
+            message = f"{row.fqn}: left out by {wrappers}: {effect}"
             self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=_STOP_IGNORING)
         elif is_diverging or row.fqn in self._random:
             self._report_buffer(row, wrappers, is_diverging=is_diverging)
