@@ -376,7 +376,6 @@ _ONCE = "a text that is shown already is not shown again"
 #: Modules that compare a sentence, and why.
 COMPARES_SENTENCES = {
     "commands/audit/references.py": "the damage of a tensor has the same text in the diff",
-    "commands/fix/defects.py": "the finding does not record whether a path is differentiable",
     "commands/verify/proofs/shard.py": _FOREIGN,
     "commands/verify/run.py": _ONCE,
     "commands/verify/save_roundtrip.py": _FOREIGN,

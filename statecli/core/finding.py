@@ -66,6 +66,7 @@ class Wording(msgspec.Struct, frozen=True, gc=False):
         short: Text below such a heading, without the words of the heading; None for `text`.
         consequence: The consequence that the finding adds to another problem of the tensor; None for `text`.
         assigned_at: Line that assigns the tensor, at the end of the message.
+        has_no_path: Whether forward uses the parameter, or may use it, but no differentiable path leads to the output.
     """
 
     text: str
@@ -74,6 +75,7 @@ class Wording(msgspec.Struct, frozen=True, gc=False):
     short: str | None = None
     consequence: Consequence | None = None
     assigned_at: str | None = None
+    has_no_path: bool = False
 
     @property
     def message(self) -> str:

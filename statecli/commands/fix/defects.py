@@ -8,14 +8,7 @@ from enum import Enum
 import msgspec
 
 from statecli.commands.verify.result import Name, Verification
-from statecli.commands.verify.rules import (
-    DEVICE_MISMATCH,
-    IMAGINARY_LOST,
-    KEEPS_DTYPE,
-    NO_GRADIENT,
-    NO_PATH,
-    NOT_IN_OPTIMIZER,
-)
+from statecli.commands.verify.rules import DEVICE_MISMATCH, IMAGINARY_LOST, KEEPS_DTYPE, NO_GRADIENT, NOT_IN_OPTIMIZER
 from statecli.core import registration_rules
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
@@ -142,7 +135,7 @@ _CAUSES: tuple[tuple[DefectCause, Callable[[Finding, TensorInfo | None], bool]],
     ),
     (
         DefectCause.CUT_GRAPH,
-        lambda finding, _: finding.rule == NO_GRADIENT.name and NO_PATH in finding.message,
+        lambda finding, _: finding.rule == NO_GRADIENT.name and finding.wording.has_no_path,
     ),
     (
         DefectCause.COMPLEX_BUFFER,

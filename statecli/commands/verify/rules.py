@@ -226,8 +226,6 @@ NO_GRADIENT = _build_rule(
     example="`self.fc(x.detach())`, which cuts off all layers before `fc`; or a layer that forward never calls.",
     fix="look for `.detach()`, `.data` and `torch.no_grad()` in forward; or freeze or delete the parameter.",
 )
-#: End of the message about a parameter without a gradient that forward uses, or may use.
-NO_PATH = "no differentiable path leads to the output"
 ZERO_GRADIENT = _build_rule(
     "zero-gradient",
     "step",

@@ -6,6 +6,7 @@ import difflib
 import functools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.training_rounds import LeafRecord, Training
 from statecli.core.errors import UsageError, option
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.option_defaults import STEP_OPTIMIZER
@@ -102,11 +103,20 @@ class _StepVerdicts:
             return False
         return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
 
-    def fail(self, rule: Rule, fqn: str, reason: str, help: str, severity: Severity | None = None) -> Cell:
+    def fail(
+        self,
+        rule: Rule,
+        fqn: str,
+        reason: str,
+        help: str,
+        severity: Severity | None = None,
+        *,
+        has_no_path: bool = False,
+    ) -> Cell:
         """Report a failure; return the failed cell."""
-        message = f"{fqn}: {reason}"
+        wording = Wording(reason, fqn, has_no_path=has_no_path)
         self.findings.append(
-            check_builder.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity)
+            check_builder.build_finding(self.run.subject, rule, wording, fqn, help=help, severity=severity)
         )
         return Cell(Verdict.FAILED, reason=reason.removeprefix(_NO_GRADIENT_PREFIX))
 
@@ -303,46 +313,62 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
             "the parameter"
         )
         return check_builder.build_inconclusive_cell(reason)
-    why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
-    return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT_PREFIX + why, help)
+    cause = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
+    reason = _NO_GRADIENT_PREFIX + cause.reason
+    return verdicts.fail(rules.NO_GRADIENT, name, reason, cause.help, has_no_path=cause.has_no_path)
 
 
-def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_off: bool) -> tuple[str, str]:
-    """Return the reason for the missing gradient, and the fix."""
+class _Cause(NamedTuple):
+    """Reason for a missing gradient, and the fix. `has_no_path` is as in `Wording`."""
+
+    reason: str
+    help: str
+    has_no_path: bool = False
+
+
+#: Reason for a missing gradient of a parameter that forward uses, or may use.
+_NO_PATH = "no differentiable path leads to the output"
+
+
+def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_off: bool) -> _Cause:
     if paths and name in paths.reentrant:
-        return (
+        return _Cause(
             "used in a reentrant torch.utils.checkpoint without an input that requires grad",
             "use checkpoint(..., use_reentrant=False), or pass an input that requires grad",
         )
     if cut_off:
-        return (
+        return _Cause(
             "the output of forward does not require grad",
             "look for torch.no_grad() or detach() in forward",
         )
     if paths is None:
-        return (
-            f"not used in forward, or {rules.NO_PATH}",
+        return _Cause(
+            f"not used in forward, or {_NO_PATH}",
             f"use the parameter in forward, or {_FREEZE_HELP}",
+            has_no_path=True,
         )
     if name in paths.reached:
         return _describe_blocking_node(paths.reached[name])
     if name in paths.used:
-        return (
-            f"used in forward, but {rules.NO_PATH}",
+        return _Cause(
+            f"used in forward, but {_NO_PATH}",
             "look for an unused result, detach(), .data, torch.no_grad() or an integer operation; "
             "if this is intended, call requires_grad_(False)",
+            has_no_path=True,
         )
-    return "not used in forward", "use the parameter in forward, delete it, or freeze it with requires_grad_(False)"
+    return _Cause(
+        "not used in forward", "use the parameter in forward, delete it, or freeze it with requires_grad_(False)"
+    )
 
 
-def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
+def _describe_blocking_node(giver: str | None) -> _Cause:
     """Describe the node that blocks the gradient of a leaf in the graph of the output."""
     if giver is None:
-        return (
+        return _Cause(
             "the output uses the parameter, but grad is None after backward",
             "look for a hook that removes the gradient",
         )
-    return (
+    return _Cause(
         f"the output uses the parameter, but {giver} does not return a gradient",
         f"return a gradient from {giver}, or {_FREEZE_HELP}",
     )
