@@ -384,7 +384,6 @@ COMPARES_SENTENCES = {
     "report/__init__.py": _ONCE,
     "report/audit.py": _ONCE,
     "report/change_totals.py": "ZERO_BEFORE is a constant of the module that writes the reason",
-    "report/tensor_remarks.py": _ONCE,
     "report/verify.py": _ONCE,
     "values/require_numpy.py": _FOREIGN,
     "workers/executors/futures.py": _FOREIGN,

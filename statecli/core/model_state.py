@@ -46,6 +46,8 @@ class NoteKind(Enum):
     UNINITIALIZED = "uninitialized"
     #: A sparse tensor that may have several values at one index.
     UNCOALESCED = "uncoalesced"
+    #: The note says only that an unregistered module registers the tensor.
+    IN_UNREGISTERED_MODULE = "in-unregistered-module"
 
 
 class Evidence(str, Enum):
@@ -187,10 +189,6 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
 
 #: Note on a tensor that is one of a model's sample inputs (`example_input_array`, `dummy_inputs`).
 SAMPLE_INPUT_NOTE = "a sample input stored in the model, not part of its state"
-
-
-#: `TensorInfo.note` of tensors that an unregistered module registers.
-NOTES_OF_UNREGISTERED_MODULES = ("parameter of an unregistered module", "buffer of an unregistered module")
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -18,7 +18,6 @@ from statecli.core import tied_tensors as ties
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import (
-    NOTES_OF_UNREGISTERED_MODULES,
     SAMPLE_INPUT_NOTE,
     After,
     Evidence,
@@ -445,8 +444,9 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
     if unregistered.steps[0].how == "hidden":
         row.notes.append("hides the registered tensor of this name: Python reads the plain attribute instead")
     if unregistered.steps[-1].how == "registered":
-        parameter_note, buffer_note = NOTES_OF_UNREGISTERED_MODULES
-        row.notes.append(parameter_note if issubclass(type(tensor), nn.Parameter) else buffer_note)
+        kind = "parameter" if issubclass(type(tensor), nn.Parameter) else "buffer"
+        row.notes.append(f"{kind} of an unregistered module")
+        row.note_kind = NoteKind.IN_UNREGISTERED_MODULE
     _note_extent(row)
     return row
 
@@ -708,7 +708,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         derived=row.derived_by,
         rebuilt=_REBUILT_BY_RESULT.get(table.get_rebuild(row)) if fix or row.persistent is False else None,
         is_input=is_input,
-        note_kind=row.note_kind,
+        note_kind=None if row.note_kind is NoteKind.IN_UNREGISTERED_MODULE and len(row.notes) > 1 else row.note_kind,
     )
 
 

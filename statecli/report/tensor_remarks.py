@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, TensorInfo
+from statecli.core.model_state import Kind, NoteKind, TensorInfo
 from statecli.core.units import COUNT_FIELDS, format_origin, join_names
 from statecli.report import RowView
 
@@ -90,7 +90,7 @@ def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_report
         parts.append(f"= {join_names(tensor.tied_to)}")
     if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
         parts.append(f"of {tensor.belongs_to}")
-    if tensor.note and not (is_reported and tensor.note in NOTES_OF_UNREGISTERED_MODULES):
+    if tensor.note and not (is_reported and tensor.note_kind is NoteKind.IN_UNREGISTERED_MODULE):
         parts.append(tensor.note)
     if view.verbose:
         parts.extend(_describe_details(tensor))

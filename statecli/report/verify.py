@@ -13,7 +13,7 @@ from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Na
 from statecli.core.finding import Finding, Severity, select_unreported
 from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, NoteKind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
 from statecli.core.sizes import describe_size
@@ -406,7 +406,7 @@ def _build_line(
 ) -> Line:
     """Return the line of a tensor; its remark has the reasons not shown by the signs."""
     parts = _format_own_reasons(row.fqn, proof_columns, shared_reasons)
-    if row.note and (view.verbose or row.note not in NOTES_OF_UNREGISTERED_MODULES):
+    if row.note and (view.verbose or row.note_kind is not NoteKind.IN_UNREGISTERED_MODULE):
         parts.append(row.note)
     if view.verbose:
         parts.extend(_format_measures(row.fqn, proof_columns))
