@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from statecli.core.finding import Finding, Severity, WordedFinding, Wording
+from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, Place, TensorInfo
 from statecli.core.rule import Rule
@@ -59,15 +59,8 @@ def report_tensor(
 def convert_finding(finding: Finding) -> Issue:
     """Return a finding of another command as a result of the same rule."""
     origin = None if finding.origin is UNSET else finding.origin
-    return Issue(
-        finding.message,
-        finding.fqn,
-        finding.section,
-        finding.help,
-        finding.severity,
-        origin,
-        wording=finding.wording if isinstance(finding, WordedFinding) else None,
-    )
+    facts = finding.message, finding.fqn, finding.section, finding.help, finding.severity, origin
+    return Issue(*facts, wording=finding.wording)
 
 
 #: Function that returns the reason why a subject does not meet the need of a rule, with the remedy in a few words; None

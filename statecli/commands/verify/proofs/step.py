@@ -103,22 +103,13 @@ class _StepVerdicts:
             return False
         return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
 
-    def fail(
-        self,
-        rule: Rule,
-        fqn: str,
-        reason: str,
-        help: str,
-        severity: Severity | None = None,
-        *,
-        has_no_path: bool = False,
-    ) -> Cell:
+    def fail(self, rule: Rule, fqn: str, reason: str | Wording, help: str, severity: Severity | None = None) -> Cell:
         """Report a failure; return the failed cell."""
-        wording = Wording(reason, fqn, has_no_path=has_no_path)
+        wording = reason if isinstance(reason, Wording) else Wording(reason, fqn)
         self.findings.append(
             check_builder.build_finding(self.run.subject, rule, wording, fqn, help=help, severity=severity)
         )
-        return Cell(Verdict.FAILED, reason=reason.removeprefix(_NO_GRADIENT_PREFIX))
+        return Cell(Verdict.FAILED, reason=wording.text.removeprefix(_NO_GRADIENT_PREFIX))
 
 
 def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Check:
@@ -314,8 +305,8 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
         )
         return check_builder.build_inconclusive_cell(reason)
     cause = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
-    reason = _NO_GRADIENT_PREFIX + cause.reason
-    return verdicts.fail(rules.NO_GRADIENT, name, reason, cause.help, has_no_path=cause.has_no_path)
+    wording = Wording(_NO_GRADIENT_PREFIX + cause.reason, name, has_no_path=cause.has_no_path)
+    return verdicts.fail(rules.NO_GRADIENT, name, wording, cause.help)
 
 
 class _Cause(NamedTuple):
@@ -337,15 +328,10 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
             "use checkpoint(..., use_reentrant=False), or pass an input that requires grad",
         )
     if cut_off:
-        return _Cause(
-            "the output of forward does not require grad",
-            "look for torch.no_grad() or detach() in forward",
-        )
+        return _Cause("the output of forward does not require grad", "look for torch.no_grad() or detach() in forward")
     if paths is None:
         return _Cause(
-            f"not used in forward, or {_NO_PATH}",
-            f"use the parameter in forward, or {_FREEZE_HELP}",
-            has_no_path=True,
+            f"not used in forward, or {_NO_PATH}", f"use the parameter in forward, or {_FREEZE_HELP}", has_no_path=True
         )
     if name in paths.reached:
         return _describe_blocking_node(paths.reached[name])
