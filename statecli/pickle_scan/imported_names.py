@@ -33,9 +33,9 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
-from statecli.pickles.machine_state import NO_LINE_BREAK, MachineState, is_enum_call
+from statecli.pickles.machine_state import NO_FRAME, NO_LINE_BREAK, MachineState, is_enum_call
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
-from statecli.pickles.opcodes import Handler, decode_python2_string
+from statecli.pickles.opcodes import Handler
 from statecli.pickles.python2_names import rename_python2
 
 #: Dict of copyreg in which an unpickler looks up the name of an extension code.
@@ -91,8 +91,10 @@ class Scanner(Machine):
 
     longest_name = 2**31
 
-    def __init__(self, data: bytes, label: str, steps: Steps | None = None) -> None:
+    def __init__(self, data: bytes, label: str, steps: Steps | None = None, size: int | None = None) -> None:
         super().__init__(data, label, fast=True, module_ids=True)
+        #: Number of bytes up to the end of the file; `data` may end before it.
+        self.size = len(data) if size is None else size
         self.unfollowed: OutOfSteps | None = None
         self.nested_data: list[tuple[int, bytes]] = []
         self.module_classes: list[str] = []
@@ -494,26 +496,30 @@ def _do_build(m: Any, pos: int) -> int:
 
 def _do_inst(m: MachineState, pos: int) -> int:
     """Handle INST: Python imports the name before it pops the arguments."""
-    function, end = _read_name_lines(m, pos)
+    function, end = _read_name_lines(m, pos, "ascii")
     args = tuple(m.pop_mark())
     m.stack.append(m.build_call(function, args, pos, "inst"))
     return _require_line_end(m, end)
 
 
 def _do_global(m: MachineState, pos: int) -> int:
-    function, end = _read_name_lines(m, pos)
+    function, end = _read_name_lines(m, pos, "utf-8")
     m.stack.append(function)
     return _require_line_end(m, end)
 
 
-def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
+def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
     """Return the name in two lines, and the byte after them, 0 if the second line has no end.
 
-    The unpickler in Python imports an unfinished name without its last character.
+    The unpickler in Python imports an unfinished name without its last character. No unpickler imports a name in
+    another encoding.
     """
     module, start = m.read_line(pos)
     end = m.data.find(b"\n", start)
-    return m.intern_name(decode_python2_string(module), decode_python2_string(m.data[start:end]), pos), end + 1
+    try:
+        return m.intern_name(str(module, encoding), str(m.data[start:end], encoding), pos), end + 1
+    except UnicodeDecodeError as error:
+        raise m.build_error(pos, f"the name of an imported function or class is not {encoding} text") from error
 
 
 def _require_line_end(m: MachineState, end: int) -> int:
@@ -528,6 +534,16 @@ def _do_extension(m: MachineState, pos: int) -> int:
     code = int.from_bytes(m.data[pos : pos + width], "little")
     m.stack.append(m.intern_name("copyreg", f"{EXTENSION_REGISTRY}[{code}]", pos))
     return pos + width
+
+
+def _do_frame(m: Any, pos: int) -> int:
+    """Handle FRAME: in a frame longer than the file, only the unpickler in Python reads on, up to the end."""
+    start = pos + 8
+    end = start + int.from_bytes(m.data[pos:start], "little")
+    if m.frame_end != NO_FRAME or len(m.data) < start or end <= m.size:
+        return Machine.handlers[0x95](m, pos)
+    m.frame_end = min(end, NO_FRAME - 1)
+    return start
 
 
 def _do_frozenset(m: Any, pos: int) -> int:
@@ -601,6 +617,7 @@ _SCANNER_OPCODES: dict[int, Handler] = {
     0x84: _do_extension,
     0x91: _do_frozenset,
     0x92: _do_newobj_ex,
+    0x95: _do_frame,
     0x97: _do_next_buffer,
     0x98: _do_nothing,
 }

@@ -116,18 +116,20 @@ class PickleReader:
         remaining_bytes = region.size - at
         while True:
             data = region.read(at, min(window, remaining_bytes, MAX_PICKLE_BYTES))
-            scanner, error = self.scan(data, where, is_first=at == 0 and region.base == 0)
-            if not isinstance(error, TruncatedPickle) or len(scanner.data) == remaining_bytes:
-                return PickleScan(scanner, error)
-            if len(scanner.data) == MAX_PICKLE_BYTES:
+            scan = self.scan(data, where, remaining_bytes, is_first=at == 0 and region.base == 0)
+            if not isinstance(scan.error, TruncatedPickle) or len(data) == remaining_bytes:
+                return scan
+            if scan.error.needed_bytes > remaining_bytes:
+                return scan
+            if len(data) == MAX_PICKLE_BYTES:
                 limit = f"more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli"
-                return PickleScan(scanner, OverBudget(f"{where}: the pickle has {limit}"))
+                return PickleScan(scan.scanner, OverBudget(f"{where}: the pickle has {limit}"))
             window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 
-    def scan(self, data: bytes, where: str, *, is_first: bool = False) -> PickleScan:
-        """Scan a pickle; `is_first`: the file begins with the pickle, as a `.metadata` does."""
+    def scan(self, data: bytes, where: str, size: int | None = None, *, is_first: bool = False) -> PickleScan:
+        """Scan a pickle; `size`: bytes up to the end of the file, `is_first`: the file begins with the pickle."""
         self._steps.take(Budget.BYTES, len(data))
-        scanner, scan_error = Scanner(data, where, self._steps), None
+        scanner, scan_error = Scanner(data, where, self._steps, size), None
         if self._is_metadata and is_first:
             scanner.budget = METADATA_BUDGET_FACTOR
         self._steps.set_unfinished(lambda: scanner.opcodes)
@@ -200,14 +202,17 @@ def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_stora
     text without calls is harmless, because a list of packages begins like an import (`click`). `is_storage`: no
     loader unpickles its bytes.
     """
-    # Unpicklers read other opcodes from a damaged frame. A float may have the byte of FRAME, without an end of a frame.
-    is_ambiguous = (scan_error is not None and scanner.has_frames) or isinstance(scan_error, ComputedName)
-    if isinstance(scan_error, OverBudget) or (is_ambiguous and not is_storage):
-        return False
+    # Unpicklers read other opcodes from a damaged frame. Random bytes may begin with FRAME, but a frame longer than the
+    # file is not ambiguous: the unpickler in C raises there, and the scanner reads on as the unpickler in Python.
     act_count = scanner.call_count or scanner.change_count
     # An extension code of copyreg imports only names that the loader registered, and a msgpack file begins with such a
-    # code.
-    names = [name for name in scanner.globals.values() if act_count or not name.name.startswith(EXTENSION_REGISTRY)]
+    # code. Random bytes may seem to call the name, up to their first error.
+    counts_codes = act_count and scan_error is None
+    names = [name for name in scanner.globals.values() if counts_codes or not name.name.startswith(EXTENSION_REGISTRY)]
+    is_computed = isinstance(scan_error, ComputedName) and (names or scanner.persistent)
+    is_ambiguous = (scan_error is not None and scanner.has_frames) or is_computed
+    if isinstance(scan_error, OverBudget) or (is_ambiguous and not is_storage):
+        return False
     has_plain_name = any(_PLAIN_NAME.match(name.module) and _PLAIN_NAME.match(name.name) for name in names)
     if is_storage:
         return not (has_plain_name and (scan_error is None or scanner.data[:1] == b"\x80" or act_count))

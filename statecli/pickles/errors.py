@@ -6,7 +6,9 @@ from statecli.core.errors import MalformedError
 
 
 class TruncatedPickle(MalformedError):
-    """Error for bytes that end before the end of the pickle."""
+    """Error for bytes that end before the end of the pickle; `needed_bytes` is the length that the pickle states."""
+
+    needed_bytes = 0
 
 
 class ComputedName(MalformedError):

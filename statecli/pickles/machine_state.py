@@ -78,8 +78,9 @@ class MachineState:
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent: list[Persistent] = []
         self.duplicate_keys: list[Value] = []
-        #: The byte after the open frame, or NO_FRAME outside of frames. `has_frames` is True after the first frame.
+        #: The byte after the open frame, or NO_FRAME outside of frames.
         self.frame_end = NO_FRAME
+        #: Whether a frame that ends within the data was read.
         self.has_frames = False
         #: Whether a burst has read a MEMOIZE without calling its handler.
         self.has_memoize = False
@@ -108,10 +109,14 @@ class MachineState:
         """Return the error for an opcode before byte `pos` that statecli cannot follow."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
-    def build_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
-        """Return the error for truncated bytes."""
+    def build_truncated_error(
+        self, text: str = "the pickle ends before its STOP instruction", needed_bytes: int = 0
+    ) -> TruncatedPickle:
+        """Return the error for truncated bytes; `needed_bytes` if the pickle states how many there must be."""
         message = f"{self.label} is truncated: {text} (byte {len(self.data)})"
-        return TruncatedPickle(f"{message}; copy or download the file again")
+        error = TruncatedPickle(f"{message}; copy or download the file again")
+        error.needed_bytes = needed_bytes
+        return error
 
     def build_budget_error(self, pos: int, text: str) -> OverBudget:
         """Return the error for a pickle beyond a budget."""
@@ -134,7 +139,7 @@ class MachineState:
     def read_text(self, start: int, end: int) -> str:
         """Return the UTF-8 string in these bytes. Lone surrogates are accepted, as in pickle."""
         if end > len(self.data):
-            raise self.build_truncated_error("a string runs past the end of the pickle")
+            raise self.build_truncated_error("a string runs past the end of the pickle", end)
         try:
             return str(self.data[start:end], "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
@@ -143,7 +148,7 @@ class MachineState:
     def read_bytes(self, start: int, length: int) -> bytes:
         """Return `length` bytes from byte `start`."""
         if start + length > len(self.data):
-            raise self.build_truncated_error("a string runs past the end of the pickle")
+            raise self.build_truncated_error("a string runs past the end of the pickle", start + length)
         return self.data[start : start + length]
 
     def read_line(self, pos: int) -> tuple[bytes, int]:

@@ -55,13 +55,12 @@ def do_proto(m: MachineState, pos: int) -> int:
 
 def do_frame(m: MachineState, pos: int) -> int:
     length: int = _U64.unpack_from(m.data, pos)[0]
-    m.has_frames = True
     start = pos + 8
     if m.frame_end != NO_FRAME:
         raise m.build_misframed_error(pos, f"a block (frame) begins inside the block that ends at byte {m.frame_end}")
     if length > len(m.data) - start:
-        raise m.build_truncated_error("a block (frame) runs past the end of the pickle")
-    m.frame_end = start + length
+        raise m.build_truncated_error("a block (frame) runs past the end of the pickle", start + length)
+    m.frame_end, m.has_frames = start + length, True
     return start
 
 

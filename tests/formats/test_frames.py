@@ -19,7 +19,9 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Severity
 from statecli.file_scan import scan
+from statecli.pickle_scan.one_pickle import MAX_PICKLE_BYTES
 from statecli.pickles.machine import read_pickle
+from statecli.targets.target_result import TargetStatus
 
 from ..forked_python import run_python
 from .attacks import PROTO, STOP, build, call_function, global_name, number, records, state_dict, tensor, text
@@ -210,3 +212,43 @@ def test_frame_may_end_only_between_opcodes():
 
 
 BOUNDARIES = {position for _, _, position in pickletools.genops(record()) if position}
+
+
+def begin_with_overlong_frame(rest: bytes) -> bytes:
+    """Return bytes that begin with a frame longer than the file."""
+    return frame(2**40) + rest
+
+
+def test_random_bytes_that_begin_like_a_frame_are_not_a_pickle(tmp_path):
+    """The state of a numpy generator and a file of tokens may begin with any byte."""
+    (tmp_path / "rng.pkl").write_bytes(pickle.dumps({"numpy": np.random.RandomState(149).get_state()}, 4))
+    assert pickle.loads((tmp_path / "rng.pkl").read_bytes())["numpy"][1].tobytes()[:1] == b"\x95"
+    tokens = np.random.default_rng(1).integers(0, 50257, 100_000).astype("<u2")
+    tokens[0] = 149
+    tokens.tofile(tmp_path / "train.bin")
+    (tmp_path / "notes.dat").write_bytes(begin_with_overlong_frame(b"\x95" + bytes(range(200, 250))))
+    results = {Path(target.target).name: target for target in audit(Request((str(tmp_path),))).targets}
+    assert [result.findings for result in results.values()] == [(), (), ()]
+    assert results["train.bin"].status is results["notes.dat"].status is TargetStatus.SKIPPED
+
+
+@pytest.mark.parametrize("opcode", [b"X", b"B", b"T"])
+def test_large_file_that_begins_like_a_string_longer_than_the_file_is_not_a_pickle(opcode, tmp_path):
+    """No loader reads on, so that the limit on the bytes of a pickle does not apply."""
+    with (tmp_path / "train.bin").open("wb") as file:
+        file.write(opcode + b"\xff\xff\xff\x7f")
+        file.truncate(MAX_PICKLE_BYTES + 1)
+    (target,) = audit(Request((str(tmp_path),))).targets
+    assert target.status is TargetStatus.SKIPPED
+
+
+@pytest.mark.parametrize("place", ["file", "string"])
+def test_overlong_frame_does_not_hide_an_import(place, tmp_path):
+    """The unpickler in C stops at the frame, but the unpickler in Python, which joblib uses, reads on."""
+    data = begin_with_overlong_frame(call_function(global_name("os", "system"), text("true")) + STOP)
+    with pytest.raises((EOFError, pickle.UnpicklingError)):
+        pickle.loads(data)
+    assert pickle._loads(data) == 0
+    (tmp_path / "x.dat").write_bytes(data if place == "file" else pickle.dumps([data], 4))
+    (target,) = audit(Request((str(tmp_path / "x.dat"),))).targets
+    assert {finding.rule for finding in target.findings} >= {"unscanned-pickle", "unsafe-global"}

@@ -590,5 +590,5 @@ OPCODES_WITH_DOTS = (
 def test_truncated_opcode_is_a_truncated_pickle(piece):
     """A window of the scan may end at any byte, so its last byte may equal STOP."""
     for end in range(1, len(piece) + 1):
-        _, error = PickleReader("a.pkl", Steps()).scan(piece[:end], "the file")
+        _, error = PickleReader("a.pkl", Steps()).scan(piece[:end], "the file", 2**60)
         assert isinstance(error, TruncatedPickle)

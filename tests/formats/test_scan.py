@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import pickle
+import random
 import struct
 import subprocess
 import sys
@@ -934,3 +935,23 @@ def test_graph_of_a_pickle_is_freed_without_the_collector(tmp_path):
         gc.enable()
     assert [mention.name for mention in scanned.names] == ["date"]
     assert unreachable < 1000
+
+
+@pytest.mark.parametrize("first_byte", b"ci\x82\x83\x84\x95NC]")
+def test_random_bytes_in_a_pickle_are_not_a_pickle(first_byte, tmp_path):
+    """A digest, a state of a generator or an array may begin with any opcode."""
+    generator = random.Random(first_byte)  # noqa: S311
+    strings = [bytes([first_byte]) + generator.randbytes(1000) for _ in range(2000)]
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(strings, 4))
+    (scanned,) = scan_pickles(str(tmp_path / "x.pkl"))
+    assert not scanned.names
+
+
+@pytest.mark.parametrize("data", [b"c\xe9vil\nx\n(", b"cevil\n\xe9\n(", b"(i\xc3\xa9vil\nx\n("])
+def test_name_that_is_not_text_is_not_imported(data, tmp_path):
+    """Both unpicklers decode the name first, so that text in Latin-1 is not a pickle."""
+    for load in (pickle.loads, pickle._loads):
+        with pytest.raises(UnicodeDecodeError):
+            load(data)
+    (tmp_path / "x.dat").write_bytes(data)
+    assert not scan_pickles(str(tmp_path / "x.dat"))
