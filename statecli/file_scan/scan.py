@@ -46,6 +46,7 @@ from statecli.formats.shared.npy_array import MAGIC
 from statecli.pickle_scan import known_names
 from statecli.pickle_scan.archive_records import LoaderUse, classify_records
 from statecli.pickle_scan.code_in_text import find_code_in_text
+from statecli.pickle_scan.module_search import AdjacentFiles
 from statecli.pickle_scan.one_pickle import (
     FIRST_WINDOW_BYTES,
     REGION_HEAD_BYTES,
@@ -196,6 +197,7 @@ class FileScan:
         self.result = ScanResult(self.steps)
         self.code = CodeScan(self.result)
         self.reader = PickleReader(source.path, self.steps)
+        self.adjacent_files = AdjacentFiles(source.path)
         #: Whether torch may take the last scanned pickle for the magic number of a legacy file.
         self.last_may_be_magic = False
         self.file_digest: str | None = None
@@ -349,7 +351,7 @@ class FileScan:
         if (
             piece.is_pickle
             or ((bombs or hazards) and not scan_error)
-            or not is_harmless(scanner, scan_error, is_storage=piece.is_storage)
+            or not is_harmless(scanner, scan_error, self.adjacent_files, is_storage=piece.is_storage)
         ):
             scan_error = scan_error or scanner.unfollowed
             why, exact = str(scan_error) if scan_error else None, region.base is not None

@@ -13,6 +13,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Place
 from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
+from statecli.pickle_scan.module_search import AdjacentFiles
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import ComputedName, OverBudget, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
@@ -33,6 +34,7 @@ _PLAIN_NAME = compile_on_use(r"[A-Za-z_][\w.]*\Z")
 #: Name of a module: any name without blanks, because text has blanks, and `import` takes any name of a file or folder,
 #: such as `lib-dynload`.
 _IMPORTABLE_NAME = compile_on_use(r"[^\s\0]+\Z")
+#: Text in UTF-8 or in an encoding of one byte a character.
 _TEXT = compile_on_use(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
@@ -161,7 +163,7 @@ def begins_as_pickle(source: ByteSource) -> bool:
         scanner, scan_error = PickleReader(source.path, Steps()).read(file_region, 0, "the file", FIRST_WINDOW_BYTES)
     except FetchError as error:
         raise UnreadableError(str(error)) from error
-    if not is_harmless(scanner, scan_error):
+    if not is_harmless(scanner, scan_error, AdjacentFiles(source.path)):
         return True
     if scan_error or scanner.globals:
         return False
@@ -195,12 +197,14 @@ def may_equal_magic_number(scanner: Scanner) -> bool:
 _DICT_CLASSES = frozenset(["collections.OrderedDict", "collections.defaultdict", "collections.Counter"])
 
 
-def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_storage: bool = False) -> bool:
+def is_harmless(
+    scanner: Scanner, scan_error: MalformedError | None, adjacent_files: AdjacentFiles, *, is_storage: bool = False
+) -> bool:
     """Return True if data that begins like a pickle is text or numbers, and imports and calls nothing.
 
     An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
-    text without calls is harmless, because a list of packages begins like an import (`click`). `is_storage`: no
-    loader unpickles its bytes.
+    text without calls is harmless, because a list of packages begins like an import (`click`), unless Python may import
+    a file next to the text. `is_storage`: no loader unpickles its bytes.
     """
     # Unpicklers read other opcodes from a damaged frame. Random bytes may begin with FRAME, but a frame longer than the
     # file is not ambiguous: the unpickler in C raises there, and the scanner reads on as the unpickler in Python.
@@ -218,11 +222,8 @@ def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_stora
         return not (has_plain_name and (scan_error is None or scanner.data[:1] == b"\x80" or act_count))
     if not names or act_count:
         return not names
-    if _is_text(scanner.data):
-        return not (has_plain_name and scan_error is None)
-    return scan_error is not None and not any(_IMPORTABLE_NAME.match(name.module) for name in names)
-
-
-def _is_text(data: bytes) -> bool:
-    """Return True for UTF-8 without control characters; a window may end within a character."""
-    return _TEXT.fullmatch(data) is not None and len(data.decode("utf-8", "ignore").encode()) >= len(data) - 3
+    if _TEXT.fullmatch(scanner.data):
+        is_pickle = has_plain_name and scan_error is None
+    else:
+        is_pickle = scan_error is None or any(_IMPORTABLE_NAME.match(name.module) for name in names)
+    return not (is_pickle or adjacent_files.has_import(names))

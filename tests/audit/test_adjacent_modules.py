@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import decimal
+import fractions
+import pathlib
 import pickle
+import random
 import subprocess
 import sys
+import uuid
 import zoneinfo
 
 import numpy as np
@@ -14,6 +18,7 @@ import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
+from statecli.targets.target_result import TargetStatus
 
 
 def list_findings(*targets):
@@ -93,6 +98,65 @@ def test_a_time_zone_imports_a_package(folder, module):
     assert not list_findings("cfg.pkl")
     write(folder / module)
     assert "tzdata" in list_findings("cfg.pkl")[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "module"),
+    [
+        (fractions.Fraction(1, 2), "numbers.py"),
+        (decimal.Decimal(1), "numbers/__init__.py"),
+        (random.Random(1), "bisect.py"),  # noqa: S311
+        (pathlib.PurePosixPath("a"), "fnmatch.py"),
+        (argparse.Namespace(a=1), "gettext.py"),
+        (uuid.UUID(int=1), "platform.py"),
+    ],
+)
+def test_a_module_that_the_standard_library_imports_is_reported(folder, value, module):
+    """Importing the module of a clean name imports other modules, also from the working directory."""
+    write(folder / "cfg.pkl", pickle.dumps(value))
+    for unrelated in ("utils.py", "test.py", "types.py", "secrets.py"):
+        write(folder / unrelated)
+    assert not list_findings("cfg.pkl")
+    write(folder / module)
+    subprocess.run([sys.executable, "-c", "import pickle; pickle.load(open('cfg.pkl', 'rb'))"], capture_output=True)
+    assert (folder / "PWNED").exists()
+    assert repr(module) in list_findings("cfg.pkl")[0]
+
+
+#: Pickles that import a file, and then break off or stop.
+IMPORTING_PICKLES = [
+    b"N\224cevil\nx\n\220.",
+    b"cevil\nx\nfoo",
+    b"cevil\nx\n",
+    "cévil\nx\n.".encode(),
+]
+
+
+@pytest.mark.parametrize("data", IMPORTING_PICKLES)
+def test_text_that_imports_a_file_next_to_it_is_a_pickle(folder, data):
+    """The import runs before the unpickler sees that the text is not a pickle."""
+    write(folder / "b.dat", data)
+    write(folder / "sub" / "model.pkl", pickle.dumps([1]))
+    (clean,) = [target for target in audit(Request((".",))).targets if target.target.endswith("b.dat")]
+    assert clean.status is TargetStatus.SKIPPED
+    for name in ("evil.py", "évil.py"):
+        write(folder / name)
+    subprocess.run([sys.executable, "-c", "import pickle; pickle._load(open('b.dat', 'rb'))"], capture_output=True)
+    assert (folder / "PWNED").exists()
+    assert "vil.py'" in list_findings(".")[0]
+
+
+@pytest.mark.parametrize(
+    "data", [b"click\nnumpy\n", b"chat\nchien\n\xe9l\xe8ve\n\xe0\xe0\xe0", b"caf\xe9\nth\xe9\n", b"csv,file\nmodel,1\n"]
+)
+def test_text_next_to_other_modules_is_not_a_pickle(folder, data):
+    """A list of words in any encoding begins like an import."""
+    write(folder / "words.txt", data)
+    write(folder / "model.pkl", pickle.dumps([1]))
+    for name in ("click.py", "numpy.py", "chat.py", "model.py", "file.py"):
+        write(folder / name)
+    (target,) = [target for target in audit(Request((".",))).targets if target.target.endswith("words.txt")]
+    assert target.status is TargetStatus.SKIPPED
 
 
 @pytest.mark.parametrize(("target", "count"), [(".", 1), ("a", 1), ("a/b/cfg.pkl", 1)])

@@ -1,0 +1,108 @@
+"""Find the file or the package in a folder that Python would import for the module of a pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from typing import NamedTuple
+
+from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.pickle_scan import name_lists
+from statecli.pickles.nodes import Global
+from statecli.pickles.python2_names import rename_python2
+from statecli.storage import files
+
+#: Suffixes of files that Python imports.
+_MODULE_SUFFIX = compile_on_use(r"\.(?:py|pyc|pyw|so|pyd)\Z")
+#: Modules that Python has imported before it reads a pickle.
+_PRELOADED_MODULES = frozenset(
+    ["builtins", "codecs", "_codecs", "collections", "copyreg", "enum", "functools", "operator", "types"]
+)
+#: Packages whose own repositories have pickles, so that only a module in the folder of the pickle counts.
+_OWN_FOLDER_PACKAGES = frozenset(["torch", "numpy"])
+#: Folders of installed packages, which name each other in lists: `isympy` and `sympy` in a `top_level.txt`.
+_INSTALLED_FOLDERS = frozenset(["site-packages", "dist-packages"])
+#: Names whose calls import another package, which may be absent -> the package.
+_IMPORTS_OF_CALLS = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "tzdata"}
+
+
+class _Listing(NamedTuple):
+    """Names in a folder, and the files that Python imports by the name of their module."""
+
+    names: frozenset[str]
+    modules: dict[str, str]
+
+
+class ModuleSearch:
+    """Search in folders; each folder is listed once, and each module is searched once in each folder."""
+
+    def __init__(self) -> None:
+        self._list_folder = cache(_list_folder)
+        self._find_in_folder = cache(self._search_folder)
+
+    def find_import(self, module: str, name: str, folders: Sequence[str]) -> str | None:
+        """Return the first file in the folders that Python imports for a name; None if there is none.
+
+        The path is relative to the folder. The standard library imports further modules for some names.
+        """
+        module, name = rename_python2(module, name)
+        top = module.partition(".")[0]
+        modules = [module, *_list_indirect_imports().get(top, ())]
+        if f"{module}.{name}" in _IMPORTS_OF_CALLS:
+            modules.append(_IMPORTS_OF_CALLS[f"{module}.{name}"])
+        return next(filter(None, (self._find_file(tuple(part.split(".")), folders) for part in modules)), None)
+
+    def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
+        if parts[0] in _PRELOADED_MODULES:
+            return None
+        searched = folders[:1] if parts[0] in _OWN_FOLDER_PACKAGES else folders
+        return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
+
+    def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
+        """Return the file that Python would import; a folder without `__init__` counts only if it has the module."""
+        for at, part in enumerate(parts):
+            listing = self._list_folder(folder)
+            if part in listing.modules:
+                return "/".join((*parts[:at], listing.modules[part]))
+            if part not in listing.names:
+                return None
+            folder = files.join(folder, part)
+            init = self._list_folder(folder).modules.get("__init__")
+            if init is not None:
+                return "/".join((*parts[: at + 1], init))
+        return None
+
+
+class AdjacentFiles:
+    """Files in the folder of a file and in its parent folders, which Python may import for names in the file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._search = ModuleSearch()
+
+    @cached_property
+    def _folders(self) -> tuple[str, ...]:
+        folder = files.get_folder(files.make_absolute(self._path))
+        folders = (folder,) if files.reads_are_requests(folder) else (folder, *files.iter_parents(folder))
+        return tuple(folder for folder in folders if files.get_name(folder) not in _INSTALLED_FOLDERS)
+
+    def has_import(self, names: Iterable[Global]) -> bool:
+        """Return True if Python may import one of the names from a file."""
+        return any(self._search.find_import(name.module, name.name, self._folders) for name in names)
+
+
+@cache
+def _list_indirect_imports() -> dict[str, list[str]]:
+    """Return the modules that importing a module of the standard library imports, by its name."""
+    return {module: imports.split() for module, imports in name_lists.read_lines("names.txt", "imports")}
+
+
+def _list_folder(folder: str) -> _Listing:
+    """Return the names in a folder; no names for a file and for a folder that cannot be listed."""
+    names: frozenset[str] = frozenset()
+    with suppress(UnreadableError, OSError):
+        names = frozenset(files.list_names(folder))
+    modules = {name.partition(".")[0]: name for name in sorted(names, reverse=True) if _MODULE_SUFFIX.search(name)}
+    return _Listing(names, modules)
