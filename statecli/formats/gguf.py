@@ -33,6 +33,7 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.core.oddity_kind import OddityKind
+from statecli.pickle_scan.template_code import describe_escape, find_escape
 from statecli.storage.byte_source import ByteSource
 
 NAME = "gguf"
@@ -52,6 +53,8 @@ MAX_LISTED = 64
 MAX_LISTED_TEXT_BYTES = 300
 #: Maximum length of a text that is reported whole, in characters, because chat templates are long.
 MAX_TEXT_CHARS = 64 << 10
+#: Part of the keys of chat templates, which are searched for code.
+_CHAT_TEMPLATE = "chat_template"
 #: Maximum depth of nested arrays.
 MAX_DEPTH = 8
 
@@ -207,10 +210,14 @@ def _check_version(version: int) -> None:
 
 
 class _Value(NamedTuple):
-    """A value of the metadata, and its type in words: two types may have the same value in JSON."""
+    """A value of the metadata, and its type in words: two types may have the same value in JSON.
+
+    `escape`: attribute of a chat template that leads out of Jinja's sandbox.
+    """
 
     scalar: Scalar
     type: str
+    escape: str | None = None
 
 
 def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]:
@@ -223,6 +230,9 @@ def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]
         if key in values:
             message = f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
             oddities.append(Oddity("metadata-set-twice", message))
+        if value.escape is not None:
+            message = describe_escape(label, value.escape)
+            oddities.append(Oddity(OddityKind.TEMPLATE_CODE.value, message))
         values[key] = value
     scalars = {key: value.scalar for key, value in values.items()}
     return Settings(scalars, kinds={key: value.type for key, value in values.items()}), oddities
@@ -233,7 +243,9 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
         return _read_array(header, label)
     if kind == TEXT:
         raw = header.read_text(label)
-        return _Value(_describe_text(raw.decode("utf-8", "backslashreplace")), _name_text_type([raw]))
+        text = raw.decode("utf-8", "backslashreplace")
+        escape = find_escape(text) if _CHAT_TEMPLATE in label else None
+        return _Value(_describe_text(text), _name_text_type([raw]), escape)
     value = header.read_number(_get_struct_code(kind, label), label)
     return _Value(_convert_scalar(value, kind), SCALARS[kind][0])
 

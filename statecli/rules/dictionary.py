@@ -24,6 +24,7 @@ from statecli.rules import (
     gradients,
     layout,
     lock,
+    model_code,
     module_sizes,
     names,
     pickles,
@@ -54,6 +55,7 @@ RULES: tuple[AuditRule, ...] = (
     *layout.RULES,
     *names.RULES,
     *pickles.RULES,
+    *model_code.RULES,
     *lock.RULES,
 )
 

@@ -19,6 +19,7 @@ from statecli.commands.audit.plugins import list_entries
 from statecli.commands.audit.references import ReferenceSide
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
+from statecli.commands.audit.settings_files import read_settings_file
 from statecli.commands.audit.values_budget import ValuesBudget
 from statecli.core import sizes
 from statecli.core.denormals import with_denormals
@@ -33,7 +34,7 @@ from statecli.core.selection import matches_any, select
 from statecli.file_scan.adjacent_modules import ModuleFinder
 from statecli.file_scan.scan import scan_pickles
 from statecli.live.spec import AUTO
-from statecli.rules import audit_run
+from statecli.rules import audit_run, model_code
 from statecli.rules.audit_rule import AuditRule, Issue
 from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.rules.contents import needs_unchecked_indices
@@ -62,7 +63,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
     for target in (*run.report_missing(targets), *run.audit_pipelines(targets)):
         targets = [*(earlier for earlier in targets if earlier.target != target.target), target]
     disabled = len(request.known_rules) - len(request.rules)
-    targets = [run.mark_compared(result) for result in targets]
+    targets = [run.check_settings_file(run.mark_compared(result)) for result in targets]
     result = Audit(
         tuple(targets),
         request.fail_on,
@@ -163,6 +164,19 @@ class _Run:
             return result
         reason = f"{result.reason}; statecli compared only the content of the file with the lock"
         return replace(result, reason=reason, not_checked=())
+
+    def check_settings_file(self, result: TargetResult) -> TargetResult:
+        """Check the code and the templates of a skipped file; the file still counts as not checked."""
+        rules = [rule for rule in self.rules if rule in model_code.RULES]
+        if result.status is not TargetStatus.SKIPPED or result.same_as or not rules:
+            return result
+        settings_file = read_settings_file(result.target)
+        if settings_file is None:
+            return result
+        state = ModelState(result.target, "", ())
+        subject = Subject(result.target, state, self.request.policy, settings_file=settings_file)
+        findings = _run_rules(subject, rules, self.request.severity).findings
+        return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""

@@ -1,0 +1,67 @@
+"""Read the settings files of a model folder that name Python code, or contain chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.rules.settings_file import CodeReference, SettingsFile, Template
+from statecli.storage import files
+from statecli.storage.byte_source import read_small_file
+
+#: Largest settings file that is read, in bytes; a tokenizer_config.json with many added tokens has several MB.
+_MAX_BYTES = 64 * 2**20
+#: Files in which transformers looks for `auto_map` or for chat templates.
+_SETTINGS = compile_on_use(r"(?:\w*config|chat_template)\.json\Z")
+_TEMPLATE_SUFFIXES = (".jinja", ".jinja2")
+#: Folder and file that `generate(custom_generate=…)` runs.
+_GENERATE = ("custom_generate", "generate.py")
+_AUTO_MAP, _CHAT_TEMPLATE = "auto_map", "chat_template"
+
+
+def read_settings_file(path: str) -> SettingsFile | None:
+    """Return the code and the templates of a file by its name; None for a file without them."""
+    folder, name = files.split(path)
+    if (files.get_name(folder), name) == _GENERATE:
+        return SettingsFile(path, (CodeReference("custom_generate", "generate.py"),))
+    is_template = name.endswith(_TEMPLATE_SUFFIXES)
+    if not is_template and not _SETTINGS.match(name):
+        return None
+    try:
+        raw = read_small_file(path, _MAX_BYTES)
+    except UnreadableError as error:
+        return SettingsFile(path, unread_because=str(error)) if files.exists(path) else None  # a broken link
+    text = raw.decode("utf-8", "replace")
+    if is_template:
+        return SettingsFile(path, templates=(Template(name, text),))
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # transformers reads the file in the same way
+        return None
+    if not isinstance(document, dict):
+        return None
+    code = tuple(_iter_code(document.get(_AUTO_MAP)))
+    templates = tuple(_iter_templates(document.get(_CHAT_TEMPLATE)))
+    return SettingsFile(path, code, templates) if code or templates else None
+
+
+def _iter_code(auto_map: Any) -> Iterator[CodeReference]:
+    """Yield the classes of `auto_map`: a text, or a slow and a fast tokenizer of which one may be None."""
+    for key, value in auto_map.items() if isinstance(auto_map, dict) else ():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                yield CodeReference(f"{_AUTO_MAP}.{key}", text)
+
+
+def _iter_templates(value: Any) -> Iterator[Template]:
+    """Yield the templates: a text, a dict of texts, or a list of dicts with `name` and `template`."""
+    if isinstance(value, str):
+        yield Template(_CHAT_TEMPLATE, value)
+    entries = value if isinstance(value, list) else [value]
+    for entry in entries:
+        for key, text in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(text, str):
+                yield Template(f"{_CHAT_TEMPLATE}.{key}", text)

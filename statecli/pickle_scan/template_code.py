@@ -1,0 +1,60 @@
+"""Find attributes in a chat template that lead out of Jinja's sandbox.
+
+A chat template is a Jinja program. Without a sandbox, `x.__init__.__globals__` gives a template every function of
+Python (CVE-2024-34359 of llama-cpp-python). The search does not parse the template, so that no error of a parser hides
+an attribute: it finds a name after a dot, at either end of a text in quotes, and in a field of `format`. It does not
+find a name that the template computes from shorter texts.
+"""
+
+from __future__ import annotations
+
+import re
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, TracebackType
+
+from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
+
+#: Types that a template reaches without computing a name.
+_TYPES = (object, type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, TracebackType, dict, list, str, int)
+#: Dunder attributes of modules and functions, and attributes without an underscore that Jinja's sandbox refuses.
+_FURTHER_NAMES = (
+    "__builtins__ __import__ __loader__ __spec__ __file__ __path__ __wrapped__"
+    " gi_frame gi_code cr_frame cr_code ag_frame ag_code f_back f_builtins f_globals f_locals tb_frame tb_next"
+    " func_globals func_code func_closure im_func im_self"
+)
+_NAMES = "|".join(
+    sorted({*(name for cls in _TYPES for name in dir(cls) if name.startswith("__")), *_FURTHER_NAMES.split()})
+)
+_SIGNS = (
+    compile_on_use(rf"\.\s*(?P<name>{_NAMES}|_[A-Z]\w+__\w+)(?!\w)"),
+    compile_on_use(rf"['\"](?P<name>{_NAMES})['\"]"),
+    compile_on_use(rf"\{{\w*[.\[](?P<name>{_NAMES})(?!\w)"),
+    # A text of the filter `attr` that is not a plain name, such as `'__cl' ~ 'ass__'` or a variable.
+    compile_on_use(r"\|\s*(?P<name>attr)\s*\(\s*(?!['\"][A-Za-z]\w*['\"]\s*[,)])"),
+    # The first half of a name in a subscript.
+    compile_on_use(r"\[\s*['\"](?P<name>__\w*)['\"]"),
+)
+#: Escapes in the texts of a template.
+_ESCAPE = compile_on_use(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|N\{(LOW LINE)\}|([0-7]{2,3}))")
+
+
+def find_escape(template: str) -> str | None:
+    """Return the first attribute or filter of a template that gives access to all of Python; None without one."""
+    text = _ESCAPE.sub(_decode_escape, template)
+    for sign in _SIGNS:
+        match = sign.search(text)
+        if match is not None:
+            return match["name"]
+    return None
+
+
+def describe_escape(name: str, escape: str) -> str:
+    """Return a line about a template that uses the attribute or the filter."""
+    return f"{name}: the chat template uses {quoting.name(escape)}, which gives access to all functions of Python"
+
+
+def _decode_escape(match: re.Match[str]) -> str:
+    if match[4]:
+        return "_"
+    code = int(match[5], 8) if match[5] else int(match[1] or match[2] or match[3], 16)
+    return chr(code) if code < 0x110000 else match[0]

@@ -1,0 +1,77 @@
+"""Rules about code that a model folder or its metadata gives to other programs: Python files and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.core import quoting
+from statecli.core.finding import Severity
+from statecli.core.oddity_kind import OddityKind
+from statecli.pickle_scan.template_code import describe_escape, find_escape
+from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_subject import Subject
+from statecli.rules.settings_file import CodeReference
+from statecli.storage import files
+
+
+@rule(Severity.NOTE)
+def remote_code(subject: Subject) -> Iterator[Issue]:
+    """A settings file names Python code that `from_pretrained` runs with `trust_remote_code=True`.
+
+    Why: `auto_map` in `config.json`, in `tokenizer_config.json` or in the settings of a processor names classes in
+    Python files of the model, or of another repository (`owner/name--file.Class`). transformers imports these files if
+    `trust_remote_code` is set, and runs `custom_generate/generate.py` if a call of `generate` requests it. Such a file
+    can do anything, and statecli does not check the code. The other repository can change after the audit. The finding
+    is a note, because many good models have such code. A file that is not read is reported too.
+
+    Example: `"auto_map": {"AutoModel": "modeling_x.Model"}` in `config.json`.
+
+    Fix: load the model without `trust_remote_code`; otherwise review the files, and pin `revision` and `code_revision`.
+    """
+    file = subject.settings_file
+    if file is None:
+        return
+    name = files.get_name(file.path)
+    if file.unread_because:
+        yield Issue(f"{name} was not searched for code: {file.unread_because}", help="review the file")
+    for reference in dict.fromkeys(file.code):
+        help = "load the model without trust_remote_code, or review the code first"
+        yield Issue(_describe_reference(name, reference), help=help, about=reference.key)
+
+
+def _describe_reference(name: str, reference: CodeReference) -> str:
+    if reference.key == "custom_generate":
+        return f"{name} is code that generate(custom_generate=…) runs with trust_remote_code=True"
+    code = f"{quoting.name(reference.key)}: {name} names code that from_pretrained runs with trust_remote_code=True"
+    if reference.repository is None:
+        return f"{code}: {quoting.name(reference.file)}"
+    return f"{code}: {quoting.name(reference.file)} of another repository, {quoting.name(reference.repository)}"
+
+
+@rule(Severity.ERROR)
+def template_code(subject: Subject) -> Iterator[Issue]:
+    """A chat template reads attributes that give access to all of Python.
+
+    Why: a chat template is a Jinja program. transformers renders the template in a sandbox, but other programs do not,
+    and then `x.__init__.__globals__` runs any code (CVE-2024-34359 of llama-cpp-python). No chat template needs such
+    attributes. The rule checks the metadata `tokenizer.chat_template` of GGUF files, and in folders `.jinja` files and
+    the key `chat_template` of JSON files. It reports Python's attributes with double underscores and attributes of
+    frames (`gi_frame`), after a dot, as a text, or in a field of `format`. It also reports a subscript that begins with
+    two underscores, and the filter `attr` with anything else than a plain name. It does not find a name that a
+    template computes in another way.
+
+    Example: `{{ cycler.__init__.__globals__.os.popen('…').read() }}` in `tokenizer_config.json`.
+
+    Fix: do not use the template, and contact the publisher; if it must be used, render it only in Jinja's sandbox.
+    """
+    help = "do not use the template; contact its publisher"
+    for oddity in subject.full_state.oddities:
+        if oddity.kind is OddityKind.TEMPLATE_CODE:
+            yield Issue(oddity.message, help=help)
+    for template in subject.settings_file.templates if subject.settings_file else ():
+        escape = find_escape(template.text)
+        if escape is not None:
+            yield Issue(describe_escape(quoting.name(template.name), escape), help=help)
+
+
+RULES = (remote_code, template_code)
