@@ -43,11 +43,13 @@ class ModuleFinder:
         if pickle.doer or not pickle.names:
             return pickle
         folders = self._list_folders(files.get_folder(files.make_absolute(pickle.place.path)))
-        names = tuple(self._mark_name(mention, folders) for mention in pickle.names)
+        names = tuple(self._mark_name(mention, folders, by_torch_load=pickle.by_torch_load) for mention in pickle.names)
         return pickle if names == pickle.names else structs.replace(pickle, names=names)
 
-    def _mark_name(self, mention: Mention, folders: Sequence[str]) -> Mention:
-        file = None if mention.misuse else self._search.find_import(mention.module, mention.name, folders)
+    def _mark_name(self, mention: Mention, folders: Sequence[str], *, by_torch_load: bool) -> Mention:
+        if mention.misuse:
+            return mention
+        file = self._search.find_import(mention.module, mention.name, folders, by_torch_load=by_torch_load)
         if file is None:
             return mention
         why = (

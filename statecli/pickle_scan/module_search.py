@@ -42,23 +42,25 @@ class ModuleSearch:
         self._list_folder = cache(_list_folder)
         self._find_in_folder = cache(self._search_folder)
 
-    def find_import(self, module: str, name: str, folders: Sequence[str]) -> str | None:
+    def find_import(self, module: str, name: str, folders: Sequence[str], *, by_torch_load: bool = False) -> str | None:
         """Return the first file in the folders that Python imports for a name; None if there is none.
 
-        The path is relative to the folder. The standard library imports further modules for some names.
+        The path is relative to the folder. Some modules import further modules. `by_torch_load`: torch loads the
+        pickle, and has imported numpy before.
         """
         module, name = rename_python2(module, name)
         top = module.partition(".")[0]
-        modules = [module, *_list_indirect_imports().get(top, ())]
+        if top in _PRELOADED_MODULES:
+            return None
+        modules = [module]
+        if not (by_torch_load and top == "numpy"):
+            packages = dict.fromkeys((top, ".".join(module.split(".", 2)[:2])))
+            modules += [part for package in packages for part in _list_indirect_imports().get(package, ())]
         if f"{module}.{name}" in _IMPORTS_OF_CALLS:
             modules.append(_IMPORTS_OF_CALLS[f"{module}.{name}"])
-        return next(filter(None, (self._find_file(tuple(part.split(".")), folders) for part in modules)), None)
-
-    def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
-        if parts[0] in _PRELOADED_MODULES:
-            return None
-        searched = folders[:1] if parts[0] in _OWN_FOLDER_PACKAGES else folders
-        return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
+        searched = folders[:1] if top in _OWN_FOLDER_PACKAGES else folders
+        found = (self._find_in_folder(tuple(part.split(".")), folder) for part in modules for folder in searched)
+        return next(filter(None, found), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
         """Return the file that Python would import; a folder without `__init__` counts only if it has the module."""

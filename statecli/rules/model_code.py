@@ -54,11 +54,11 @@ def template_code(subject: Subject) -> Iterator[Issue]:
 
     Why: a chat template is a Jinja program. transformers renders the template in a sandbox, but other programs do not,
     and then `x.__init__.__globals__` runs any code (CVE-2024-34359 of llama-cpp-python). No chat template needs such
-    attributes. The rule checks the metadata `tokenizer.chat_template` of GGUF files, and in folders `.jinja` files and
-    the key `chat_template` of JSON files. It reports Python's attributes with double underscores and attributes of
-    frames (`gi_frame`), after a dot, as a text, or in a field of `format`. It also reports a subscript that begins with
-    two underscores, and the filter `attr` with anything else than a plain name. It does not find a name that a
-    template computes in another way.
+    attributes. The rule checks the metadata `tokenizer.chat_template` of GGUF files. In folders it checks
+    `chat_template.jinja` and the key `chat_template` of JSON files. It reports Python's attributes with double
+    underscores and attributes of frames (`gi_frame`), after a dot, as a text, or in a field of `format`. It also
+    reports a subscript that begins with two underscores, and the filter `attr` with anything else than a plain name. It
+    does not find a name that a template computes in another way.
 
     Example: `{{ cycler.__init__.__globals__.os.popen('…').read() }}` in `tokenizer_config.json`.
 

@@ -109,12 +109,14 @@ def test_a_time_zone_imports_a_package(folder, module):
         (pathlib.PurePosixPath("a"), "fnmatch.py"),
         (argparse.Namespace(a=1), "gettext.py"),
         (uuid.UUID(int=1), "platform.py"),
+        (np.float64(1), "numbers.py"),
+        (np.random.default_rng(1), "secrets.py"),
     ],
 )
 def test_a_module_that_the_standard_library_imports_is_reported(folder, value, module):
     """Importing the module of a clean name imports other modules, also from the working directory."""
     write(folder / "cfg.pkl", pickle.dumps(value))
-    for unrelated in ("utils.py", "test.py", "types.py", "secrets.py"):
+    for unrelated in ("utils.py", "test.py", "types.py", "shelve.py"):
         write(folder / unrelated)
     assert not list_findings("cfg.pkl")
     write(folder / module)
@@ -173,6 +175,16 @@ def test_modules_above_the_current_folder_are_not_reported(folder, monkeypatch):
     write(folder / "omegaconf.py")
     monkeypatch.chdir(folder / "a")
     assert not list_findings(".")
+
+
+def test_torch_has_imported_numpy_before_it_reads_a_pickle(folder):
+    """A module that numpy imports is reported only for a pickle that torch.load does not read, and next to it."""
+    torch.save({"a": np.float64(1)}, folder / "a.pt")
+    write(folder / "sub" / "x.pkl", pickle.dumps(np.float64(1)))
+    write(folder / "numbers.py")
+    assert not list_findings(".")
+    write(folder / "sub" / "numbers.py")
+    assert "'numbers.py'" in list_findings(".")[0]
 
 
 def test_torch_archive_is_checked_for_adjacent_modules(folder):

@@ -117,6 +117,7 @@ def test_template_code_finds_attributes_out_of_the_sandbox(find, template):
     [
         ("chat_template.jinja", POPEN),
         ("additional_chat_templates/tool.jinja", POPEN),
+        ("tool_chat_template_x.jinja", POPEN),
         ("chat_template.json", {"chat_template": POPEN}),
         ("processor_config.json", {"chat_template": POPEN}),
         ("tokenizer_config.json", {"chat_template": [{"name": "tool", "template": POPEN}]}),
@@ -127,6 +128,11 @@ def test_templates_are_found_in_every_file_of_a_folder(find, file, content):
     """transformers reads all of them."""
     (finding,) = find(**{file: content})
     assert finding.rule == "template-code"
+
+
+def test_template_of_a_web_page_is_not_a_chat_template(find):
+    """A template for a page of documents may use any attribute."""
+    assert not find(**{"page.jinja": "{{ cls.__name__ }}", "templates/page.jinja": "{{ cls.__doc__ }}"})
 
 
 @pytest.mark.parametrize("padding", [0, 100_000])

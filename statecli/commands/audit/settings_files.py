@@ -16,7 +16,8 @@ from statecli.storage.byte_source import read_small_file
 _MAX_BYTES = 64 * 2**20
 #: Files in which transformers looks for `auto_map` or for chat templates.
 _SETTINGS = compile_on_use(r"(?:\w*config|chat_template)\.json\Z")
-_TEMPLATE_SUFFIXES = (".jinja", ".jinja2")
+#: Files in which transformers and vLLM look for chat templates, by their folder and name.
+_TEMPLATE = compile_on_use(r"additional_chat_templates/[^/]*\.jinja\Z|[^/]*/[^/]*chat_template[^/]*\.jinja2?\Z")
 #: Folder and file that `generate(custom_generate=…)` runs.
 _GENERATE = ("custom_generate", "generate.py")
 _AUTO_MAP, _CHAT_TEMPLATE = "auto_map", "chat_template"
@@ -27,7 +28,7 @@ def read_settings_file(path: str) -> SettingsFile | None:
     folder, name = files.split(path)
     if (files.get_name(folder), name) == _GENERATE:
         return SettingsFile(path, (CodeReference("custom_generate", "generate.py"),))
-    is_template = name.endswith(_TEMPLATE_SUFFIXES)
+    is_template = _TEMPLATE.match(f"{files.get_name(folder)}/{name}") is not None
     if not is_template and not _SETTINGS.match(name):
         return None
     try:
