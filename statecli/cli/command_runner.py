@@ -38,7 +38,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         outputs = output_files.list_outputs(options)
         streams.reserve_stdout()
         outcome = run(options, _CommandLine(options, outputs), extra)
-        # In git, the exit status is git's own.
+        # Under git, the output does not show the exit status, because git exits with its own.
         shows_status = extra is None or extra.name is None
         return _write_outcome(outcome, options, outputs, shows_status=shows_status)
 
@@ -66,7 +66,7 @@ def _write_outcome(
     elif outcome.text is not None:
         console.write_text(outcome.text, last.path)
     notes = () if quiet else outcome.notes
-    if outcome.report is None:  # written before any content
+    if outcome.report is None:  # the notes come before the content
         console.print_findings(notes)
         if outcome.text is None:
             console.write_pieces(outcome.content, last.path)
@@ -85,7 +85,7 @@ def _get_color(options: Options) -> str:
 
 
 def _list_unreported_failures(outcome: Outcome[object], last: OutputTarget, *, quiet: bool) -> Sequence[str]:
-    """Return the failures that a reader of the last output does not see there, for standard error."""
+    """Return the failures to print on stderr, because the last output does not show them."""
     report = outcome.report
     if not outcome.reported:
         return outcome.failures
@@ -104,7 +104,7 @@ def _list_unreported_failures(outcome: Outcome[object], last: OutputTarget, *, q
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Have the parent process end this process after so many seconds."""
+    """Make the parent process end this process after the given number of seconds; None means no limit."""
     if seconds is None:
         return
     if not 0 < seconds < math.inf:
@@ -137,12 +137,12 @@ class _CommandLine(Caller):
         return sys.stdout is not None and streams.open_stdout().is_terminal
 
     def check_command(self, options: Options) -> None:
-        """Raise UsageError for an output that would overwrite a file of the command repeated by `merge`."""
+        """Raise UsageError if an output would overwrite an input of the command that `merge` repeats."""
         for output in self._outputs:
             output_files.check_output(output, options)
 
     def check_states(self, *states: ModelState) -> None:
-        """Raise UsageError for an output that would overwrite a file of a state."""
+        """Raise UsageError if an output would overwrite a file that contains tensors of the states."""
         if any(output.path is not None and os.path.isfile(output.path) for output in self._outputs):
             self.check_files(
                 {byte_range.path for state in states for tensor in state.tensors for byte_range in tensor.ranges}

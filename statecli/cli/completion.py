@@ -1,10 +1,10 @@
 """Complete command lines, for the scripts of `statecli completion SHELL`.
 
-A script calls `statecli __complete SHELL =CURRENT WORD...`: the word at the cursor, behind an equals sign because some
-shells drop empty words, and the words between the program and this word. The answer is a line of the kind
-(`CandidateKind`), a line of the number of characters before a file name (`--output=`: 9), and a line for each
-candidate: the word, a tab and its help. Commands, options and values come from the table. Completion runs at every
-press of Tab, so completion imports neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
+A script calls `statecli __complete SHELL =CURRENT WORD...`. CURRENT is the word at the cursor, after an equals sign
+because some shells drop empty words. Each WORD is a word between the program and CURRENT. The answer has a line with
+the kind (`CandidateKind`), a line with the number of characters before a file name (9 for `--output=`), and a line for
+each candidate: the word, a tab and its help. Commands, options and values come from the table of options. Each press of
+Tab runs the completion, so it does not import Typer or torch, and does not run code of a `.py` file or a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Candidates = Iterable[tuple[str, str]]
 
 
 class CandidateKind(str, Enum):
-    """Use of the candidates by a script: insert a word and a space, a word alone, or complete names of files."""
+    """Task of the script: insert a candidate and a space, insert only the candidate, or complete file names."""
 
     WORDS = "words"
     STEMS = "stems"
@@ -70,7 +70,7 @@ def _format_answer(shell: str, current: str, words: Sequence[str]) -> str:
 
 
 def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
-    """Return the answer for Bash, which has split the words, and inserts the text unchanged after `fragment`."""
+    """Return the answer for Bash, which splits words at `:` and `=`. Each candidate continues the piece `fragment`."""
     *words, current = _join_words([*words, fragment])
     start = fragment if fragment.strip(":=") else ""
     typed_word = _unquote(current)
@@ -84,7 +84,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
 
 
 def _list_files(typed_word: str, start: int) -> Completion | None:
-    """Return the files with a `:` or `=` in the name if no name needs quotes; None without files."""
+    """Return the files whose names begin as typed and need no quotes; None without such files."""
     folder, name = os.path.split(typed_word[start:])
     if not name.strip(":="):
         return None
@@ -109,7 +109,7 @@ def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -
 
 
 def _join_words(words: Sequence[str]) -> list[str]:
-    """Join the words split by Bash at `:` and `=`: `net.py`, `:`, `Net` are a single word. A last empty word is new."""
+    """Join the pieces that Bash split at `:` and `=`: `net.py`, `:`, `Net` become one word. An empty one stays."""
     joined_words: list[str] = []
     is_open = False
     for word in words:
@@ -123,12 +123,12 @@ def _join_words(words: Sequence[str]) -> list[str]:
 
 
 def _unquote(word: str) -> str:
-    r"""Return a word of a shell, which may end within quotes, without quotes and backslashes."""
+    r"""Return a word of a shell without quotes and backslashes; the last quote may be unclosed."""
     return re.sub(r"\\(.)|[\"']", lambda match: match[1] or "", word) if os.sep == "/" else word.strip("\"'")
 
 
 def complete(words: Sequence[str], current: str) -> Completion:
-    """Return the candidates for the word `current` after `words`, without quotes."""
+    """Return the candidates for the word `current`, which follows `words`. The words have no quotes."""
     completion = _find_candidates(words, current)
     matching = (candidate for candidate in completion.candidates if candidate[0].startswith(current))
     return completion._replace(candidates=tuple(dict.fromkeys(matching)))
@@ -145,7 +145,7 @@ def _find_candidates(words: Sequence[str], current: str) -> Completion:
 
 
 def _complete_command(words: Sequence[str]) -> Completion:
-    """Complete a command of statecli or of a group; nothing after any other word."""
+    """Complete the name of a command, of statecli or of a group; return no candidates after any other word."""
     group = " ".join(words)
     return Completion(candidates=tuple(list_commands(group)) if group in ("", *GROUPS) else ())
 
@@ -174,7 +174,7 @@ def _complete_argument(command: str, words: Sequence[str], current: str) -> Comp
 
 
 def _list_options(parameters: Iterable[Parameter], words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each possible option after `words`, by its full spelling."""
+    """Yield the full spelling and the help of each option that may follow `words`."""
     for parameter in parameters:
         is_given = not parameter.repeatable and any(spelling in words for spelling in parameter.spellings)
         if not (parameter.is_target or parameter.hidden or is_given):
@@ -215,7 +215,7 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
 
 
 def _list_rules(command: str) -> Iterator[tuple[str, str]]:
-    """Yield the rules of a command, and the groups of rules; for `rules` the rules of all commands."""
+    """Yield the rules of a command and their groups; for the command `rules`, yield the rules of all commands."""
     from statecli.rules.dictionary import DICTIONARY, RULES
 
     if command == "rules":
@@ -233,7 +233,7 @@ def _list_schema_commands(_: str) -> Candidates:
 
 
 def _list_parts_of_target(current: str) -> Candidates:
-    """Return the classes of `net.py:`, and the sections of `train.ckpt#`; nothing for another word."""
+    """Return the classes for `net.py:`, and the sections for `train.ckpt#`; nothing for another word."""
     path, hash_sign, _ = current.rpartition("#")
     if hash_sign and os.path.exists(path):
         return ((f"{path}#{name}", "") for name in _list_sections(path))
@@ -245,7 +245,7 @@ def _list_functions(current: str) -> Candidates:
 
 
 def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[str, str]]:
-    """Yield `net.py:Net` for the start of a target: the names defined by the file, without an import."""
+    """Yield targets such as `net.py:Net` for the names that a file defines, without importing the file."""
     path = current.partition(":")[0]
     file = path if path.endswith(".py") else f"{path.replace('.', os.sep)}.py"
     if (":" in current or path.endswith(".py")) and os.path.isfile(file):
@@ -257,7 +257,7 @@ def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[s
 
 
 def _list_sections(path: str) -> Iterator[str]:
-    """Yield the sections of a checkpoint, and groups of sections; a name that needs quotes is left out."""
+    """Yield the sections and the groups of sections of a checkpoint, except for names that need quotes."""
     from statecli.targets import load
 
     for section in load.read_whole_checkpoint(path).sections:
@@ -268,7 +268,7 @@ def _list_sections(path: str) -> Iterator[str]:
                 yield name
 
 
-#: Function that lists the candidates for a value, by what the value names; it takes the word at the cursor.
+#: Functions that list the candidates for a value, by the kind of thing it names. They take the word at the cursor.
 _LISTERS: dict[NamedKind | None, Callable[[str], Candidates]] = {
     NamedKind.TARGET: _list_parts_of_target,
     NamedKind.FUNCTION: _list_functions,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _open_sink(path: str | None) -> Iterator[streams.Stream]:
-    """Yield stdout, or the file at `path` in UTF-8, replaced only after the end of the block."""
+    """Yield stdout, or a UTF-8 stream whose text replaces the file at `path` when the block ends."""
     if path is None:
         with streams.open_paged_stdout() as stdout:
             yield stdout
@@ -50,7 +50,7 @@ def _open_sink(path: str | None) -> Iterator[streams.Stream]:
 
 
 def _reopen_descriptor(number: int) -> IO[bytes]:
-    """Open a copy of an open descriptor; for standard output, the stream of results."""
+    """Open a copy of a descriptor. Descriptor 1 means the stream that `reserve_stdout` keeps for results."""
     results = streams.get_result_stream()
     if number == 1 and results is not None:
         parent = streams.find_parent()
@@ -64,7 +64,7 @@ def _reopen_descriptor(number: int) -> IO[bytes]:
 def write_report(
     report: Report, targets: Sequence[OutputTarget], color: str, *, quiet: bool, exit_status: int | None
 ) -> None:
-    """Write each output of the report. `quiet` applies to the last."""
+    """Write each output of the report. `quiet` applies only to the last output."""
     for target in targets:
         with _open_sink(target.path) as sink:
             terminal = target.path is None and sink.is_terminal
@@ -79,13 +79,13 @@ def write_report(
 
 
 def print_summary(report: Report, path: str) -> None:
-    """Print on stderr a summary of a report in a file, because a failed job would show nothing else."""
+    """Print on stderr a summary of the report that is in a file, because a failed job would show nothing else."""
     page = (report.page_without_rows or report.page)()
     streams.print_line(f"statecli: {report.title}: {page.verdict}; see {path}")
 
 
 def is_next_to_errors(target: OutputTarget) -> bool:
-    """Return True if a person reads the output in the same place as standard error: a terminal, a pipe, a log."""
+    """Return True if an output for people goes to the same place as standard error: a terminal, a pipe or a log."""
     for_people = target.output in (None, render.Output.TABLE, render.Output.PLAIN) and target.path is None
     if not for_people or sys.stderr is None:
         return False
@@ -95,7 +95,7 @@ def is_next_to_errors(target: OutputTarget) -> bool:
     try:
         descriptor = stdout.raw.fileno()
         return os.path.sameopenfile(sys.stderr.fileno(), descriptor) and not _is_null(descriptor)
-    except (OSError, ValueError):  # the stream was replaced by one without a file
+    except (OSError, ValueError):  # the stream was replaced by an object without a file
         return False
 
 
@@ -117,7 +117,7 @@ def write_text(text: Callable[[int], str], path: str | None) -> None:
 
 
 def print_on_terminal(text: str) -> None:
-    """Print a line on stderr if a person reads stderr."""
+    """Print a line on stderr if stderr is a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         streams.print_line(text)
 
@@ -136,7 +136,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 def show_warnings_once() -> Iterator[None]:
     """Print each of Python's warnings once, in a line on stderr.
 
-    A proof calls the same code many times, and Python shows a warning again whenever a filter changes.
+    A check of verify calls the same code many times, and Python shows a warning again whenever a filter changes.
     """
     before, printed_texts = warnings.showwarning, set[str]()
 
@@ -156,9 +156,9 @@ def show_warnings_once() -> Iterator[None]:
 
 @contextmanager
 def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Progress | None]:
-    """Show progress bars on stderr if stderr is a terminal: of fetched files, then of read bytes if `values`.
+    """Show progress bars on stderr, if it is a terminal: fetched files, then (if `values`) bytes of values.
 
-    Yields the function to report bytes to, or None. A bar appears when the first byte is read.
+    Yields the function that takes the total of bytes, or None without a bar. A bar appears when reading starts.
     """
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -179,13 +179,13 @@ def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator
 
 
 class _StageLine:
-    """Line of stderr with the name of the present slow stage."""
+    """Line on stderr that names the slow stage that runs now."""
 
     def __init__(self) -> None:
         self._is_shown = False
 
     def show(self, text: str) -> None:
-        """Show a stage in the place of the stage before; "" clears the line.
+        """Replace the name of the stage on the line; "" clears the line.
 
         The cursor stays at the start of the line, so that the next output takes the place of the text.
         """
@@ -202,7 +202,7 @@ class _StageLine:
 
 @contextmanager
 def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` files; yields the function to call after each."""
+    """Show a bar of `total` files; yields the function to call after each file."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     line.show("")
@@ -213,13 +213,13 @@ def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Ca
 
 
 class _ReadBytes:
-    """Bytes of values read: of whole tensors, or received of remote files if this is more."""
+    """Counter of value bytes: bytes of finished tensors, or bytes received from remote files if that is more."""
 
     def __init__(self) -> None:
         self.total = self._finished_bytes = self._finished_before = self._fetched_before = 0
 
     def start(self, total: int) -> None:
-        """Expect so many bytes more."""
+        """Expect `total` more bytes."""
         self.total += total
         self._finished_before = self._finished_bytes
         self._fetched_before = prefetch_progress.count_fetched_values().bytes
@@ -240,7 +240,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     from rich.text import Text
 
     class _Speed(TransferSpeedColumn):
-        """The speed; nothing for an unknown speed, in place of rich's red question mark."""
+        """Column with the speed. An unknown speed is empty, where rich would show a red question mark."""
 
         def render(self, task: Task) -> Text:
             return Text("") if (task.finished_speed or task.speed) is None else super().render(task)
@@ -249,7 +249,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     read_bytes = _ReadBytes()
 
     class _Bar(Progress):
-        """Bar with the bytes received so far at each drawing: a large tensor arrives in many pieces."""
+        """Bar that counts the received bytes at each drawing, because a large tensor arrives in many pieces."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.task_ids:
@@ -273,7 +273,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
 
 @contextmanager
 def show_steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` steps on a stderr terminal, next to the stage; yields the function to call after each."""
+    """Show a bar of steps with the name of the stage, if stderr is a terminal; yields the function for each step."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -24,9 +24,9 @@ MAX_TERM_COLUMNS = 30
 
 
 def find_help_request(words: Sequence[str]) -> str | None:
-    """Return the command whose help a command line requests, "" for statecli itself; None without a request for help.
+    """Return the name of the command whose help is requested ("" for statecli itself); None without such a request.
 
-    Also None for a nonexistent command, reported later as a mistake.
+    Also None for a nonexistent command, which the parser reports later.
     """
     before_targets = [*takewhile(lambda word: word != "--", words)]
     if words[:1] == ["help"]:
@@ -45,14 +45,14 @@ def find_help_request(words: Sequence[str]) -> str | None:
 
 
 def find_color(words: Sequence[str]) -> str:
-    """Return when to use colours in the help, from a command line that need not be correct."""
+    """Return the value of --color for the help: auto, always or never. The command line may contain mistakes."""
     values = [value for flag, value in pairwise([*words, ""]) if flag == COLOR_FLAG]
     values += [word.removeprefix(f"{COLOR_FLAG}=") for word in words if word.startswith(f"{COLOR_FLAG}=")]
     return next((color.value for color in Color if color.value in values), Color.AUTO.value)
 
 
 def show_help(command: str, words: Sequence[str]) -> int:
-    """Write the help of a command, of statecli for "", in the colours requested by the words; return 0."""
+    """Write the help of a command, or of statecli itself for ""; `words` may contain --color. Return 0."""
     streams.reserve_stdout()
     page = read_page(command)
     streams.write_help(lambda width, color: format_help(page, width, color=color), find_color(words))
@@ -60,7 +60,7 @@ def show_help(command: str, words: Sequence[str]) -> int:
 
 
 def read_page(name: str) -> str:
-    """Return the help of a command or a group of commands, of statecli for "", for `format_help`."""
+    """Return the help page of a command, of a group, or of statecli itself for "", as `format_help` takes it."""
     return _read_pages()[name]
 
 
@@ -71,7 +71,7 @@ def _read_pages() -> dict[str, str]:
 
 
 def format_help(page: str, width: int, *, color: bool = False) -> str:
-    """Return the page as text of so many columns; only longer words make longer lines."""
+    """Return the page as text of `width` columns; only a word longer than that makes a longer line."""
     head, *sections = page.rstrip("\n").split("\n## ")
     usage, summary, hint = head.split("\n")
     style = _Style(width, color=color)
@@ -123,7 +123,7 @@ class _Style:
         return f"{self.format_bold(title)}\n" + "".join(body)
 
     def _format_lines(self, lines: Iterable[tuple[str, str]], column: int) -> Iterator[str]:
-        """Yield each term with its text from `column` on; a text starts on the next line if its term is longer."""
+        """Yield the lines of each term and its text. The text starts at `column`, on a new line after a long term."""
         for term, text in lines:
             wrapped_lines = self.wrap(text, column)
             gap = column - 2 - len(term)

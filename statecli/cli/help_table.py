@@ -45,8 +45,8 @@ class HelpPage(NamedTuple):
         name: The command as typed: "statecli diff".
         usage: The command with its targets: "statecli diff [OPTIONS] BEFORE AFTER".
         summary: Purpose of the command.
-        operands: Its targets or its commands; None without operands.
-        options: Its options by group.
+        operands: The targets of a command, or the commands of a group; None without them.
+        options: The options by group.
         examples: Command lines.
         statuses: Each exit status and its meaning.
         hint: The last line; "" for none.
@@ -63,7 +63,7 @@ class HelpPage(NamedTuple):
 
 
 def build_page(name: str) -> HelpPage:
-    """Return the help of a command or a group of commands; of statecli for ""."""
+    """Return the help of a command or of a group of commands; for "", the help of statecli itself."""
     if name in COMMANDS:
         return _build_command_page(name)
     program = f"statecli {name}".rstrip()
@@ -120,7 +120,7 @@ def _build_command_page(name: str) -> HelpPage:
 
 
 def _group_options(options: Iterable[Parameter]) -> Iterator[HelpSection]:
-    """Yield each group of options; the option of the help is the last of its group."""
+    """Yield each group of options; --help is the last option of its group."""
     lines: dict[OptionGroup, list[tuple[str, str]]] = {group: [] for group in OptionGroup}
     for option in options:
         lines[option.group].append((format_term(option), format_text(option)))
@@ -129,7 +129,7 @@ def _group_options(options: Iterable[Parameter]) -> Iterator[HelpSection]:
 
 
 def format_operand(target: Parameter) -> str:
-    """Return a target as in the usage: `TARGET...`, `[RULE]`."""
+    """Return a target as the usage line shows it: `TARGET...`, `[RULE]`."""
     metavar = target.metavar.strip("[]") + ("..." if target.repeatable else "")
     return metavar if target.is_required else f"[{metavar}]"
 
@@ -141,7 +141,7 @@ def format_term(option: Parameter) -> str:
 
 
 def format_placeholder(option: Parameter) -> str:
-    """Return the placeholder of the value; the choices if there are few, "" for a flag."""
+    """Return the placeholder of the value: its metavar, its choices or NUMBER; "" for a flag."""
     if option.is_flag:
         return ""
     return option.metavar or "|".join(option.choices) or "NUMBER"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-#: Functions that msgspec takes at once from a module that it imports, by the name of the module.
+#: Modules that msgspec imports but rarely needs, each with the functions that msgspec takes from it at import.
 _DEFERRED_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "msgspec.inspect": (),
     "msgspec._json_schema": ("schema", "schema_components"),
@@ -18,7 +18,7 @@ _DEFERRED_FUNCTIONS: dict[str, tuple[str, ...]] = {
 
 
 class _DeferredModule(ModuleType):
-    """Stand-in for a module, which is imported when something reads an attribute of the stand-in."""
+    """Stand-in for a module. Reading an attribute of the stand-in imports the module."""
 
     def __init__(self, name: str, functions: tuple[str, ...] = (), types: Mapping[str, Any] | None = None) -> None:
         super().__init__(name)
@@ -27,7 +27,7 @@ class _DeferredModule(ModuleType):
             setattr(self, function, self._forward(function))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the module itself. Raises AttributeError for names set on every module by Python."""
+        """Return an attribute of the real module. Raises AttributeError for a name that begins with `__`."""
         if name.startswith("__"):  # read by the import system, and by code that looks through sys.modules
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -48,7 +48,7 @@ def _list_date_types() -> dict[str, Any]:
 
 
 def import_msgspec() -> None:
-    """Import msgspec in a process that runs only code of statecli."""
+    """Import msgspec. Call this only in a process that runs only code of statecli."""
     if "msgspec" in sys.modules:
         return
     modules: dict[str, Any] = {
@@ -57,10 +57,10 @@ def import_msgspec() -> None:
     temporary: dict[str, Any] = {}
     if sys.version_info >= (3, 11):
         temporary["typing_extensions"] = None  # its import then fails, and msgspec uses typing instead
-    # uuid is used only for its classes, not to make a number from the time.
+    # msgspec needs only the class uuid.UUID, and _uuid only makes new UUIDs from the time.
     temporary["_uuid"] = None
     if sys.version_info < (3, 12):
-        # Before Python 3.12, the module datetime makes all of its classes in Python before it imports the classes in C.
+        # Before Python 3.12, the module datetime defines all classes in Python, and then replaces them by those in C.
         modules["datetime"] = _DeferredModule("datetime", types=_list_date_types())
     if sys.platform == "linux":
         # uuid imports platform only for the name of the system.

@@ -25,7 +25,7 @@ _exit = os._exit
 
 _SHOW_CURSOR = "\x1b[?25h"
 
-#: True after an interrupt, which then is the reason for every error and result.
+#: True after an interrupt. The interrupt is then the reason for any error, and no result counts.
 was_interrupted = False
 
 
@@ -52,7 +52,7 @@ def _start_watcher() -> None:
     posix.call_after_fork_in_child(lambda: signal.set_wakeup_fd(-1))
     try:
         _thread.start_new_thread(_exit_after_interrupt, (read_end,))
-    except RuntimeError:  # the system starts no thread, so only KeyboardInterrupt remains
+    except RuntimeError:  # the system cannot start a thread, so only KeyboardInterrupt remains
         signal.set_wakeup_fd(-1)
 
 

@@ -11,7 +11,7 @@ from statecli.cli.help_table import GROUPS, HelpPage, HelpSection, build_page
 from statecli.core.version import __version__
 from statecli.requests.options import COMMANDS
 
-#: Longest source line that mandoc -T lint accepts, less the room for an escape.
+#: Longest source line that mandoc -T lint accepts, minus the characters of an escape.
 MAX_SOURCE_COLUMNS = 78
 #: Escapes for characters that roff reads as an escape (backslash) or prints as typographic characters.
 _ROFF = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", '"': r"\(dq", "^": r"\(ha", "~": r"\(ti", "`": r"\(ga"})
@@ -94,5 +94,5 @@ def _format_text(text: str) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Return text printed unchanged by roff, with the same characters when copied from a terminal."""
+    """Escape a text, so that roff prints it unchanged and a copy from the terminal has the same characters."""
     return text.translate(_ROFF)

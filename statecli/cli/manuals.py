@@ -1,4 +1,4 @@
-"""Examples and exit statuses in the help of each command of the table of options.
+"""Examples and exit statuses for the help of each command.
 
 A test runs every example (`tests/test_help.py`), so a line may name only files of its fixture.
 """

@@ -1,4 +1,4 @@
-"""Describe a mistake that Typer found in a sentence: the mistake, and the words to type instead."""
+"""Describe, in one sentence, a mistake that Typer found: the mistake, and the words to type instead."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _describe_wrong_value(mistake: Any, name: str, words: Sequence[str]) -> str:
 
 
 def _describe_values(parameter: Parameter) -> str:
-    """Return `a whole number (N)`, the choices, or the placeholder of the help."""
+    """Return the values that an option takes, in words: its choices, or a noun such as `a whole number (N)`."""
     if issubclass(parameter.type, Enum):
         return join_or(parameter.choices)
     noun = {int: "a whole number", float: "a number"}.get(parameter.type, "a value")

@@ -24,9 +24,9 @@ STDOUT = "-"
 
 
 class OutputTarget(msgspec.Struct, frozen=True):
-    """An output and its file, None for stdout. `option_text`: its option, for the message of a UsageError.
+    """Format and file of an output. `output` None means a table on a terminal, else plain rows.
 
-    `output` None: a table on a terminal, else plain.
+    `path` None means stdout. `option_text` is the option that gives the output, for the message of a UsageError.
     """
 
     output: Output | None
@@ -88,14 +88,14 @@ def check_distinct(targets: Sequence[OutputTarget]) -> None:
 
 
 def _identify(path: str) -> object:
-    """Return the same value for each spelling and each hard link of a file."""
+    """Return a value that is the same for all paths and hard links of a file."""
     if os.path.isfile(path) and (file_status := os.stat(path)).st_ino:
         return file_status.st_dev, file_status.st_ino
     return os.path.realpath(path)
 
 
 def _list_inputs(options: Options, other_than: str = "") -> Iterator[str]:
-    """Yield the files and folders to read, from the command line, without the field `other_than`."""
+    """Yield the files and folders that the command line names as inputs, except in the field `other_than`."""
     for text in list_texts(options, lambda each: each.reads_file and each.field != other_than):
         yield from _list_files(text)
 
@@ -120,7 +120,7 @@ def check_output(target: OutputTarget, options: Options) -> None:
 
 
 def check_not_read(target: OutputTarget, paths: Iterable[str]) -> None:
-    """Raise UsageError if the output would overwrite a file of `paths`, or a file of the model in a folder of them."""
+    """Raise UsageError if the output would overwrite a file of `paths`, or a model file in a folder of `paths`."""
     if target.path is None or not os.path.isfile(target.path):
         return
     for text in paths:

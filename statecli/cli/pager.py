@@ -38,7 +38,7 @@ def show(data: bytes, descriptor: int) -> bool:
     from subprocess import PIPE, Popen
 
     environment = {"LESS": _LESS_OPTIONS, "LV": "-c", **os.environ}
-    # The pager gets Ctrl-C. The signal has a handler, because a new process would inherit an ignored signal.
+    # Only the pager handles Ctrl-C. SIG_IGN does not work here, because the pager would inherit an ignored signal.
     wakeup, before = signal.set_wakeup_fd(-1), signal.signal(signal.SIGINT, lambda *_: None)
     try:
         shell = ["/bin/sh", "-c", command]
@@ -50,7 +50,7 @@ def show(data: bytes, descriptor: int) -> bool:
     return pager.returncode != _NOT_FOUND_STATUS
 
 
-#: Exit status of a shell that found no such command.
+#: Exit status of a shell that does not find the command.
 _NOT_FOUND_STATUS = 127
 
 

@@ -1,4 +1,4 @@
-"""Parse command lines: everyday lines without Typer, all other lines and mistakes with Typer.
+"""Parse command lines: common lines without Typer; all other lines, and mistakes, with Typer.
 
 Both parsers are derived from the table of options (`requests.options`). Typer 0.29 imports pydantic on every run: 100
 ms, twice the time to list a checkpoint. So `parse` reads lines of targets and fully spelled options, and leaves
@@ -38,7 +38,7 @@ class _LineReader:
         self._values_by_field: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Return the value of each given field; None for a word neither plainly a target nor plainly an option."""
+        """Return the value of each given field; None if a word is not clearly a target or an option."""
         remaining_words = iter(words)
         only_targets = False
         for word in remaining_words:
@@ -70,7 +70,7 @@ class _LineReader:
         return (bool(equals) or value == "-" or not value.startswith("-")) and self._store(parameter, value)
 
     def _store(self, parameter: Parameter, word: str) -> bool:
-        """Store the value of a word; return False for a word without a value of the type, and for a second value."""
+        """Store the value of a word; return False if the word does not have the right type, or for a second value."""
         try:
             value = parameter.type(word)
         except ValueError:

@@ -19,10 +19,10 @@ TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     from typing import IO, Any
 
-#: Largest number of characters of the line of an error, because names can be megabytes long.
+#: Largest number of characters in a line about an error, because names can be megabytes long.
 MAX_LINE_CHARACTERS = 2_000
 
-#: Replacements of statecli's signs for encodings without these signs, with the same width.
+#: ASCII replacements of statecli's signs, for encodings that lack the signs.
 ASCII_SIGNS = {
     "→": "->",
     "…": "...",
@@ -37,7 +37,7 @@ ASCII_SIGNS = {
 
 
 def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of a character missing in the encoding, and the position after the character."""
+    """Return the replacement of a character that the encoding lacks, and the position after the character."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     char = error.object[error.start]
@@ -62,7 +62,7 @@ class Stream:
         is_terminal: bool | None = None,
         is_stdout: bool = True,
     ) -> None:
-        """Write to `raw`. `columns` and `is_terminal`: of the place of the text, if `raw` is only a buffer."""
+        """Write to `raw`. If `raw` is only a buffer, `columns` and `is_terminal` describe the text's final place."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding
@@ -83,8 +83,8 @@ class Stream:
 class _StdoutErrors:
     """Context manager that raises OutputError if standard output cannot be written.
 
-    BrokenPipeError passes, because the reader is gone. A class, because a generator costs four times as much and each
-    line needs a context.
+    BrokenPipeError passes, because the reader is gone. This is a class, because every line enters the context, and a
+    generator would cost four times as much.
     """
 
     def __enter__(self) -> None:
@@ -140,7 +140,7 @@ def find_parent() -> Any:
 
 
 def limit_time(seconds: float) -> None:
-    """Have the parent end this process after so many seconds. Raises UsageError without a parent."""
+    """Make the parent end this process after the given number of seconds. Raises UsageError without a parent."""
     parent = find_parent()
     if parent is None:
         raise UsageError(
@@ -181,9 +181,9 @@ def open_paged_stdout() -> Iterator[Stream]:
 
 
 def write_help(text: Callable[[int, bool], str], color: str) -> None:
-    """Write help to stdout: text for a width and with or without colours.
+    """Write help to stdout. `text` returns the help for a width, with or without colours.
 
-    COLUMNS is preferred to the terminal, as in man and git.
+    COLUMNS overrides the width of the terminal, as in man and git.
     """
     with open_paged_stdout() as sink:
         width = get_requested_width() or get_width(sink)
@@ -191,7 +191,7 @@ def write_help(text: Callable[[int, bool], str], color: str) -> None:
 
 
 def get_width(sink: Stream) -> int:
-    """Return the columns of a stream, of the terminal or requested by COLUMNS."""
+    """Return the width of a stream in columns: its own width, else that of the terminal, else COLUMNS."""
     if sink.columns is not None:
         return sink.columns
     try:
@@ -280,7 +280,7 @@ def discard_stdout() -> None:
 
 
 def flush_stderr() -> None:
-    """Flush stderr, or redirect it to the null device, because Python would exit with 120 for a failed flush."""
+    """Flush stderr. If this fails, redirect stderr to the null device, because Python would exit with 120."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()

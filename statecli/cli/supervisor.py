@@ -5,9 +5,9 @@ exit handlers, finalizers and the ends of threads, so that `os._exit(0)` in `__d
 parent prints the output and exits with the child's code only if the verdict fits the output byte for byte. A child
 without a verdict, a segmentation fault and `--timeout` give a line on stderr and exit code 2.
 
-Promise: model code that ends or crashes the process, closes or replaces streams, or runs for ever never passes. No
-protection: model code that forges a verdict, because this code runs in the sending process, and can replace functions
-of statecli, or find the pipe and the mark of messages in memory. Run untrusted code in a container.
+Promise: model code that ends or crashes the process, closes or replaces streams, or runs for ever never passes. Not
+covered: model code that forges a verdict. Such code runs in the process that sends the verdict, so it can replace
+functions of statecli, or find the pipe and the mark of messages in memory. Run untrusted code in a container.
 
 The child inherits standard input and standard error. If standard input is not a terminal, the child has a process group
 of its own, which ends with the child. Without `os.fork` (Windows), model code runs in the process of the command, and
@@ -34,9 +34,9 @@ from statecli.core.escaping import escape_line
 from statecli.core.exit_code import CommandExit
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
-#: Seconds for a child to end after its verdict, with exit handlers, threads and processes of the model.
+#: Seconds that a child may take to end after its verdict: exit handlers, threads and processes of the model.
 END_TIMEOUT_S = 2.0
-#: Seconds between the interrupt of a child and its end by SIGKILL.
+#: Seconds between interrupting a child and killing it with SIGKILL.
 INTERRUPT_TIMEOUT_S = 1.5
 #: Largest number of bytes of a message; a result may have many messages.
 MAX_MESSAGE_BYTES = 1 << 20
@@ -88,7 +88,7 @@ class Child:
             self._send(_MODEL, escape_line(name).encode("utf-8", "backslashreplace"))
 
     def limit_time(self, seconds: float) -> None:
-        """Have the parent end this process after so many seconds from its start."""
+        """Make the parent end this process the given number of seconds after its start."""
         self._send(_LIMIT, _TIMEOUT.pack(seconds))
 
     def conclude(self, code: int) -> None:
@@ -204,7 +204,7 @@ class _Watch:
         self._group = not is_terminal(0)
         self._start = time.monotonic()
         self._received = bytearray()
-        #: Descriptors and pieces to write, in order: the result, then notes.
+        #: Pieces to write, in order, each with its descriptor: 1 for the result, 2 for notes.
         self._output: list[tuple[int, bytes]] = []
         self._crc = self._size = 0
         self._model = ""
@@ -337,7 +337,7 @@ class _Watch:
         return 130
 
     def _interrupt(self) -> None:
-        """End the child and its workers by SIGINT; end the child by SIGKILL if still running soon after."""
+        """Interrupt the child by SIGINT. Soon after, kill the child and its process group by SIGKILL."""
         if not self._has_ended():
             os.kill(self._pid, signal.SIGINT)
             self._wait_for_end(INTERRUPT_TIMEOUT_S)

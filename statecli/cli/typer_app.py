@@ -1,4 +1,4 @@
-"""The command line for Typer, from the table of options: lines left by `parser`, and messages about mistakes."""
+"""Parse, with Typer, the command lines that `parser` leaves to it, and report mistakes on the command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _root(
 
 
 def _format_help(context: Any) -> str:
-    """Return the help of the table, for the lines left by `find_help_request`: `-qh`, or no command."""
+    """Return the help page for a line that `find_help_request` does not recognise: `-qh`, or without a command."""
     name = context.command_path.partition(" ")[2]
     page = help_page.read_page("" if name in help_page.OTHER_COMMAND_NAMES else name)
     return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()
@@ -55,14 +55,14 @@ class _Group(typer.core.TyperGroup):
 
 
 def _refuse_command(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Report the nonexistent command of `help`, after the help of the other commands."""
+    """Report that the command after `help` does not exist; `help_page` answers `help` for all other commands."""
     root = context.find_root()
     root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 
 
 @functools.cache
 def build_command() -> Any:
-    """Return Typer's group of every command of COMMANDS."""
+    """Return the Typer group that contains every command of COMMANDS."""
     app = typer.Typer(
         name="statecli",
         cls=_Group,
@@ -116,8 +116,7 @@ def _build_argument(parameter: Parameter) -> inspect.Parameter:
     return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-#: Error of the parser for a wrong command line. Typer has no name for the class, which is click's class or a copy of
-#: it.
+#: Error of Typer's parser for a wrong command line: click's class or a copy of it, which Typer does not export.
 _Mistake: type[Exception] = typer.BadParameter.__mro__[1]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Least similarity of a suggested option, from 0 to 1.
 _SIMILARITY = 0.7
-#: Command of statecli by the command of another program for the same purpose.
+#: Commands of other programs, each with the statecli command for the same purpose.
 _SIMILAR_COMMANDS = {
     **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
     **dict.fromkeys(("cmp", "compare"), "diff"),
@@ -43,7 +43,7 @@ class _Option:
 def find_ambiguous_word(words: Sequence[str]) -> str | None:
     """Return the first word that may be an option or a file, as from a shell's glob; None without such a word.
 
-    A file `-o.pt` in a folder would have `statecli audit *` write to `.pt`. After `--` there are no options.
+    A file `-o.pt` in a folder would make `statecli audit *` write to `.pt`. After `--`, all words are targets.
     """
     options = takewhile(lambda word: word != "--", words)
     return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)
@@ -52,7 +52,7 @@ def find_ambiguous_word(words: Sequence[str]) -> str | None:
 def describe_unknown_word(words: Sequence[str]) -> str | None:
     """Return an error for an unknown command or long option; None without such a word.
 
-    A word behind an option that takes a value may be the value.
+    A word after an option that takes a value may be the value.
     """
     if not words or words[0].startswith("-"):
         return None
@@ -120,9 +120,9 @@ def _list_options(lines: Iterable[str]) -> list[_Option]:
 
 
 def _describe_target(word: str, is_only_word: bool) -> str | None:
-    """Return an error for a target in the place of the command; None for another word.
+    """Return an error for a target typed where the command belongs; None for another word.
 
-    `check a.pt` is the command of another program, even next to a folder `check`.
+    `check a.pt` counts as another program's command, even if a folder `check` exists.
     """
     module, colon, name = word.partition(":")
     is_class = colon and module and name.partition("(")[0].replace(".", "").isidentifier()

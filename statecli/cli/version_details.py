@@ -19,7 +19,7 @@ PACKAGES = (
     *("gguf", "fsspec", "urllib3", "s3fs", "gcsfs", "huggingface_hub", "libcst", "textual", "distributed", "mpi4py"),
     "ray",
 )
-#: Width of the lines in columns, which people paste into reports.
+#: Width of the lines in columns, because people paste the lines into reports.
 LINE_COLUMNS = 80
 
 
