@@ -27,7 +27,7 @@ def check_options(options: InspectOptions | VerifyOptions) -> None:
 
 
 def check_reason(path: str | None, reason: str | None) -> None:
-    """Raise UsageError unless a baseline to write has a reason, and a reason a baseline."""
+    """Raise UsageError if only one of --write-baseline and --reason is given."""
     if path is not None and not (reason or "").strip():
         advice = f"add {option('--reason', 'TEXT')}; statecli shows the reason next to each accepted finding"
         raise UsageError(f"{option('--write-baseline', path)}: {advice}")

@@ -32,7 +32,7 @@ def prepare(options: AuditOptions, caller: Caller, extra: ExtraInputs) -> Reques
 
 
 def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Audit]:  # noqa: ARG001 - as above
-    """Audit the targets; targets without an audit are failures."""
+    """Audit the targets. Targets that could not be audited, and inconclusive checks, are failures."""
     with caller.progress(values=bool(request.values) or request.lock is not None) as progress:
         result = audit_run.audit(request, progress=progress)
     files: tuple[OutputFile, ...] = ()
@@ -58,7 +58,7 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
 
 
 def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> Request:
-    """Return the request, with the configuration `loaded`, or else with the configuration of the options.
+    """Return the request from the options and the configuration `loaded`; None means the one that the options choose.
 
     `--select` replaces the configured rules, `--ignore` adds to them. Raises UsageError for options that contradict the
     configuration or each other, UnreadableError for an unreadable lock or baseline.
@@ -119,7 +119,7 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
 
 
 def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[str]:
-    """Return the configuration's file, and the files named there and read too."""
+    """Return the configuration file, and the lock, baseline and reference checkpoint that the run reads."""
     file_config = loaded.config
     lock, baseline_path = options.lock or file_config.lock, options.baseline or file_config.baseline
     paths = (loaded.path, lock, baseline_path, file_config.policy.reference)
@@ -151,7 +151,7 @@ def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | No
 
 
 def load_config(options: AuditOptions) -> LoadedConfig:
-    """Return the configuration of `--config`, or of the nearest file; a file of an audited download is not trusted."""
+    """Return the configuration of `--config`, or of the nearest file. A file in an audited folder is not trusted."""
     loaded = config.load_config(
         options.config, no_config=options.no_config, plugins=options.plugin, targets=options.targets
     )
@@ -159,7 +159,7 @@ def load_config(options: AuditOptions) -> LoadedConfig:
 
 
 def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Configuration:
-    """Return the file of the configuration and its lenient settings, unless an option overrides them."""
+    """Return the configuration file, and its settings that weaken the audit and that no option overrides."""
     file_config = loaded.config
     selected_rules = () if options.select else config.expand_rules(file_config.select, "select", loaded.rules)
     ignored_rules = config.expand_rules(file_config.ignore, "ignore", loaded.rules)

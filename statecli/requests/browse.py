@@ -21,7 +21,7 @@ def run(options: BrowseOptions, caller: Caller) -> Outcome[str]:
 
 
 def _check_terminal(caller: Caller) -> None:
-    """Raise UsageError if keys or the screen are not those of a terminal."""
+    """Raise UsageError unless stdin, stdout and stderr are a terminal that can move its cursor."""
     if os.environ.get("TERM") == "dumb":
         raise UsageError("browse: this terminal cannot move the cursor (TERM=dumb); use statecli inspect")
     has_input, has_errors = (stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))

@@ -1,6 +1,6 @@
-"""Name each model class of a command in full: the configuration file of a folder, and the options of the class.
+"""Name each model class of a command in full: with the configuration file of a folder and the options of the class.
 
-The name accompanies the target (workers, shards, reports), and can be typed as shown:
+Workers, shards and reports get the full name, and a user can type it as shown:
 `net.py:Net --config-json net.json`.
 """
 
@@ -36,7 +36,7 @@ ClassOptions: TypeAlias = (
 def name_classes(options: ClassOptions) -> ClassOptions:
     """Return the options with each class named in full, and without the options that are part of the name.
 
-    Raises UsageError for an option of a class without a class.
+    Raises UsageError for a class option if no target is a class.
     """
     named_classes = {name: load.name_class(getattr(options, name)) for name in _list_class_fields(options)}
     options = replace(options, **named_classes) if named_classes else options
@@ -84,7 +84,7 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
 
 
 def _add_suffix(text: str, suffix: str) -> str:
-    """Return the text of a class with its options. Raises UsageError if a file or folder has this name."""
+    """Return the target, with `suffix` for a class. Raises UsageError if a file or folder has the new name."""
     if not _is_class(text):
         return text
     if os.path.lexists(text + suffix):

@@ -22,7 +22,7 @@ from statecli.requests.row_options import COMPLETE_OUTPUTS, build_row_view, chec
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 
-#: Number of tensors with the largest changes, whose Δ a page draws.
+#: Number of tensors, those with the largest changes, for which a page has a histogram of Δ.
 HISTOGRAM_COUNT = 6
 
 _DEVICE = compile_on_use(rf"cpu|{CUDA_PATTERN}")
@@ -70,7 +70,7 @@ def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request
 
 
 def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
-    """Return pairs of options of which the command would ignore either; "" is a missing option."""
+    """Return pairs of options that contradict each other; "" stands for an option that is not given."""
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
@@ -116,7 +116,7 @@ def _name_value_option(options: DiffOptions) -> str:
 
 
 def _check_classes(options: DiffOptions) -> None:
-    """Raise UsageError for an option of classes without a class, and for an option of values with a class."""
+    """Raise UsageError for --init-device without a class, and for an option about values with a class."""
     target_texts = (options.before, options.after)
     classes = [text for text in target_texts if load.find_class_spec(text) is not None]
     if options.init_device is not None and not classes:
@@ -134,7 +134,7 @@ def _check_classes(options: DiffOptions) -> None:
 
 
 def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Diff]:
-    """Compare both sides; tensors without a comparison are failures."""
+    """Compare both sides; tensors that could not be compared are failures."""
     with caller.progress(values=not options.metadata_only) as progress:
         diff = compare_targets(request, progress, extra.snapshots)
     caller.check_states(diff.before, diff.after)
@@ -149,7 +149,7 @@ def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInpu
 
 
 def _has_page(options: DiffOptions) -> bool:
-    """Return True if an output is a page, the only output with histograms."""
+    """Return True if an output is an HTML page, because only a page shows histograms."""
     return options.output_format is Output.HTML or any(text.startswith("html=") for text in options.report)
 
 

@@ -17,7 +17,7 @@ from statecli.targets import load
 
 
 def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Request | None:  # noqa: ARG001 - every command has the same signature
-    """Return the request; None for an error text. Raises UsageError unless a class and a checkpoint are given."""
+    """Return the request; None to explain an error text on standard input. Raises UsageError for wrong targets."""
     if options.checkpoint is None:
         if options.model == STANDARD_INPUT:
             return None

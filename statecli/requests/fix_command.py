@@ -1,4 +1,4 @@
-"""The line of `statecli fix` that writes the fixes of a report."""
+"""Command line of `statecli fix` that writes the fixes shown in a report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_fix_command(
 
 
 def _list_words(options: InspectOptions | VerifyOptions) -> list[str]:
-    """Return the words of the command: with the options that decide how the model is built and called."""
+    """Return the words of the command, with the options that decide how the model is built and called."""
     model, class_options = split_class_options(options.target)
     words = ["statecli", "fix", model]
     for flag, values in (

@@ -30,7 +30,7 @@ def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
 
 
 def compare_files(before: str, after: str, compare: Compare, name: str = "") -> Iterator[str]:
-    """Yield lines about two files, and compare two checkpoints by `compare`; of two pointers, say if they are equal.
+    """Yield lines about two files. `compare` compares two checkpoints; a line reports whether two pointers are equal.
 
     Git passes the null device for a missing file: the other file is listed then. `name`: the path in the repository.
     Two folders (`git difftool -d`) are compared file by file.
@@ -55,7 +55,7 @@ def compare_files(before: str, after: str, compare: Compare, name: str = "") -> 
 
 
 def _compare_folders(before: str, after: str, compare: Compare) -> Iterator[str]:
-    """Compare files with names of checkpoints with the files of the same name; list the names of all other files."""
+    """Compare each file named like a checkpoint with the file of the same name; list the names of all other files."""
     other_files = []
     for name in sorted({*_list_files(before), *_list_files(after)}):
         if not any(fnmatchcase(os.path.basename(name), pattern) for pattern in PATTERNS):

@@ -52,6 +52,6 @@ def _list_lines(arguments: Sequence[str], compare: Compare) -> Iterator[str]:
 
 
 def _use_color_of_git(caller: Caller) -> bool:
-    """Return whether git shows colours: its configuration, for a terminal or git's own pager."""
+    """Return whether git's configuration asks for colours, on a terminal or in git's own pager."""
     is_terminal = os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or caller.is_terminal()
     return query_git("config", "--get-colorbool", "color.diff", str(is_terminal).lower()) == "true"

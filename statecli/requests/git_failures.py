@@ -1,4 +1,4 @@
-"""Errors of the commands that git calls: a line on standard output and status 0, because git aborts for any other."""
+"""Errors of the commands that git calls: a line on standard output and status 0, because git stops at another one."""
 
 from __future__ import annotations
 

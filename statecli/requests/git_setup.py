@@ -66,7 +66,7 @@ def set_up(*, everywhere: bool = False) -> list[str]:
 
 
 def remove(*, everywhere: bool = False) -> list[str]:
-    """Remove everything that `set_up` writes; return lines about the changes. Raises as `set_up`."""
+    """Remove everything that `set_up` writes; return lines about the changes. Raises the errors of `set_up`."""
     scope = "--global" if everywhere else "--local"
     top = run_git("rev-parse", "--show-toplevel") if not everywhere else ""
     sections = [section for section in ("diff.statecli", "difftool.statecli") if _has_section(scope, section)]
@@ -95,7 +95,7 @@ def _read_lines(path: str) -> list[str]:
 
 
 def _remove_patterns(path: str) -> list[str]:
-    """Remove our own lines from the file, and an empty file; return their patterns."""
+    """Remove the lines of statecli from the file, and the file if it is then empty; return their patterns."""
     lines = _read_lines(path)
     pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
     removed_patterns = [pattern_by_line[line.strip()] for line in lines if line.strip() in pattern_by_line]
@@ -157,7 +157,7 @@ def _find_global_attributes() -> str:
 
 
 def _find_overrides(top: str) -> dict[str, str]:
-    """Return patterns of files given to another driver by attributes, with its name.
+    """Return the patterns of files that the attributes give to another driver, each with the name of this driver.
 
     Checks the files in git, and an example name for each pattern.
     """

@@ -35,7 +35,7 @@ from statecli.values.norm import sum_squares
 DIGEST_DIGITS = 32
 #: Number of significant digits of a norm in the text.
 NORM_DIGITS = 6
-#: git's cache of the texts of the driver.
+#: Reference under which git caches the texts of the driver.
 _CACHE = "refs/notes/textconv/statecli"
 #: git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
 _LFS_POINTER = compile_on_use(
@@ -66,9 +66,9 @@ def _convert(path: str) -> Iterator[str]:
 
 
 def _describe_outer_failure(error: Exception) -> str:
-    """Return the text for an error outside of the file: unique, because git caches it, and with the command to drop it.
+    """Return the text for an error outside of the file, with the command that deletes git's cache of the text.
 
-    Git shows no difference of equal texts.
+    The text is unique, because git caches texts and shows no difference if two of them are equal.
     """
     return (
         f"cannot be read (attempt {time.time_ns()}): {describe_failure(error)}; fix the error, then delete git's "
@@ -134,10 +134,10 @@ def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> I
 
 
 def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
-    """Return the L2 norm of the finite values of each tensor in text, with the number of all others; `-` if unknown."""
+    """Return, as text, the L2 norm of each tensor's finite values and the counts of NaN and Inf; `-` if unknown."""
     try:
         filled = values.stats.fill_stats(ModelState("", "", tensors)).tensors
-    except StateError:  # the digests are of the stored bytes, even if a checksum is wrong
+    except StateError:  # a wrong checksum; the digests cover the stored bytes anyway
         return ["norm -"] * len(tensors)
     texts = []
     for tensor in filled:

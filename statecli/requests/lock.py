@@ -15,8 +15,8 @@ from statecli.targets.load import find_class_spec
 def prepare(options: LockOptions, caller: Caller, extra: ExtraInputs) -> lock_run.Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before anything is read.
 
-    The lock names targets relative to its own folder; so do shards, in any folder, because all shards need the targets
-    in the same order.
+    The lock names targets relative to its own folder. Shards name targets relative to the current folder, because all
+    shards need the targets in the same order.
     """
     if all(map(find_class_spec, options.targets)):
         refuse_division(options, "the targets are model classes, whose values are not locked")

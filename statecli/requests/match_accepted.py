@@ -59,7 +59,7 @@ def match_accepted(
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
-    """Yield each finding, with audit's finding for the same cause; itself without a common cause."""
+    """Yield each finding with the finding that audit reports for the same cause, else with the finding itself."""
     rows = {tensor.fqn: tensor for tensor in state.tensors}
     for problem in group_findings(findings, state.tensors):
         names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
@@ -78,7 +78,7 @@ def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tup
 def _list_ignored(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[Accepted, ...]:
-    """Return the findings of ignored rules, and of problems with an ignored rule's name."""
+    """Return each finding whose rule, or whose problem's rule, is ignored."""
     if not options.ignore:
         return ()
     ignored_rules = expand_ignored(options)

@@ -1,4 +1,4 @@
-"""Run `statecli merge`: restore the command of the shard files, and let their results take the place of its work."""
+"""Run `statecli merge`: repeat the command of the shard files, but take the results of its tasks from these files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MASK = "…"
 
 @contextmanager
 def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
-    """Yield the options of the parts' command. While the block runs, its tasks are looked up in the parts.
+    """Yield the options of the command that wrote the parts. While the block runs, task results come from the parts.
 
     Raises `UnreadableError` for a file of another kind, and for missing parts; `UsageError` for an option unknown to
     the command.
@@ -58,7 +58,7 @@ def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
 
 
 def _expand_globs(texts: Sequence[str]) -> list[str]:
-    """Return the files; a shell leaves a quoted glob to us."""
+    """Return the files; expand globs here, because a shell does not expand a quoted glob."""
     paths: list[str] = []
     for text in texts:
         matches = [] if files.is_remote(text) or os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
@@ -70,7 +70,7 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
 
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
-    """Raise EngineError for a part of another statecli, UnreadableError for a part of another command than `first`."""
+    """Raise EngineError for a part of another version of statecli, UnreadableError for another run than `first`."""
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
     own_version = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
@@ -113,7 +113,7 @@ def _to_sequence(value: Any) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError for a part of other files than `first`, UsageError if they may be the same."""
+    """Raise UnreadableError if a part was made from other files than `first`, UsageError if only a time differs."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
@@ -132,7 +132,7 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
 
 
 def _check_complete(parts: Sequence[ShardFile]) -> None:
-    """Raise UnreadableError unless each shard is there once."""
+    """Raise UnreadableError unless each shard is given exactly once."""
     paths: dict[int, str] = {}
     count = parts[0].head.shard.total
     for part in parts:
@@ -179,7 +179,7 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
 
 
 def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptions:
-    """Return the options of the command: from the parts, and for the output from `merge`."""
+    """Return the options of the command: output options from `merge`, all others from the parts."""
     kind = SHARDED_COMMANDS.get(head.command)
     if kind is None:
         raise UnreadableError(
@@ -198,7 +198,7 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptio
 
 
 def _select_output_options(merge: MergeOptions, command: str, names: Collection[str]) -> dict[str, Any]:
-    """Return the options of output without defaults. Raises UsageError for a name outside of `names`."""
+    """Return the output options given to `merge`. Raises UsageError for an option that is not in `names`."""
     selected_options = {}
     for each in list_given(merge):
         if each.field not in OUTPUT_OPTIONS:
@@ -218,7 +218,7 @@ def _list_names(options: ShardedOptions) -> list[str]:
 
 
 def _check_code(options: ShardedOptions, allowed_names: Sequence[str]) -> None:
-    """Raise UsageError for code of the parts without permission by `--allow-code`: a file must not run code."""
+    """Raise UsageError for code in the parts that `--allow-code` does not allow, because a file must not run code."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
     _refuse_code(plugins.difference(allowed_names))
@@ -242,7 +242,7 @@ def _refuse_code(names: Collection[str]) -> None:
 
 
 def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
-    """Raise UsageError for a URL whose secrets `--url` does not give, because the parts have none."""
+    """Raise UsageError if `--url` does not give a URL whose secrets are missing in the parts, or gives another URL."""
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed_urls:
         if text not in urls:
@@ -263,7 +263,7 @@ def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
 
 
 class _MergedResults:
-    """A `pool.ResultStore` of all shard files. Results that need all files are computed."""
+    """A `pool.ResultStore` of all shard files. Results that depend on several shards are computed here."""
 
     is_complete = True
 
@@ -273,7 +273,7 @@ class _MergedResults:
         self._passes = 0
         self._has_failed = False
         self._owners: dict[TaskKey, int] = {}
-        #: Derived tasks, which no plan lists, until the command looks them up.
+        #: Derived tasks (no plan lists them) that the command has not looked up yet.
         self._unused_keys: dict[TaskKey, int] = {}
         for n, part in enumerate(parts):
             for key, stored_result in part.results.items():
@@ -333,7 +333,7 @@ class _MergedResults:
         return result
 
     def check_all_used(self) -> None:
-        """Raise UnreadableError for a surplus result, unless a failure cut the tasks of the command short."""
+        """Raise UnreadableError for a result that the command did not use, unless a failure left tasks out."""
         if self._has_failed or self._passes < len(self._plan):
             return
         for key, index in self._unused_keys.items():
@@ -348,4 +348,4 @@ class _MergedResults:
 def _is_same(first: Any, second: Any) -> bool:
     if isinstance(first, StateError):
         return type(first) is type(second) and str(first) == str(second)
-    return bool(first == second) or repr(first) == repr(second)  # NaN is not NaN
+    return bool(first == second) or repr(first) == repr(second)  # NaN does not equal NaN

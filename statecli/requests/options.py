@@ -55,7 +55,7 @@ class OptionGroup(str, enum.Enum):
 
 
 class NamedKind(enum.Enum):
-    """Things that the value of an option or a target can name."""
+    """Kinds of things that a target, or the value of an option, can name."""
 
     TARGET = "a checkpoint or a model class"
     FUNCTION = "a function of a Python file"
@@ -71,13 +71,13 @@ class Option(msgspec.Struct, frozen=True):
     Attributes:
         flags: Spellings, the full spelling first; () for a target.
         help: A phrase.
-        command_help: The phrase for some commands, by the name of the command, if `help` is not exact for them.
+        command_help: Phrases for the commands for which `help` is not exact, by the name of the command.
         metavar: Placeholder of the value in the help; "" for a flag, a number or a choice of few words.
         group: Heading in the help.
         argument: Name of the argument in Python, if not the name of the field.
-        python_type: Annotation of the argument in Python, if a value has other types there.
+        python_type: Annotation of the argument in Python, if Python takes other types than the command line.
         shell_only: Commands whose function in Python has no such argument, although the option is not about the output.
-        suggestions: Values that completion offers, if others are possible too.
+        suggestions: Values that completion offers; other values are possible too.
         aliases: Older spellings, which still work and are not listed.
         hidden: True for an accepted but unlisted option.
         minimum: Smallest number; None for any number.
@@ -116,7 +116,7 @@ def build_target(
     *,
     may_be_empty: bool = False,
 ) -> Option:
-    """Return the row of a target, a word of the command line without a flag."""
+    """Return the `Option` of a target, which is a word of the command line without a flag."""
     return Option(
         (), help_text, metavar, names=names, argument=argument, python_type=python_type, may_be_empty=may_be_empty
     )
@@ -326,7 +326,7 @@ _FORMAT_OF_SUFFIX = {
 
 
 def _set_format_of_suffix(options: OutputOptions | ReferenceOptions, forms: type[enum.Enum]) -> None:
-    """Take the format from the suffix of the output file, unless `-f` names it."""
+    """Set the output format from the suffix of the output file, unless `-f` gives a format."""
     _, dot, suffix = (options.output or "").rpartition(".")
     form = _FORMAT_OF_SUFFIX.get(suffix.lower()) if dot else None
     is_part = getattr(options, "shard", None) is not None  # a part has a fixed format
@@ -610,7 +610,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputOptions(Options, frozen=True, kw_only=True):
-    """Options of output, of every command with a report. `timeout` in seconds."""
+    """Output options of every command that writes a report. `timeout` is in seconds."""
 
     all: All = False
     output_format: OutputFormat = None
@@ -1191,7 +1191,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class ReferenceOptions(Options, frozen=True, kw_only=True):
-    """Options of output, of lists about statecli itself."""
+    """Output options of `rules` and `config`, which list facts about statecli itself."""
 
     output_format: ListFormat = None
     output: OutputFile = None
@@ -1264,7 +1264,7 @@ class GitTextconvOptions(Options, frozen=True, kw_only=True):
 
     path: Annotated[
         str, build_target("FILE", names=NamedKind.INPUT, may_be_empty=True)
-    ]  # the command has a line for it
+    ]  # for an empty path, the command prints a line with the error
     made_by: Annotated[
         str,
         Option(
@@ -1297,7 +1297,7 @@ class GitDifftoolOptions(Options, frozen=True, kw_only=True):
     before: Annotated[str, build_target("LOCAL", "The old version of the file.", NamedKind.INPUT)]
     after: Annotated[str, build_target("REMOTE", "The new version of the file.", NamedKind.INPUT)]
     name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", None, may_be_empty=True)] = (
-        ""  # git gives an empty text for two folders
+        ""  # git passes an empty text if it compares two folders
     )
 
 

@@ -42,7 +42,7 @@ class Outcome(msgspec.Struct, Generic[_Result], frozen=True):
         result: The Inspection, Diff, Verification, Audit or Lock.
         report: Report of the result; None if the command writes `content` instead.
         content: The bytes of a command without a report, in pieces.
-        text: Function from a number of columns to text for people, of a command without a report.
+        text: Function that returns text for people, for a number of columns; of a command without a report.
         failures: A line for each failed part of the work; with any, the exit status is 2.
         has_findings: True if a command without a report wrote a finding that sets exit status 1.
         findings_first: True if findings set exit status 1 even if there are failures.
@@ -95,14 +95,14 @@ class ExtraInputs(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """Caller of a command, here without interest in progress; the command line shows progress and protects outputs."""
+    """Caller of a command. This base class shows no progress; the command line shows it and protects output files."""
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:  # noqa: ARG002 - for subclasses
-        """Return a context of a function to report bytes read. `values`: True if tensor values are read."""
+        """Return a context that yields the function to report bytes read to. `values`: tensor values are read."""
         return nullcontext()
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002 - for subclasses
-        """Return a context of a function to call after each of `count` steps."""
+        """Return a context that yields the function to call after each of `count` steps."""
         return nullcontext(lambda: None)
 
     def write_line(self, line: str) -> None:
@@ -116,7 +116,7 @@ class Caller:
         return False
 
     def check_command(self, options: Options) -> None:
-        """Raise UsageError for a command whose parts this caller does not merge."""
+        """Raise UsageError if this caller does not allow `merge` to repeat the command."""
 
     def check_states(self, *states: ModelState) -> None:
         """Raise UsageError if an output would overwrite a file of the states."""

@@ -24,7 +24,7 @@ class Parameter(Option, frozen=True, kw_only=True):
     Attributes:
         field: Field of the options.
         argument: Argument in Python.
-        type: Type of a value on the command line: bool, str, int, float or an Enum. A field of any type is a str there.
+        type: Type of a value on the command line: bool, str, int, float or an Enum; str for a field of type Any.
         repeatable: True if the command line may give several values; the field is then a tuple.
         default: Default; msgspec.NODEFAULT for a required target.
         help: The phrase for this command.
@@ -118,21 +118,21 @@ def list_given(options: Options) -> list[Parameter]:
 
 
 def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list[str]:
-    """Return the texts among the values of parameters, or among their items."""
+    """Return the texts among the values of the wanted parameters; of a tuple, the texts among its items."""
     values = [getattr(options, each.field) for each in parameters_of(type(options)) if is_wanted(each)]
     items = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in items if isinstance(item, str)]
 
 
 def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
-    """Raise UsageError for the first pair of two given options; "" is a missing option."""
+    """Raise UsageError for the first pair with both options given; "" stands for an option that is not given."""
     for first, second in pairs:
         if first and second:
             raise UsageError(f"{first} and {second} contradict each other; leave one of them out")
 
 
 def check_inputs(options: Options) -> None:
-    """Raise UsageError for an unreadable text of `--input`, and for `--input-from` too, before torch is imported."""
+    """Raise UsageError for an invalid `--input`, and for `--input` with `--input-from`. Does not import torch."""
     texts = getattr(options, "input", ())
     if texts and getattr(options, "input_from", None):
         refuse_contradictions([(option("--input"), option("--input-from"))])
@@ -156,7 +156,7 @@ def check_standard_input(options: Options) -> None:
 
 
 def name_division(options: Options) -> str:
-    """Return the option that divides the reading of values, with its value, for a message; "" without any."""
+    """Return `--executor` or `--shard` with its value, for a message; "" if neither is given."""
     if (executor := getattr(options, "executor", None)) is not None:
         return option("--executor", workers.executors.format_executor_name(executor))
     shard = getattr(options, "shard", None)
@@ -164,7 +164,7 @@ def name_division(options: Options) -> str:
 
 
 def refuse_division(options: Options, reason: str) -> None:
-    """Raise UsageError for an option that divides the reading of values, if the command reads none."""
+    """Raise UsageError with `reason` if `--executor` or `--shard` is given."""
     if division := name_division(options):
         raise UsageError(f"{division}: {reason}")
 

@@ -1,6 +1,6 @@
 """Run `statecli rules`, `config` and `schema`, the commands without a target.
 
-The first two build a report, so that they have every output.
+`rules` and `config` build a report, so they have every output format of a list.
 """
 
 from __future__ import annotations

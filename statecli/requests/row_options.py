@@ -8,7 +8,7 @@ from statecli.report import RowView
 from statecli.requests.options import DiffOptions, InspectOptions
 from statecli.requests.parameters import refuse_contradictions
 
-#: Outputs that have every tensor, for any options of rows.
+#: Outputs that contain every tensor, whatever the options for rows.
 COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 

@@ -39,7 +39,7 @@ class CommandModule(Protocol):
 
 
 class PlainCommandModule(Protocol):
-    """The module of a command without a request, and so without `prepare`: engines and shards do none of its work."""
+    """The module of a command without a request. It has no `prepare`, because it does not use engines or shards."""
 
     def run(self, options: Options, caller: Caller) -> Outcome[object]: ...
 
@@ -89,6 +89,6 @@ def _use_engine(options: Options) -> AbstractContextManager[None]:
 
 
 def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
-    """Return a context with the work restricted to `--shard`."""
+    """Return a context in which only the work of `--shard` is done."""
     text = getattr(options, "shard", None)
     return nullcontext() if text is None else requests.sharded_run.use_shard(cast("ShardedOptions", options), text)

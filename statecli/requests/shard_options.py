@@ -49,6 +49,6 @@ def check_options(options: ShardedOptions, shard: str) -> None:
 
 
 def select_options(options: ShardedOptions) -> dict[str, Any]:
-    """Return the options with an effect on the result, without defaults."""
+    """Return the given options that affect the result."""
     fields = [each.field for each in list_given(options) if each.field not in OUTPUT_OPTIONS]
     return {field: msgspec.to_builtins(getattr(options, field)) for field in fields}

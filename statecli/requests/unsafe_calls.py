@@ -1,4 +1,4 @@
-"""Report the calls of a checkpoint's pickles that `audit` reports as errors, in `inspect`."""
+"""Report, in `inspect`, the calls of a checkpoint's pickles that `audit` reports as errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from statecli.targets.section_of_target import split_section
 def add_unsafe_calls(inspection: Inspection) -> Inspection:
     """Add a finding for each harmful function that loading the file imports or calls.
 
-    Call it for a file with names that torch does not know. Only a file with a harmful name among them is scanned,
-    because a scan costs more than the list of tensors.
+    Call this for a file whose pickles import names that torch does not know. Only a file with a possibly harmful name
+    is scanned, because a scan costs more than listing the tensors.
     Raises UnreadableError if bytes of a remote file could not be fetched.
     """
     state = inspection.state

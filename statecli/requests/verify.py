@@ -48,7 +48,7 @@ def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Reque
 
 
 def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Verification]:
-    """Run the proofs; inconclusive proofs are failures."""
+    """Run the checks; inconclusive checks are failures."""
     with caller.steps(len(request.checks or DEFAULT_PROOFS)) as step:
         if extra.model is not None:
             verification = verify_run.verify_live_model(extra.model, request, extra.inputs)

@@ -52,7 +52,7 @@ def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
 
 
 def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:
-    """Return the row with only the newest loss of the training log, if a line before has described the log."""
+    """Return the row with only the newest loss of the training log, if an earlier line has described the log."""
     change = next((change for change in row.settings if change.key == LOG_KEY), None)
     if change is None or LOG_KEY not in grown_before or row.compared_with is None:
         return row
