@@ -1,4 +1,4 @@
-"""Result of a command, ready for any output: the second waist.
+"""Result of a command, in a form that every output can write.
 
 A `Report` has the same content at three levels for the outputs: a `document` (typed, for JSON), a flat `table` (a row
 for each tensor, for plain and CSV) and a `page` for people. Machine formats (SARIF, JUnit) take the findings and their
@@ -42,12 +42,12 @@ else:
 
 
 class ReportColumn(msgspec.Struct, frozen=True):
-    """`name` heads the column, `right` aligns numbers.
+    """Column of a table. `name` is the heading; `right` aligns the cells to the right.
 
-    `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
-    `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
-    these values. `detail` marks a column of the flat table for programs only, `optional` a column left out of a narrow
-    table to make room for all names. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
+    A narrow table may write `shared_format`, "all {}", instead of a column with the same value in all rows. It may
+    write `ordinary_values` by group, "saved: ✓ parameters, – unregistered", because readers do not look for them.
+    `detail` marks a column of the flat table for programs only. `optional` marks a column that a narrow table leaves
+    out to make room for all names. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Rows(Generic[_Row]):
 
 
 class CellRows(Rows[tuple[Cell, ...]]):
-    """Rows built of columns: each column has a function for the value of an item, and the cell of each value.
+    """Rows built from columns. A column has a function that returns an item's value, and one that formats the value.
 
-    The cell of a value is formatted once for all rows; None: the value is the cell.
+    Each value is formatted once for all rows. None instead of the second function: the value is the cell.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ def is_code(line: str) -> bool:
 
 
 def label_help(help: str) -> str:
-    """Return the help, after `fix:` for lines to paste, after `help:` for a remedy in words; "" for no help.
+    """Return the help after a label: `fix:` for lines to paste, `help:` for a remedy in words; "" without help.
 
     Several lines to paste begin below the label.
     """
@@ -279,7 +279,7 @@ MAX_NAMES = 3
 class NamedTensors(msgspec.Struct, frozen=True):
     """A sentence about tensors, `2 tensors hold NaN`, and their names.
 
-    `filter` is a filter that selects these tensors in the list on a page.
+    `filter` is a text that selects these tensors in the list on a page.
     """
 
     message: str
@@ -314,20 +314,20 @@ class Page(msgspec.Struct, frozen=True):
     verdict: str = ""
     #: The problems to show with `-q`; None: those of `problems` that set exit status 1.
     failing_problems: Callable[[], tuple[Problem, ...]] | None = None
-    #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show `totals`.
+    #: Checks or targets with their results, a line each. `totals` has the same lines, for outputs that show `totals`.
     outcomes: Group | None = None
     #: Sentences about tensors that stand out. `totals` has the same sentences.
     unusual: tuple[NamedTensors, ...] = ()
-    #: What the signs in the rows mean, for outputs with room.
+    #: Meaning of the signs in the rows, for outputs with room.
     legend: tuple[str, ...] = ()
     #: Name of the column by which `Line.sort_key` sorts the lines; "" without such keys.
     sorted_by: str = ""
 
 
 class Bars(msgspec.Struct, frozen=True):
-    """A value for each item of a sequence, with a bar for each: the change of each layer over depth.
+    """Chart with a bar for each item of a sequence, such as the change of each layer over depth.
 
-    NaN is a value that is not finite. Infinity is a value without a measure, not a failure; `words` says why.
+    NaN stands for a value that is not finite. Infinity stands for an item without a value; `words` has the reason.
     """
 
     title: str
@@ -344,7 +344,7 @@ class Bars(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A value at each place of an axis, such as the step of a checkpoint, and a line through the values.
+    """Chart with a value at each place of an axis, such as the step of a checkpoint, and a line through the values.
 
     NaN is an unknown value: the line has a gap. `alarms` has a text for each value, "" for none.
     """
@@ -357,7 +357,7 @@ class Curve(msgspec.Struct, frozen=True):
     #: The meaning of a value and of a place: "L2 norm", "step".
     unit: str = ""
     below: str = ""
-    #: Whether several curves stand in a row.
+    #: Whether several curves are drawn side by side.
     small: bool = False
     #: The alarms in a few words, as "1 NaN, 2 outliers"; "" for their number.
     alarms_in_words: str = ""
@@ -385,7 +385,7 @@ class RuleText(msgspec.Struct, frozen=True):
     """Rule for outputs: a line, and the whole explanation for outputs with room.
 
     `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule. `plugin`
-    is the plugin of a rule of an organisation. `heading` heads several findings, see `Rule`.
+    is the plugin that defines the rule, if any. `heading` is the heading of several findings, see `Rule`.
     """
 
     name: str
@@ -408,7 +408,7 @@ class CaseOutcome(str, Enum):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Check for test runners: `name` in `suite`, usually a rule and a target.
+    """Check for test runners. `name` is usually a rule, and `suite` a target.
 
     `message` says in a line why the case has not passed, `text` has the rest, line by line.
     """
@@ -421,7 +421,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Target that was not checked or only in part, and why. An error sets exit status 2; a note is expected."""
+    """Target that was not or only partly checked, and the reason. An error sets exit status 2; a note is expected."""
 
     target: str
     message: str
@@ -434,7 +434,7 @@ class Trouble(msgspec.Struct, frozen=True):
         return self.rule.severity if self.case is None else self.rule.cases[self.case]
 
     def is_reported_by(self, finding: Finding) -> bool:
-        """Return True if the finding about the same target has the message."""
+        """Return True if the finding is about the same target and contains the message."""
         reason = strip_copy_advice(self.message.removeprefix(f"{self.target}: "))
         return finding.target == self.target and reason in finding.message
 
@@ -456,7 +456,7 @@ class Report(msgspec.Struct, frozen=True):
     outline: bool = False
     #: Rules whose findings are rows, which outputs for people do not repeat.
     rules_in_rows: frozenset[str] = frozenset()
-    #: The parts of each line of names (`--name-only`), separated by tabs, which replace all other content.
+    #: Lines of names (`--name-only`), which replace all other content. Tabs separate the parts of a line.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
     #: Findings of this severity or a higher one set exit status 1.
@@ -465,7 +465,7 @@ class Report(msgspec.Struct, frozen=True):
     show_all: bool = False
     #: All findings, grouped into problems; None if each finding is a problem, and may be a row.
     problems: Callable[[], tuple[Problem, ...]] | None = None
-    #: Largest number of findings for people (`-n`), who also see the number of others; None: no limit.
+    #: Largest number of findings shown to people (`-n`), before the number of the others; None: no limit.
     max_findings: int | None = None
     #: Whether there are several targets: then a line with a finding begins with its target.
     has_several_targets: bool = False
@@ -555,7 +555,7 @@ def build_scope_notes(report: Report) -> tuple[Finding, ...]:
 
 
 class View(msgspec.Struct, frozen=True):
-    """The options of people's outputs: `unfold` repeated layers, a `tree` of modules, `verbose`."""
+    """Options of outputs for people: `unfold` repeated layers, show a `tree` of modules, `verbose`."""
 
     unfold: bool = False
     tree: bool = False
@@ -584,7 +584,7 @@ class RowView(View, frozen=True):
 
 
 def limit_findings(findings: Sequence[Finding], limit: int | None) -> tuple[Finding, ...]:
-    """Return the first findings and a count of the rest; at least one, because an exit status 1 needs a reason."""
+    """Return the first findings and a count of the rest; at least one finding, because exit status 1 needs a reason."""
     count = len(findings) if limit is None else max(1, limit)
     if len(findings) <= count:
         return tuple(findings)

@@ -49,12 +49,12 @@ from statecli.targets.target_result import Accepted, TargetResult, TargetStatus
 
 #: Largest number of problems of a group without `--all`.
 MAX_GROUP_PROBLEMS = 20
-#: Largest number of targets with equal findings in a summary, and of characters of each target.
+#: Largest number of target names in a list, and of characters of each name.
 MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
-    """Return why a run without findings and failed targets exits with status 2: a requested check did not run."""
+    """Return why a run without findings and failed targets exits with status 2, such as a rule that did not run."""
     if audit.failing or audit.count(TargetStatus.FAILED):
         return ()
     if not audit.count(TargetStatus.AUDITED):
@@ -152,7 +152,7 @@ def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
 def _build_cases(audit: Audit) -> Iterator[Case]:
     """Yield a case for each target and rule, in the order of the run, and for each target without an audit.
 
-    A problem of several rules is in the case of its own rule alone.
+    A problem with findings of several rules is only in the case of the problem's own rule.
     """
     for target in audit.targets:
         if target.status is not TargetStatus.AUDITED:
@@ -181,7 +181,7 @@ def _build_case(
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
-    """Return a row for each finding. People see the place if there is a source line."""
+    """Return a table with a row for each finding. People see the place if a finding has a source line."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     findings = tuple(findings)
     has_lines = any(finding.origin is not UNSET for finding in findings)
@@ -309,7 +309,7 @@ def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
 
 
 def _list_unread_targets(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each target that failed on its own; other failed and skipped targets by their reasons."""
+    """Yield a line for each target that failed for a reason of its own, and for each reason that targets share."""
     alike: dict[tuple[TargetStatus, str, str], list[str]] = {}
     for target in audit.targets:
         if target.status is not TargetStatus.AUDITED:
@@ -374,7 +374,7 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason, with the skipped rules; with the target or number of targets if reasons differ.
+    """Yield a line for each reason and the rules skipped for it; with the targets, if a rule also ran elsewhere.
 
     The class of --model and the targets checked against the class share the rules: rules about code ran on the class,
     all other rules on the targets. So a rule that can only run on the other side is not listed.
@@ -396,7 +396,7 @@ def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
 
 
 def _format_others(audit: Audit) -> list[str]:
-    """Format `1 failed`, `2 skipped`, `3 accepted`; files checked as a part of another target are not counted."""
+    """Format `1 failed`, `2 skipped`, `3 accepted`; a skipped target that is `not checked` counts only as that."""
     skipped_count = sum(target.status is TargetStatus.SKIPPED and not target.not_checked for target in audit.targets)
     counts = {TargetStatus.FAILED: audit.count(TargetStatus.FAILED), TargetStatus.SKIPPED: skipped_count}
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]

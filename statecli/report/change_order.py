@@ -13,7 +13,7 @@ from statecli.report.row_order import order_by_name
 
 
 def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change]:
-    """Return the rows to show, in order: by default new NaN and Inf first, or the largest change if some are hidden.
+    """Return the rows to show, in order. The default: new NaN and Inf first; if rows are hidden, the largest change.
 
     Scales and other parts of a recognised quantized weight come last, because the error of the weight includes them.
     """
@@ -30,7 +30,7 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
 
 
 def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
-    """Return section and name of all parts next to codes on a single side, without new NaN."""
+    """Return section and name of the tensors of quantized weights that are only on one side, without new NaN."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
     parts_by_section = [
         (change.section, transformation.sources)

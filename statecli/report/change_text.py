@@ -61,7 +61,7 @@ def format_name(fqn: str, section: str, has_sections: bool) -> str:
 
 
 def describe_change(change: Change) -> str:
-    """Describe a change without the numbers of its values: equal for layers with equal changes."""
+    """Describe a change without the numbers of its values. Layers with the same change get the same text."""
     before, after = change.before, change.after
     if before is None or after is None:
         tensor = before or after
@@ -133,7 +133,7 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    """Return the deltas whose numbers are a measure of the change: not a 0 next to a new NaN."""
+    """Return the deltas whose numbers measure the change. A difference of 0 does not, if NaN positions are left out."""
     return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 
@@ -157,9 +157,9 @@ _MAX_OUTLIERS = 3
 
 
 def find_outliers(rows: Sequence[Change]) -> list[Change]:
-    """Return the few of many equal layers that changed several times more than the median of all.
+    """Return the few layers, among many similar ones, that changed several times more than the median.
 
-    Five times is enough, or three times if all other layers changed about the same.
+    The limit is five times the median, or three times if all other layers changed about the same.
     """
     sizes = {id(row): delta.relative_l2 for row in rows for delta in _list_measured([row])}
     values = sorted(size for size in sizes.values() if size is not None)
@@ -196,7 +196,7 @@ def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]
 
 
 def describe_not_finite(deltas: Sequence[Delta]) -> list[str]:
-    """Return `NaN 0 → 1`, `Inf 0 → 2`"""
+    """Return texts such as `NaN 0 → 1` and `Inf 0 → 2`."""
     parts: list[str] = []
     for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():
         before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)
@@ -309,7 +309,7 @@ def _build_line(heading: str, summary: str, changes: Sequence[Change], remark: s
 
 
 def has_new_not_finite(change: Change) -> bool:
-    """Return True if the values after have more NaN or infinities."""
+    """Return True if the new values have more NaN or more infinities than the old values."""
     delta = change.values
     return delta is not None and (delta.nan_after > delta.nan_before or delta.inf_after > delta.inf_before)
 

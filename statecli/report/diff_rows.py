@@ -123,7 +123,7 @@ def _summarize_group(rows: Sequence[Change], common_count: int) -> str:
 
 
 def format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
-    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`: tensors on both sides first.
+    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`; 201 parameters are on both sides.
 
     `rows` are the changes; tensors that differ only in their ties are counted as ties, not as changed.
     """
@@ -152,7 +152,7 @@ def format_statuses(statuses: Iterable[Status]) -> str:
 
 
 def _build_lines(rows: Sequence[Change], is_measured: bool, view: DiffView) -> list[Line]:
-    """Return the lines. Changes of the same fields of repeated layers share a line, with the range of their measures.
+    """Return the lines. Repeated layers with changes of the same fields share a line, with the range of their measures.
 
     Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
     """
@@ -207,7 +207,7 @@ def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tu
 
 
 def _format_shapes(change: Change) -> str:
-    """Return the shapes on both sides, by which layers of different shapes stay separate."""
+    """Return the shapes on both sides as text, so that layers of different shapes do not share a line."""
     return " ".join(format_shape(tensor.shape) for tensor in (change.before, change.after) if tensor is not None)
 
 

@@ -18,7 +18,7 @@ from statecli.report.row_order import format_hidden_count, limit_by_group
 from statecli.report.transformation_text import describe_transformation
 
 _SIDE_FIELDS = ("dtype", "shape", "requires_grad", "device")
-#: A column, and its cell for a change.
+#: A column, and the function that returns its cell for a change.
 _Measure = tuple[ReportColumn, Callable[[Change], Cell]]
 #: Measures of `DELTA_COLUMNS` in plain text, and with -v.
 _MAIN_MEASURES = ("elements", "changed", "relative_l2", "max_abs")

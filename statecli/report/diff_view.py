@@ -32,7 +32,7 @@ def needs_sections(diff: Diff) -> bool:
 
 
 def list_damaged(diff: Diff) -> list[TensorInfo]:
-    """Return the tensors of after without a change, because a file failed: whether they differ is unknown."""
+    """Return the tensors of the second checkpoint that could not be compared, because reading a file failed."""
     if not diff.broken:
         return []
     compared_names = {(change.section, change.fqn) for change in diff.changes}

@@ -1,4 +1,4 @@
-"""The report of `statecli explain`: the causes, the result of the proof, and the lines of Python."""
+"""The report of `statecli explain`: the causes, the result of the test, and the Python code that loads the file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _describe_untied(explanation: Explanation) -> str:
-    """Describe that a load keeps one of several tensors with uncompared values; "" if the file ties the tensors too."""
+    """Describe tensors that the class ties and the file does not, because a load keeps only one; "" without them."""
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
@@ -64,7 +64,7 @@ def _describe_untied(explanation: Explanation) -> str:
 
 
 def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
-    """Return a problem for the diagnosis, and a problem for each of the other lines."""
+    """Return a problem for the diagnosis, and a problem for each other way to load the checkpoint."""
     if explanation.diagnosis is None:
         return ()
     target = explanation.checkpoint or "error text"

@@ -1,4 +1,4 @@
-"""The report of `statecli fix`: a unified diff, and a problem for each defect with the proofs of its edit."""
+"""The report of `statecli fix`: a unified diff, and a problem for each defect with the checks of its edit."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
 
 
 def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]) -> list[tuple[Line, list[int]]]:
-    """Return the lines as `fold_rows` does, for many rows with few different lines but for their names.
+    """Return the lines as `fold_rows` does. Apart from their names, the rows have only a few different lines.
 
     Row `i` is the line `lines[kinds[i]]` with the name `names[i]`.
     """
@@ -131,14 +131,14 @@ def fold_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(joined_findings)
 
 
-#: Largest number of notes with one name; a model without biases has hundreds of the same kind.
+#: Largest number of notes with the same name; a model without biases has hundreds of the same kind.
 MAX_NOTES_PER_NAME = 3
 
 
 def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]:
     """Return the first notes of each name and a count of the rest; with `verbose`, all notes.
 
-    A parameter registered as None is a note for `verbose` alone: most models have several, as intended.
+    Only `verbose` lists parameters registered as None, because most models have several on purpose.
     """
     if verbose:
         return tuple(oddities)
@@ -194,7 +194,7 @@ def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`; after six runs, only their count."""
+    """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`; after six runs, write how many numbers there are in all."""
     if len(numbers) == 1:
         return str(numbers[0])
     runs = list_runs(numbers)

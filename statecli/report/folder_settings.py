@@ -35,7 +35,7 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def names_class(settings: Settings) -> bool:
-    """Return True if `--model auto` finds a class in the configuration; `auto_map` names code of the checkpoint."""
+    """Return True if config.json names a class for `--model auto`, and no code of the checkpoint (`auto_map`)."""
     values = settings.values
     is_named = any(isinstance(values.get(f"config.{key}"), str) for key in ("architectures", "_class_name"))
     return (

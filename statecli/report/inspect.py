@@ -147,7 +147,7 @@ def _format_command(state: ModelState) -> str:
 
 
 def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:
-    """Return the names by which `-i` also selects a row: of a quantized weight its tensors, of a tensor its weight."""
+    """Return other names by which `-i` selects a row: the tensors of a quantized weight, or the weight of a tensor."""
     names = {key: [part.fqn for part in weight.parts] for key, weight in list_weights_by_row(inspection).items()}
     if not names:
         names = {(part.section, part.fqn): [weight.fqn] for weight in inspection.weights for part in weight.parts}
@@ -162,7 +162,7 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:
-    """Return the page; tensors with accepted findings need no fix. Without `has_rows` the page has no subtitle."""
+    """Return the page, without fixes for accepted findings; without `has_rows`, it has no rows and no subtitle."""
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
     verdict = _format_page_verdict(problems, inspection)
     subtitle = format_subtitle(inspection) if has_rows else ""
@@ -225,7 +225,7 @@ def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
 
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem]) -> str:
-    """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor holds NaN: w`, and the unread values."""
+    """Return the page's verdict or `1,024 tensors`, then unusual values and the number of tensors not read."""
     verdict = _format_page_verdict(problems, inspection) or _count_tensors(inspection)
     unusual = [sentence.text for sentence in list_unusual_values(inspection.state)]
     failure_texts = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
@@ -233,7 +233,7 @@ def _format_verdict(inspection: Inspection, problems: Sequence[Problem]) -> str:
 
 
 def _count_tensors(inspection: Inspection) -> str:
-    """Return `1,024 tensors`; of quantized weights also `14 quantized weights in 63 tensors, 90.4 K parameters`."""
+    """Return `1,024 tensors`; with quantized weights, also their number and the number of all parameters."""
     count = plural(len(inspection.state.tensors), "tensor")
     weights = select_weights(inspection.state.tensors, inspection.weights)
     if not weights:
@@ -244,9 +244,9 @@ def _count_tensors(inspection: Inspection) -> str:
 
 
 def _fold_weights(inspection: Inspection, *, with_parts: bool = False) -> Inspection:
-    """Return the inspection with a row for each quantized weight, and with `with_parts` its tensors after the row.
+    """Return the inspection with a row for each quantized weight; with `with_parts`, its tensors follow the row.
 
-    If the tensors were measured individually, they have the rows.
+    If the tensors were moved or measured individually, each tensor keeps its row.
     """
     if not inspection.weights or inspection.to is not None or has_stats(inspection):
         return inspection
@@ -276,7 +276,7 @@ def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
 
 
 def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[TensorInfo]:
-    """Return the tensors with a finding; with `-v` all not accepted: tensors without a finding do no harm."""
+    """Return the tensors with a finding; with `-v`, all tensors, except those with an accepted finding."""
     reported = {finding.fqn for finding in inspection.findings}
     accepted_names = {entry.finding.fqn for entry in inspection.accepted}
     if not (reported or view.verbose):

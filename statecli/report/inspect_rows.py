@@ -44,7 +44,7 @@ _NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
 
 
 def list_columns(inspection: Inspection, view: RowView) -> tuple[ReportColumn, ...]:
-    """Return the columns for people, without columns empty in every row."""
+    """Return the columns for people, without columns that are empty in every row."""
     tensors, is_moved = inspection.state.tensors, inspection.to is not None
     with_stats = has_stats(inspection)
     columns = [ReportColumn("name"), ReportColumn("dtype", shared_format="all {}"), ReportColumn("shape")]
@@ -89,7 +89,7 @@ def build_groups(inspection: Inspection, columns: tuple[ReportColumn, ...], view
 def _build_quantized_group(
     section: str, rows: list[TensorInfo], inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Group:
-    """Return the quantized weights as a group, with `view.parts` each with its tensors below."""
+    """Return the group of the quantized weights; with `view.parts`, the tensors of each weight are below its line."""
     weights = list_weights_by_row(inspection)
     count = sum(len(weights[row.section, row.fqn].parts) for row in rows)
     elements = sizes.sum_by_kind(rows)[Kind.PARAMETER.value].elements
@@ -104,7 +104,7 @@ def _build_quantized_group(
 
 
 def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[ReportColumn]) -> Iterator[Line]:
-    """Yield the folded lines; the size of a line for several tensors has their number: `3 × 4.1 kB`."""
+    """Yield the folded lines; a line for several tensors has their number in the size: `3 × 4.1 kB`."""
     size_index = next((i for i, column in enumerate(columns) if column.name == "size"), None)
     for line, positions in folded_lines:
         if size_index is None or len(positions) == 1:
@@ -238,7 +238,7 @@ def _build_line(
     shows_doubt: bool,
     is_reported: bool,
 ) -> Line:
-    """Return the line of a tensor. With `shows_doubt`, the remark of an assumed parameter says so."""
+    """Return the line of a tensor. With `shows_doubt`, the remark says if the kind parameter is only assumed."""
     is_assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
         "name": format_fqn(tensor.fqn),

@@ -19,7 +19,7 @@ from statecli.report.row_order import arrange_tensors, format_hidden_count, limi
 
 
 class _Measure(msgspec.Struct, frozen=True, gc=False):
-    """A column, the value of a tensor, and the cell of the value; None: the value is the cell."""
+    """Column with the functions that return a tensor's value, and the value's cell; None: the value is the cell."""
 
     column: ReportColumn
     get: Callable[[TensorInfo], Any]

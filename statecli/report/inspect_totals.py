@@ -28,7 +28,7 @@ def has_stats(inspection: Inspection) -> bool:
 
 
 def list_weights_by_row(inspection: Inspection) -> dict[tuple[str, str], LogicalWeight]:
-    """Return the quantized weights by section and name of their rows; none if their tensors have rows."""
+    """Return the quantized weights by section and name of their rows; empty if their tensors have the rows."""
     if inspection.to is not None or has_stats(inspection):
         return {}
     return {(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
@@ -55,7 +55,7 @@ def format_subtitle(inspection: Inspection) -> str:
 
 
 def _sum_stored_bytes(inspection: Inspection) -> int:
-    """Return the size of the tensors; the tensors of a weight that a subclass holds count instead of the subclass."""
+    """Return the size of the tensors; of a tensor subclass that holds a quantized weight, the inner tensors count."""
     of_subclasses = [weight for weight in inspection.weights if len(weight.parts) == 1]
     return sizes.sum_bytes(fold_tensors(inspection.state.tensors, of_subclasses))
 
@@ -76,7 +76,7 @@ def format_parameters_of(inspection: Inspection, count: int) -> str:
 
 
 def _describe_trainable(state: ModelState, parameters: int) -> str:
-    """Return how many elements of the parameters require grad; "" if not recorded by the source."""
+    """Return how many elements of the parameters require grad; "" if the target does not record this."""
     rows = [tensor for tensor in state.tensors if tensor.kind is Kind.PARAMETER]
     if any(row.requires_grad is None for row in rows):
         return ""

@@ -20,9 +20,9 @@ def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tu
 
 
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
-    """Return a failed case. Its message is the only problem's, else the number of problems and the first problem.
+    """Return a failed case. Its message is that of the only problem, or the number of problems and the first message.
 
-    The text has each problem, and below a problem of several findings each finding, with repeated layers folded.
+    The text has each problem. The findings of a problem with several findings are below it, repeated layers folded.
     """
     first = problems[0].message
     message = first if len(problems) == 1 else f"{plural(len(problems), 'problem')}, the first: {first}"

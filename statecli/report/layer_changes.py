@@ -91,7 +91,7 @@ def _describe_unusual(modules: Sequence[ModuleChange], layers: int) -> str:
 def _find_unusual(sizes: Mapping[tuple[str, str], float]) -> dict[str, tuple[float, int]]:
     """Return how many times the median each unusual module of a section changed, and the number of layers.
 
-    A layer is compared with its stack, a module outside with the largest stack. `sizes` has the stack and the name.
+    A layer is compared with its stack, a module outside with the largest stack. Keys of `sizes`: stack and name.
     """
     stacks: dict[str, dict[str, float]] = {}
     for (stack, name), size in sizes.items():

@@ -106,7 +106,7 @@ def _measure_distance(value: float, median: float) -> float:
 
 
 def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
-    """Return a chart for each role, at most MAX_CHARTS: first those with NaN, Inf or outliers, last equal values."""
+    """Return a chart for each role, at most MAX_CHARTS: first roles with NaN, Inf or outliers, last constant roles."""
     nonfinite: dict[tuple[str, str], list[str]] = {}
     for tensor in tensors:
         stats = tensor.stats
@@ -141,7 +141,7 @@ def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]])
 
 
 def _find_median(numbers: Collection[float]) -> float:
-    """Return the median; `statistics` costs a start 3 % of its instructions."""
+    """Return the median. The import of `statistics` would take 3 % of the instructions of a start."""
     sorted_numbers = sorted(numbers)
     middle = len(sorted_numbers) // 2
     return (

@@ -19,14 +19,14 @@ from statecli.report.transformation_text import (
 
 
 class MovedLayer(NamedTuple):
-    """A numbered layer of a module with most of its tensors from a single other layer.
+    """Numbered layer of a module. Most of its tensors come from the same other layer.
 
     Attributes:
         new, old: Numbers of the layer after and before.
         cosines: Cosine of each moved tensor, None if equal bit for bit.
         rounding: Rounding of the values of equal tensors; None without rounding.
         wrong: The moved tensors with exceptions.
-        others: The differing tensors of the layer from elsewhere.
+        others: The differing tensors of the layer that do not come from `old`.
     """
 
     new: int
@@ -38,7 +38,7 @@ class MovedLayer(NamedTuple):
 
 
 class ModuleLayers(NamedTuple):
-    """The moved layers of a module, and the numbers of layers on a single side."""
+    """The moved layers of a module, and the numbers of its lost and new layers."""
 
     moved: list[MovedLayer]
     lost_numbers: list[int]
@@ -46,7 +46,7 @@ class ModuleLayers(NamedTuple):
 
 
 def find_moved_layers(changes: Sequence[Change]) -> dict[str, ModuleLayers]:
-    """Return the layers of each module, by its name with a dot at its end; modules without a moved layer are left out.
+    """Return the layers of each module that has a moved layer. The key is the module's name with a dot at its end.
 
     A single tensor does not move a layer: more than half of its tensors must come from the same other layer.
     """
@@ -91,7 +91,7 @@ def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved_layers: list
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
-    """Return the matrices: biases and norms of a new model are equal in all layers. All tensors without matrices."""
+    """Return the matrices, because biases and norms of a new model are equal in all layers; else all tensors."""
     return [c for c in changes if (row := c.after or c.before) and len(row.shape or ()) > 1] or changes
 
 
@@ -136,6 +136,6 @@ def list_new_layers(modules: Mapping[str, ModuleLayers]) -> tuple[str, ...]:
 
 
 def list_removed_layers(changes: Sequence[Change], modules: Mapping[str, ModuleLayers]) -> list[Change]:
-    """Return the removed tensors of layers that the line of the moved layers names."""
+    """Return the removed tensors of lost layers; the line about moved layers names these layers."""
     names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost_numbers)
     return [change for change in changes if change.status is Status.REMOVED and change.fqn.startswith(names)]

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 #: Parts of a name: `state`, an index (`[3]`, `['exp_avg']`), or a separator.
 _PART = compile_on_use(r"[^.\[]+|\[[^\]]*\]|[.\[]")
-#: Largest number of digits of the number of a layer.
+#: Smallest number of digits that cannot be the number of a layer.
 MAX_DIGITS = 10
 
 _Row = TypeVar("_Row", TensorInfo, "Change")
 
 
 def arrange_tensors(tensors: Sequence[TensorInfo], view: RowView) -> Sequence[TensorInfo]:
-    """Return the rows to show, in order: by default the largest first if some are hidden."""
+    """Return the rows to show, in order. If rows are hidden, the default order is the largest first."""
     order = view.sort or (TensorOrder.SIZE if view.hides_rows else None)
     if order is not None:
         tensors = sorted(tensors, key=order_by_name if order == TensorOrder.NAME else lambda tensor: -tensor.nbytes)
@@ -50,7 +50,7 @@ def arrange_naturally(tensors: Sequence[TensorInfo]) -> Sequence[TensorInfo]:
             key.append((ranks.setdefault(path, len(ranks)), int(number) if is_number else 0))
         return key
 
-    return sorted(tensors, key=make_key)  # which calls the function in the order of the tensors
+    return sorted(tensors, key=make_key)  # sorted calls make_key in the order of the tensors
 
 
 def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
@@ -68,7 +68,7 @@ def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
 
 
 def hoist_remark(group: Group) -> Group:
-    """Return the group with a remark shared by all rows once in the summary. A row of a remark alone keeps it."""
+    """Move a remark that all rows share to the group's summary. Rows that have only a remark keep their remark."""
     remarks = {line.remark for line in group.lines}
     if len(group.lines) < 2 or len(remarks) > 1 or not all(any(line.cells[1:]) for line in group.lines):
         return group

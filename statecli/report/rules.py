@@ -24,7 +24,7 @@ def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
 
 
 def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
-    """Return the rule of this name. Raises UsageError, with the near names, for an unknown name."""
+    """Return the rule of this name. Raises UsageError, with similar names, for an unknown name."""
     from difflib import get_close_matches
 
     by_name = {rule.name: rule for rule in rules}
@@ -56,7 +56,7 @@ def describe_former_name(name: str) -> str | None:
 
 
 def describe_former_names(names: Iterable[str], known_rules: Collection[Rule], command: str) -> str | None:
-    """Return a warning about names of rules that the command knows only by other names now; None without such names."""
+    """Return a warning about names of rules that the command has renamed; None without such names."""
     former = [
         name
         for name in dict.fromkeys(names)

@@ -23,7 +23,7 @@ def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] 
 
 
 def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
-    """Return a cell for each value, or for neighbours together: the largest of them, on a log scale of `limits`."""
+    """Return a cell for each value, or for the largest of several neighbours, on a log scale of `limits`."""
     size = max(1, math.ceil(len(values) / MAX_CELLS))
     return "".join(_draw_cell(values[start : start + size], limits) for start in range(0, len(values), size))
 

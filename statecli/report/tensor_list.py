@@ -24,7 +24,7 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that shares or repeats its storage; the bytes of a storage count once in a sum.
+    """Tensor that shares its storage, or repeats elements of it. A sum counts the bytes of each storage once.
 
     Attributes:
         row: Position of the tensor in the list.
@@ -50,9 +50,8 @@ class TensorList(msgspec.Struct, frozen=True):
     """Columns with a value for each tensor, in the order of the target; `names` and all texts are escaped.
 
     `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
-    each statistic, or nothing if the values were not read; so have `distributions` and `spectra` an entry for each
-    tensor. A text of `problems` has the words of
-    `problem_words` that are true of a tensor.
+    each statistic; `distributions` and `spectra` have an entry for each tensor. They are empty if the values were not
+    read. A text of `problems` has the words of `problem_words` that are true of a tensor.
     """
 
     bytes: int
@@ -91,9 +90,9 @@ def build_tensor_list(
     other_names: Mapping[tuple[str, str], Sequence[str]],
     spectra: Mapping[tuple[str, str], Spectrum],
 ) -> TensorList:
-    """Return the list. The tensors' remarks, problems and devices are from the command's rows.
+    """Return the list. The functions return the remark, problems and device of a tensor, as in the command's rows.
 
-    `distributions`, `other_names` and `spectra` are by section and name of a tensor.
+    The keys of `distributions`, `other_names` and `spectra` are the section and name of a tensor.
     """
     totals = sizes.sum_by_kind(tensors)
     problems = [(tensor, list_problems(tensor)) for tensor in tensors]

@@ -75,9 +75,9 @@ def describe_status(tensor: TensorInfo, is_live: bool) -> str:
 
 
 def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
-    """Return the facts without a column, most important first.
+    """Return the facts that have no column, most important first.
 
-    A problem shows the source line of a reported tensor, and its unregistered module.
+    A reported tensor has no source line and unregistered module here, because its problem shows them.
     """
     parts = [status]
     if tensor.stats is not None:

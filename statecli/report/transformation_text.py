@@ -46,7 +46,7 @@ def has_exceptions(change: Change) -> bool:
 
 
 def is_exact_cast(change: Change) -> bool:
-    """Return True for a norm whose values are all rounded to 1, in the old layer and in the new layer."""
+    """Return True for a recognised cast without exceptions."""
     return get_kind(change) is TransformationKind.CAST and not has_exceptions(change)
 
 
@@ -62,12 +62,12 @@ def find_rounding(changes: Sequence[Change]) -> Rounding | None:
 
 
 def describe_transformation(change: Change) -> str:
-    """Describe the transformation of a tensor, without its name; the dtypes say all about a cast without exceptions."""
+    """Describe the transformation of a tensor, without its name; "" for an exact cast, because its dtypes are shown."""
     return "" if change.transformation is None or is_exact_cast(change) else describe_recognised_change(change)
 
 
 def make_fold_key(change: Change) -> str:
-    """Return a text by which rows with other transformations, or with exceptions, stay separate."""
+    """Return a text that differs for rows that must not share a line: other transformations, or exceptions."""
     transformation = change.transformation
     if transformation is None:
         return ""
@@ -229,14 +229,14 @@ def describe_merged(transformation: Transformation) -> str:
 
 
 def _describe_quantized(transformation: Transformation) -> str:
-    assert transformation.quantization is not None  # noqa: S101 - so are they built
+    assert transformation.quantization is not None  # noqa: S101 - set for these kinds
     side, rule = name_dense_side(transformation), describe_rule(transformation.quantization)
     deviation_text = f"is very different from the weight {side}: " if transformation.exceptions else ""
     return f"{deviation_text}{rule}: rel. error {format_number(transformation.relative_l2, 2)}"
 
 
 def name_dense_side(transformation: Transformation) -> str:
-    """Return which checkpoint has the weight without quantization."""
+    """Return the words for the checkpoint that has the weight without quantization."""
     return (
         "in the first checkpoint" if transformation.kind is TransformationKind.QUANTIZED else "in the second checkpoint"
     )
@@ -301,7 +301,7 @@ def _format_blocks(blocks: Sequence[int]) -> str:
 
 
 def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
-    """Return the names without the modules and the last component that all share with the whole."""
+    """Return the names without the first modules and the last part, if all names share them with the joined tensor."""
     paths = [name.split(".") for name in names]
     joined_path = joined_name.split(".")
     start = 0
@@ -331,7 +331,7 @@ def _format_stack_of(names: Sequence[str]) -> str:
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
-    """Return `experts.{0,1,10,11,2..9}.w1.weight`; None for names in the order of their only number, or others."""
+    """Return `experts.{0,1,10,11,2..9}.w1.weight`; None if the numbers ascend, or more than a number differs."""
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None

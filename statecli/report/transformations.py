@@ -98,7 +98,7 @@ _SUMMARIZED = frozenset(
 
 
 def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
-    """Return the `id` of each change about which the lines of `build_transformation_group` say all.
+    """Return the `id` of each change that the lines of `build_transformation_group` describe completely.
 
     A tensor with exceptions keeps its row.
     """
@@ -189,7 +189,7 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
 
 
 class _Overview(NamedTuple):
-    """All changes, their modules with moved layers, the names of new layers, and the tensors that only a base has."""
+    """All changes, modules with moved layers, names of new layers, and tensors that only an adapter's base has."""
 
     changes: Sequence[Change]
     modules: Mapping[str, ModuleLayers]
@@ -197,7 +197,7 @@ class _Overview(NamedTuple):
     base_only: Sequence[Change]
 
     def hides(self, change: Change) -> bool:
-        """Return True for an unrelated tensor of a new layer, without a layer before."""
+        """Return True for an unrelated tensor of a new layer, because it replaces no old layer."""
         return get_kind(change) is TransformationKind.UNRELATED and change.fqn.startswith(self.new_layers)
 
 
@@ -234,7 +234,7 @@ def _build_layers_line(start: str, run: Sequence[MovedLayer]) -> Line:
 
 
 def _split_into_runs(layers: Sequence[MovedLayer]) -> Iterator[list[MovedLayer]]:
-    """Yield layers that kept their order, so that two lists of numbers pair them; exceptions stay separate."""
+    """Yield runs of layers that kept their order, for a line with two lists of numbers; exceptions stay separate."""
     run: list[MovedLayer] = []
     for layer in layers:
         if run and (layer.old <= run[-1].old or layer.others or run[-1].others):
@@ -263,7 +263,7 @@ def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None)
 
 
 def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for each tensor outside of new layers, which have nothing before them, or for repeated layers."""
+    """Yield a line for each unrelated tensor, or for repeated layers; tensors of new layers are left out."""
     rows = [change for change in changes if not overview.hides(change)]
     largest: dict[int, float] = {}
     for group in group_by(() if unfold else rows, lambda change: _LAYER_NUMBER.sub("#", change.fqn)).values():
@@ -312,7 +312,7 @@ def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
 
 
 def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool) -> Iterator[Line]:
-    """Yield a line for the merged updates of each rank and scale, and for each weight that is not as merged."""
+    """Yield a line for the merged updates of each rank and scale, and for each weight that differs from the merge."""
     inexact_changes = [change for change in changes if has_exceptions(change)]
     exact = [change for change in changes if not has_exceptions(change)]
     for text, rows in group_by(exact, lambda change: describe_merged(get_transformation(change))).items():
@@ -328,7 +328,7 @@ _ADAPTER_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer.weight"
 
 
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
-    """Return the removed tensors, if the checkpoint after is an adapter and not a whole model with adapters.
+    """Return the removed tensors, if the second checkpoint is only an adapter, not a whole model with adapters.
 
     An adapter may also have tensors that replace tensors of the base (`modules_to_save`).
     """
@@ -352,7 +352,7 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
             groups.setdefault((quantization.dtype, quantization.codes, describe_rule(quantization)), []).append(change)
     for (dense, codes, rule), rows in groups.items():
         transformation = rows[0].transformation
-        assert transformation is not None and transformation.quantization is not None  # noqa: S101, PT018 - so are they grouped
+        assert transformation is not None and transformation.quantization is not None  # noqa: S101, PT018 - set here
         inexact_rows = [row for row in rows if has_exceptions(row)]
         exact_rows = [row for row in rows if not has_exceptions(row)]
         errors = [_get_error(row) for row in exact_rows]
@@ -416,7 +416,7 @@ def _build_named_lines(changes: Sequence[Change], _: _Overview, unfold: bool) ->
 
 
 def _describe_alone(change: Change) -> str:
-    """Describe a change outside of its row, which has the shapes."""
+    """Describe a change without its row; for a resized tensor, add the shapes, which the row would show."""
     text = f"{describe_recognised_change(change)}{_format_new_not_finite(change)}"
     if get_kind(change) is not TransformationKind.RESIZED or change.before is None or change.after is None:
         return text

@@ -1,4 +1,4 @@
-"""`--tree`: sums by module, equal siblings folded."""
+"""Rows of `--tree`: sums by module; equal sibling modules share a line."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)
-#: Returns a key that is equal for items that may share a line.
+#: Function that returns the same key for items that may share a line.
 FoldKey = Callable[[T], object]
 
 
 class TreeNode(Generic[T]):
-    """A module, or a tensor if `own` is set; `items` are all items below the module, and its own."""
+    """Node of the tree: a module, or a tensor if `own_item` is set. `items`: its own item and all items below."""
 
     def __init__(self) -> None:
         self.children: dict[str, TreeNode[T]] = {}
@@ -49,7 +49,7 @@ class TreeNode(Generic[T]):
         return (own_key, tuple((name, child.make_shape_key(fold_key)) for name, child in self.children.items()))
 
     def list_descendants(self) -> list[T]:
-        """Return the items of its children."""
+        """Return the items below this node."""
         return [item for item in self.items if item is not self.own_item]
 
 

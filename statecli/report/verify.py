@@ -1,4 +1,4 @@
-"""The report of `statecli verify`: tensors down, results of the proofs across, then a line for each proof."""
+"""The report of `statecli verify`: a row for each tensor with the results of the checks, then a line for each check."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 
 
 class ProofColumn(msgspec.Struct, frozen=True):
-    """A column of a proof with its name in the table.
+    """Column of a check, and its name in the table.
 
-    `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof.
+    `reported_fqns` are the tensors in the check's findings, `proof_reason` is the reason of the whole check.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
-        """Return the reason of a tensor's verdict, unless stated in a finding or the proof's own line."""
+        """Return the reason of a tensor's verdict, unless a finding or the check's own line states it."""
         cell = self.cells.get(fqn)
         if cell is None or (cell.verdict is Verdict.FAILED and fqn in self.reported_fqns):
             return None
@@ -113,10 +113,10 @@ _OUTCOMES = {
 def _build_cases(
     verification: Verification, findings: Sequence[Finding], requested: Sequence[Name], fail_on: Severity
 ) -> tuple[Case, ...]:
-    """Return a failed case for each rule with problems, then a case for each proof without problems.
+    """Return a failed case for each rule with problems, then a case for each check without problems.
 
-    A problem found by several proofs is a single failure. `findings` are the verification's findings, with places.
-    Problems milder than `fail_on` fail no case, and are the text of their proofs.
+    A problem found by several checks is a single failure. `findings` are the verification's findings, with places.
+    Problems milder than `fail_on` do not fail a case; the text of their check's case describes them.
     """
     state = verification.state
     failing = [problem for problem in group_findings(findings, state.tensors) if problem.severity.is_at_least(fail_on)]
@@ -132,7 +132,7 @@ def _build_cases(
 
 
 def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
-    """Return the case of a proof; a requested but skipped proof is an error, as for the exit status."""
+    """Return the case of a check; a requested but skipped check is an error, as for the exit status."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is CaseOutcome.FAILED and findings:
         problems = group_findings(findings, state.tensors)
@@ -144,9 +144,9 @@ def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, re
 
 
 def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> tuple[str, ...]:
-    """Return a line for each inconclusive proof, and for each requested but skipped proof: exit status 2.
+    """Return a line for each inconclusive check, and for each requested but skipped check. They set exit status 2.
 
-    If no proof was tried at all, a line says so, requested or not.
+    If all checks were skipped, a line says so, even if no check was requested.
     """
     target = verification.state.target
     if not verification.state.tensors:
@@ -173,7 +173,7 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
 
 
 def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
-    """Return the skipped and inconclusive proofs."""
+    """Return the skipped and inconclusive checks."""
     unproved_checks = (
         check for check in verification.checks if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE)
     )
@@ -181,7 +181,7 @@ def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
 
 
 def _describe_reason(check: Check) -> str:
-    """Return the reason of the proof, else of the first inconclusive tensor, with the number of further tensors."""
+    """Return the reason of the check, else of the first inconclusive tensor, with the number of further tensors."""
     if check.reason:
         return check.reason
     cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
@@ -195,7 +195,7 @@ def _describe_reason(check: Check) -> str:
 
 
 def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
-    """Return the columns of the proofs in order; a repeated name gets the name of its proof."""
+    """Return the columns of the checks in order; a repeated column name is followed by the name of its check."""
     proof_columns: list[ProofColumn] = []
     for check in verification.checks:
         reported = frozenset(finding.fqn for finding in check.findings)
@@ -252,7 +252,7 @@ def _list_cell_reasons(fqn: str, proof_columns: Sequence[ProofColumn]) -> list[C
     return [(name, cell.reason) for name, cell in cells if cell is not None and cell.reason]
 
 
-# For people: grouped by kind, then the proofs.
+# For people: the tensors by kind, then the checks.
 
 
 def _build_page(verification: Verification, problems: tuple[Problem, ...], view: View) -> Page:
@@ -282,18 +282,18 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
 
 
 def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
-    """Return the format of a sign shared by all rows, with the failed names without a row (aliases)."""
+    """Return the text for a column with the same sign in all rows; it lists failed names without a row (aliases)."""
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
 
 
-#: End of a reason that names an input to type.
+#: End of a reason that suggests an `--input` option.
 _INPUT_TO_TYPE = compile_on_use(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']*'|\S+))\Z")
 
 
 def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:
-    """Return the lines of the proofs, an equal reason only once, and the inputs to type of their reasons as fixes."""
+    """Return the lines of the checks, with equal reasons only once, and the suggested `--input` options as fixes."""
     fixes: dict[Fix, None] = {}
     first: dict[str, str] = {}
     shortened_lines = []
@@ -427,7 +427,7 @@ def _format_measures(fqn: str, proof_columns: Sequence[ProofColumn]) -> list[str
 
 
 def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
-    """Return the line of a proof: `✗ move`, with the method and the result."""
+    """Return the line of a check: `✗ move`, with the method and the result."""
     parts = [check.how]
     if check.verdict is Verdict.FAILED:
         parts = [check.how, check.reason] if check.reason else [_format_failed_count(check, fqns), check.how]
@@ -451,7 +451,7 @@ def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
 
 
 def _list_failed(check: Check) -> set[str]:
-    """Return the failed names, except names with only notes from the proof."""
+    """Return the failed names; a name for which the check only has notes did not fail."""
     reported = {finding.fqn for finding in check.findings if finding.fqn and finding.severity is not Severity.NOTE}
     return reported | set(_select_fqns(check.columns, (Verdict.FAILED,)))
 
@@ -470,7 +470,7 @@ def _format_verdict_counts(checks: Sequence[Check]) -> str:
 
 
 def _format_verdict(verification: Verification, problems: Sequence[Problem]) -> str:
-    """Summarize the run in a line: the problems, and which proofs failed, are inconclusive, or passed."""
+    """Summarize the run in a line: the problems, and which checks failed, are inconclusive, or passed."""
     tensors = len(verification.state.tensors)
     failed_count = count_verdicts(verification).tensors[Verdict.FAILED.value]
     fqns = {tensor.fqn for tensor in verification.state.tensors}
