@@ -13,7 +13,7 @@ from statecli.report import Report
 
 
 class RenderOptions(msgspec.Struct, frozen=True):
-    """Options of an output: whether on a terminal, the columns of its width, colour, failures only.
+    """Options of an output: on a terminal or not, width in columns, in colour or not, failures only (`quiet`).
 
     `exit_status` is the status with which the command will exit; None without a command.
     """

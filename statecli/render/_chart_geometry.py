@@ -29,7 +29,7 @@ NAME_LENGTH, NAME_WIDTH = 26, 6.3
 DIGIT_WIDTH, MIN_TICK_GAP = 7.0, 9.0
 #: Largest number of named bars outside of the layers, and largest number of characters of such a name.
 MAX_OTHER_NAMES, MAX_OTHER_LENGTH = 8, 12
-#: Smallest height of a bar, height of a zero, and height of a bar without a measure, which hangs from the top.
+#: Smallest height of a bar, height of a zero, and height of a bar without a measure, which is drawn from the top.
 MIN_HEIGHT, ZERO_HEIGHT, BOUNDLESS_HEIGHT = 1.5, 4.0, 7.0
 #: Largest width of a bar, for charts with few bars.
 MAX_BAR_WIDTH = 40.0
@@ -86,7 +86,7 @@ class PlotBox(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """A point of a line. `left` and `width` are the strip where the mouse shows the title.
 
-    `mood` is "" or "odd": an alarm, as a red point, or as a strip from the bottom to the top if the value is unknown.
+    `mood` "odd" marks an alarm: a red point, or a strip from the bottom to the top if the value is unknown.
     `tensor` is the section and name of the tensor behind the point.
     """
 
@@ -245,7 +245,7 @@ def _build_name_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[Tick, ...]:
 
 
 def _choose_scale(finite: Sequence[float]) -> Scale | None:
-    """Return a scale by orders of magnitude, or a linear scale if a value is negative; None if all are zero."""
+    """Return a logarithmic scale, or a linear scale if a value is negative; None if all values are zero."""
     positive = [value for value in finite if value > 0]
     if any(value < 0 for value in finite):
         return build_linear_scale(min(finite), max(0.0, *finite))
@@ -342,7 +342,7 @@ def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple
 
 
 def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: PlotBox) -> tuple[Tick, ...]:
-    """Return the ticks, and the names of the bars outside of the layers in place of the numbers that they would cover.
+    """Return the ticks with the names of bars outside of the layers; a name replaces the numbers that it would cover.
 
     Names without room are left out, as are all names if there are many.
     """

@@ -46,7 +46,7 @@ def build_curve_picture(chart: Curve) -> Picture:
 
 
 def _choose_scale(values: Sequence[float]) -> Scale | None:
-    """Return a logarithmic scale for values of several magnitudes, else a linear one around them; else None."""
+    """Return a logarithmic scale for values of several magnitudes, else a linear scale; None without values."""
     positive = [value for value in values if value > 0]
     if not positive:
         return build_linear_scale(min(values), max(values) or float(not any(values))) if values else None
@@ -96,5 +96,5 @@ def _describe_curve(chart: Curve) -> str:
 
 
 def _add_separators(text: str) -> str:
-    """Return a number with commas, as steps have everywhere."""
+    """Return a number with commas between thousands, as in all other texts about steps."""
     return f"{int(text):,}" if text.isdecimal() else text

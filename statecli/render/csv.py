@@ -1,9 +1,9 @@
 """`-f csv`: the flat table for spreadsheets and data frames; a finding is in the row of its tensor.
 
 Numbers have every digit; an unknown value is an empty cell. A text that a spreadsheet would take for a formula
-(beginning with `=`, `+`, `-` or `@`, but not a number) gets a leading `'`, as in OWASP's "CSV injection", and so does a
-text at whose beginning `::` marks a command for a workflow's runner. Tabs and line breaks are escaped in every output,
-because they would do the same.
+(beginning with `=`, `+`, `-` or `@`, but not a number) gets a leading `'`, as OWASP's "CSV injection" advises. So does
+a text that begins with `::`, a command for a workflow's runner. Tabs and line breaks are escaped in every output,
+because a text after them could be such a formula or command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`-f github`: annotations of a workflow's run, read by the runner from the step's standard output.
 
-The findings of a source line are a single annotation, and repeated layers are folded. GitHub shows ten errors, ten
+All findings of a source line share an annotation, and repeated layers are folded. GitHub shows ten errors, ten
 warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
-lines are an annotation for each rule, at the first of their targets. If there are still more than ten, the last
+lines share an annotation for each rule, at the first of their targets. If there are still more than ten, the last
 annotation counts the rest. An incompletely checked target is a warning, because the exit status does not show the
 omission. `-q` leaves only failures and these warnings; the last line then shows the unchecked parts, and a
 configuration that weakens checks.
@@ -28,7 +28,7 @@ from statecli.targets.location import Location, find_file, locate
 MAX_ANNOTATIONS = 10
 #: Largest number of findings in an annotation.
 MAX_LISTED_FINDINGS = 10
-#: Largest number of findings in an annotation that each have their own help.
+#: Largest number of findings in an annotation that shows the help of each finding.
 MAX_OWN_HELPS = 3
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
@@ -60,7 +60,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def list_annotated_messages(report: Report) -> set[str]:
-    """Return the messages of the failed targets, which are all annotated unless they are too many."""
+    """Return the messages of the failed targets if each of them has an annotation; nothing if they are too many."""
     messages = {trouble.message for trouble in report.troubles if trouble.severity is Severity.ERROR}
     return messages if len(messages) <= MAX_ANNOTATIONS else set()
 
@@ -129,7 +129,7 @@ def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
 
 
 def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annotation:
-    """Merge annotations; lines equal except for their targets are merged too."""
+    """Merge annotations into one; messages that differ only in their target share a line."""
     if len(annotations) == 1:
         return annotations[0]
     is_mixed = len({annotation.target for annotation in annotations}) > 1
@@ -163,7 +163,7 @@ def _join_targets(annotations: Sequence[_Annotation]) -> str:
 
 def _format_command(level: str, annotation: _Annotation) -> str:
     properties, message = {}, annotation.message
-    # A remote file is not a file of the repository, so that its annotation has no file.
+    # A remote file is not a file of the repository, so its annotation has no file.
     if annotation.location is not None and files.is_remote(annotation.location.path):
         target = escape_name(annotation.target)
         message = message if target in message else f"{target}: {message}"

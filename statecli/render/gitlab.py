@@ -1,4 +1,4 @@
-"""`-f gitlab`: GitLab's Code Quality report, an issue for each problem, in a line.
+"""`-f gitlab`: GitLab's Code Quality report, with an issue for each problem, each on a line.
 
 A note is `info`, a warning `minor`, an error `major`; an unreadable target is a `blocker`, so that the target never
 looks clean. Accepted findings are left out. `-q` leaves nothing else out, because programs read this output.
@@ -50,14 +50,14 @@ def _build_issues(report: Report) -> Iterator[_Issue]:
 def _build_issue(finding: Finding, fingerprint: str, severity: str) -> _Issue:
     location = locate(finding)
     path = escape(location.path).replace(os.sep, "/").removeprefix("./")
-    # Line 1 of a checkpoint, because GitLab drops an issue without a line.
+    # Line 1 for a checkpoint, because GitLab drops an issue without a line.
     json_location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, location.line or 1)}}
     help = f" ({escape_sentence(label_help(format_fix_in_line(finding.help)))})" if finding.help else ""
     return _Issue(escape_sentence(finding.message) + help, finding.rule, fingerprint, severity, json_location)
 
 
 def _make_unique(fingerprint: str, number: int) -> str:
-    """Return a fingerprint for each of several equal fingerprints, because GitLab shows a single issue for each."""
+    """Return another fingerprint if `number` is above 1, because GitLab shows only one issue for each fingerprint."""
     import hashlib  # hashlib loads OpenSSL, 6 ms
 
     if number == 1:

@@ -1,7 +1,7 @@
 """`-f html`: a self-contained page. Names are always text, and nothing is fetched.
 
 The page's content security policy admits only its own style and script, by their hashes: even if a name were taken for
-markup, a browser would not run it. Without scripts the page has a table of the tensors instead of the list to filter.
+markup, a browser would not run it. A browser without scripts shows a table of the tensors instead of the filter list.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_LINES_WITHOUT_SCRIPT = 5_000
 #: Scripts of a list of tensors, each after the scripts that it uses.
 LIST_SCRIPTS = ("filter.js", "globs.js", "names.js", "tensors.js")
 
-#: Largest number of settings of a group on the page, and of a group that is open at first.
+#: Largest number of settings of a group on the page, and of a group that the page shows open at first.
 MAX_SETTINGS = 1_000
 MAX_OPEN_SETTINGS = 12
 
@@ -49,12 +49,12 @@ FRAGMENT_CLASS = "statecli-result"
 
 
 def format_fragment(report: Report) -> str:
-    """Return the content of the page, without script and charts, as an element with its own style, for a notebook.
+    """Return the content of the page for a notebook: an element with its own style, without scripts and charts.
 
-    The style is the page's, nested in a rule for the element.
+    The style is that of the page, nested in a rule for the element.
     """
     style = re.sub(r"(?m)^( *)(?::root|body) {", r"\1& {", _read_resource("page.css"))
-    prefix = f"{FRAGMENT_CLASS}-{id(report)}-"  # ids must be unique in the notebook, which has other results too
+    prefix = f"{FRAGMENT_CLASS}-{id(report)}-"  # ids must be unique in a notebook with several results
     content = "".join(_stream(report, fragment=prefix, quiet=False))
     inset = ".title { margin: 0; font-weight: 600; }\n& { padding: 0.5rem 0.75rem; max-width: none; }\n"
     return f'<style>.{FRAGMENT_CLASS} {{\n{style}{inset}}}</style>\n<div class="{FRAGMENT_CLASS}">\n{content}</div>\n'
@@ -102,7 +102,7 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
 
 
 class _Links:
-    """Addresses on a page of the tensors that its charts show."""
+    """Addresses, within a page, of the tensors that its charts show."""
 
     def __init__(self, page: Page, charts: Iterable[Bars | Curve | Spread], tensor_list: TensorList | None) -> None:
         drawn_tensors = {tensor for chart in charts if not isinstance(chart, Spread) for tensor in chart.tensors}
@@ -137,7 +137,7 @@ class _Links:
 
 
 class _BarScale(msgspec.Struct, frozen=True):
-    """Whole decades around the measures of all rows."""
+    """Scale of the bars in rows: the whole decades around the measures of all rows."""
 
     low: int
     high: int
@@ -158,12 +158,12 @@ class _BarScale(msgspec.Struct, frozen=True):
         return " to ".join(format_number(10.0**exponent) for exponent in (self.low, self.high))
 
     def measure_width(self, measure: float) -> float:
-        """Return the width of a bar in percent; a bar at the lower end is visible."""
+        """Return the width of a bar in percent, at least 2, so that a bar at the lower end is visible."""
         return max(2.0, min(100.0, 100 * (math.log10(measure) - self.low) / (self.high - self.low)))
 
 
 def _label_cells(columns: Sequence[ReportColumn]) -> str:
-    """Return style that puts the name of its column before a cell on a phone, where a row is a few lines."""
+    """Return CSS that puts the name of the column before each cell on a phone, where a row takes several lines."""
     rules = (
         f".facts td:nth-child({n}):not(:empty)::before {{ content: {_quote_css(column.name + ' ')}; }}"
         for n, column in enumerate(columns, 1)
@@ -182,7 +182,7 @@ def _is_flat(curve: Curve) -> bool:
 
 
 def _encode_tensor_list(tensor_list: TensorList) -> str:
-    """Return JSON that cannot end the element of the page that contains the JSON."""
+    """Return the list as JSON without `<`, so that the JSON cannot end the element of the page that contains it."""
     return encode_json(tensor_list).decode().replace("<", "\\u003c")
 
 
@@ -194,7 +194,7 @@ def _build_picture(chart: Bars | Curve | Spread) -> _chart_geometry.Picture:
 
 @cache
 def _load_template() -> jinja2.Template:
-    """Return the page's template, which makes every value visible and escapes the result."""
+    """Return the page's template. It escapes every value, with invisible characters made visible."""
     import jinja2
     from markupsafe import Markup
 
@@ -221,7 +221,7 @@ def _load_template() -> jinja2.Template:
 
 
 def _format_length(length: float) -> str:
-    """Format a length with the visible digits."""
+    """Format a length in pixels with at most one decimal."""
     return f"{length:.1f}".removesuffix(".0")
 
 

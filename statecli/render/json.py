@@ -1,4 +1,4 @@
-"""`-f json`: a document with a line for each tensor, for reading, grep and diff by people and programs."""
+"""`-f json`: a document with a line for each tensor, which people can also read, grep and diff."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def _write_value(value: Any, sink: Sink) -> None:
 
 
 def is_list_of_structs(value: Any) -> bool:
-    """Return whether each item of the value gets a line; an empty tuple may be of any type."""
+    """Return whether each item of the value gets a line. An empty tuple counts, because its item type is unknown."""
     first = next(iter(value), None) if isinstance(value, tuple) else None
     return isinstance(value, Rows) or value == () or isinstance(first, msgspec.Struct)

@@ -1,6 +1,6 @@
 """`-f junit`: JUnit's XML for Jenkins, GitLab and pytest: a suite for each target, a case for each check.
 
-Characters without a place in XML 1.0 are escaped. `-q` leaves nothing out, because programs read this output.
+Characters that XML 1.0 does not allow are escaped. `-q` leaves nothing out, because programs read this output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`-f markdown`: for pull requests and job summaries; the same groups and folds as the table.
 
-Words that could be markup, a link, a mention or an issue are code spans, because files and users choose names. The
-whole fits a pull-request comment and counts the omitted lines.
+Words that could be markup, a link, a mention or an issue become code spans, because files and users choose names. The
+output fits a pull-request comment and counts the omitted lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from statecli.core.units import format_origin
 from statecli.render import RenderOptions, Sink
 from statecli.report import Group, Page, Problem, Report, ReportColumn
 
-#: Largest number of rows for which the tables of a report with a verdict are open.
+#: Largest number of rows for which the tables of a report with a verdict are not collapsed.
 MAX_OPEN_ROWS = 20
 #: Largest number of characters of a comment on GitHub.
 MAX_COMMENT_CHARACTERS = 65_536
@@ -37,7 +37,7 @@ _MARKUP = compile_on_use(
 
 
 class _CharacterBudget:
-    """The characters left for lines; after the first line over the budget, all lines are dropped and counted."""
+    """Number of characters left for lines. The first line over the budget, and all lines after, are only counted."""
 
     def __init__(self, characters: float) -> None:
         self.characters_left = characters
@@ -126,7 +126,7 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
 
 
 def _format_help(label: str, help_lines: Sequence[str]) -> list[str]:
-    """Return several lines to paste as a block, kept or dropped as a whole by the budget; other help as list items."""
+    """Return several lines to paste as one block, which the budget keeps or drops whole; other help as list items."""
     if label == "fix" and len(help_lines) > 1:
         block = "".join(f"    {line}\n" for line in _format_block(help_lines))
         return [f"  - {label}:\n\n{block}"]
@@ -174,7 +174,7 @@ def _format_fixes(page: Page, budget: _CharacterBudget) -> str:
 
 
 def _format_block(lines: Iterable[str], language: str = "python") -> list[str]:
-    """Return the lines of code between fences longer than any run of backticks in them."""
+    """Return the lines of code between fences. The fences are longer than any run of backticks in the code."""
     escaped_lines = [escape_line(line) for line in lines]
     fence = "`" * max(3, *(1 + len(run) for line in escaped_lines for run in re.findall("`+", line)), 3)
     return [f"{fence}{language}", *escaped_lines, fence]
@@ -186,7 +186,7 @@ def _format_name(text: str) -> str:
 
 
 def _escape_text(text: str) -> str:
-    """Return the words; words that could be markup as code."""
+    """Return the text; words that could be markup become code spans."""
     words = escape_sentence(text).split(" ")
     first = next((position for position, word in enumerate(words) if word), 0)
     # Some markup counts only at the start of a line.
@@ -215,12 +215,12 @@ def _format_words_as_code(words: str) -> str:
 
 
 def _escape_html(text: str) -> str:
-    """Return the words for the inside of a tag, where Markdown is not read but mentions are."""
+    """Return the text for the inside of an HTML tag, where GitHub reads mentions but not Markdown."""
     return _encode_entities(escape_sentence(text)) if _MARKUP.search(text) else html.escape(escape_sentence(text))
 
 
 def _format_code(text: str) -> str:
-    """Return a code span, in which nothing is markup; with entities if a backtick or a pipe would end the span."""
+    """Return a code span, in which nothing is markup; an HTML element with entities for backticks, pipes and spaces."""
     escaped_text = escape(text)
     return (
         _encode_entities(escaped_text)

@@ -77,7 +77,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _escape_patch_line(line: str) -> str:
-    """Return the line for `git apply`: with its tabs, and with the end of a line of Windows."""
+    """Return the line for `git apply`, which needs its tabs and the carriage return of a Windows line end."""
     end = "\r" * line.endswith("\r")
     return "\t".join(map(escape_line, line.removesuffix("\r").split("\t"))) + end
 
@@ -85,7 +85,7 @@ def _escape_patch_line(line: str) -> str:
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:
     """Yield the problems outside the rows; each finding is a problem if the command does not group them.
 
-    `page` is the page already built; None if `quiet` needed none.
+    `page` is the page if it is built already, else None.
     """
     if report.problems is None:
         findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()
@@ -101,7 +101,7 @@ _EMPTY_NAMES = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
 
 
 def format_problem(problem: Problem | Finding) -> str:
-    """Format the first line of a problem: `error[left-behind]: table: stays on cpu …`"""
+    """Format the first line of a problem: `error[left-behind]: table: stays on cpu …`."""
     return f"{problem.severity.value}[{problem.rule}]: {escape_sentence(problem.message)}"
 
 
@@ -122,7 +122,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def align_rows(table: Table) -> Iterator[list[str]]:
-    """Yield a list with the header, then lists of rows, padded to the widest cell of its column, except the last."""
+    """Yield a list with the header, then lists of rows. Cells are padded to the widest cell of their column."""
     columns = [n for n, column in enumerate(table.columns) if not column.detail]
     heads = [table.columns[n].name for n in columns]
     widths = list(map(len, heads))
@@ -143,7 +143,7 @@ def align_rows(table: Table) -> Iterator[list[str]]:
 
 
 def _format_column(cells: Sequence[Cell], empty_text: str) -> Sequence[str]:
-    """Return the texts of a column's cells: perhaps millions, most of them equal, and half of them empty."""
+    """Return the texts of a column's cells. There may be millions of cells, most of them equal or empty."""
     types = set(map(type, cells))
     if types <= {str} or types <= {int} or types <= {type(None)}:  # 0.0 equals -0.0
         if cells.count(cells[0]) == len(cells):
@@ -163,6 +163,6 @@ def _format_cell(cell: Cell, empty_text: str) -> str:
 
 
 def _pack_column(texts: Sequence[str]) -> str:
-    """Return the texts of some rows as a single text, a third of the memory: equal texts once, else between tabs."""
+    """Join the texts of some rows with tabs, or return only one if all are equal, to use a third of the memory."""
     # No text contains a tab, so the joined texts can be split.
     return texts[0] if texts.count(texts[0]) == len(texts) else "\t".join(texts)

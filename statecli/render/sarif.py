@@ -1,8 +1,8 @@
-"""`-f sarif`: SARIF 2.1.0, for code scanning; a result in each line, for each problem.
+"""`-f sarif`: SARIF 2.1.0, for code scanning, with a result for each problem, each on a line.
 
 A finding of a model class points at the source line; a tensor is a logical location, with its bytes if known. Relative
-paths stay relative. Accepted findings are suppressed results; an unreadable target is a notification, and then the run
-was not successful. `-q` leaves nothing out, because programs read this output.
+paths stay relative. Accepted findings are suppressed results. An unreadable target is a notification, and marks the run
+as not successful. `-q` leaves nothing out, because programs read this output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from statecli.report import Problem, Report, RuleText, Trouble, build_problem, b
 from statecli.targets.location import locate, number_fingerprints
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-#: Partial fingerprint that GitHub uses.
+#: Key of the partial fingerprint that GitHub uses.
 GITHUB_FINGERPRINT = "primaryLocationLineHash"
 
 _URL = compile_on_use(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
@@ -149,12 +149,12 @@ def _escape_text(text: str) -> str:
 
 
 def _escape_links(text: str) -> str:
-    """Escape `[text](target)`, which is a link in a message's plain text too."""
+    """Escape `[text](target)`, because this is a link even in the plain text of a message."""
     return text.replace("](", "\\](")
 
 
 def make_uri(path: str) -> str:
-    """Return a path as a URI reference: relative if the path is, with `/` as separator, special characters escaped."""
+    """Return a path as a URI reference with `/` as separator and escapes; a relative path stays relative."""
     from urllib.parse import quote  # only this output needs the import, which takes 3 ms
 
     if _URL.match(path):
@@ -167,7 +167,7 @@ def make_uri(path: str) -> str:
 
 
 def _encode_path(path: str) -> bytes:
-    """Encode a file name; a lone surrogate that stands for no byte is written as an escape."""
+    """Encode a file name; a lone surrogate that does not stand for a byte is written as an escape."""
     try:
         return path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

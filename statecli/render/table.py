@@ -1,4 +1,4 @@
-"""`-f table`, and the default on a terminal: grouped, folded, coloured, fitted to its width.
+"""`-f table`, and the default on a terminal: rows grouped, folded, coloured and fitted to the width of the terminal.
 
 Names are never cut to fit a column.
 """
@@ -23,7 +23,7 @@ from statecli.report.problems import format_result
 
 INDENT = 2
 GAP = 2
-#: Smallest width of the column of names; in a smaller width, names are above the other columns.
+#: Smallest width of the column of names. If less room is left, names are above the other columns.
 MIN_NAME_WIDTH = 12
 _NO_BREAK_SPACE = "\xa0"
 STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
@@ -47,7 +47,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _has_cells_or_remark(line: Line) -> bool:
-    """Return False for a line of another kind than the rows: `… and 4 more`, of any width."""
+    """Return False for a line that is not a row, such as `… and 4 more`, because its width does not count."""
     return len(line.cells) == 1 or any(line.cells[1:]) or bool(line.remark)
 
 
@@ -57,7 +57,7 @@ def _escape_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class _Layout:
-    """The place of each column: next to the name, or below the name in as many rows as the width needs."""
+    """Place of each column: next to the name, or below the name, in several lines if necessary."""
 
     def __init__(self, page: Page, width: int) -> None:
         from rich.cells import cell_len
@@ -87,7 +87,7 @@ class _Layout:
         self.gap = self.gap if has_room else GAP
         self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if has_room else 0
         self.rows = [self.columns] if has_room else self._split_columns()
-        #: Text after the name by the other cells. It is cached, because neighbouring rows often have equal cells.
+        #: Formats the cells after the name. Cached, because neighbouring rows often have equal cells.
         self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
     def _measure_column(self, column: int) -> int:
@@ -96,11 +96,11 @@ class _Layout:
         return max(self.cell_len(escape_name(text)) for text in texts)
 
     def _measure_name_width(self) -> int:
-        """Return the width left for the name if every column stands next to the name."""
+        """Return the width left for the name if all columns are next to the name."""
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist_shared_column(self) -> bool:
-        """Move a value shared by all rows from its column to a text above the table; False without a shared value."""
+        """Replace a column with the same value in all rows by a text above the table; return False without one."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
             shared_format = self.page.columns[c].shared_format
@@ -111,7 +111,7 @@ class _Layout:
         return False
 
     def _hoist_grouped_column(self) -> bool:
-        """Move a column with a single ordinary value in each group to a text above the table; False without any."""
+        """Replace a column with one ordinary value per group by a text above the table; return False without one."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
@@ -123,7 +123,7 @@ class _Layout:
         return False
 
     def _hoist_column_of_each_group(self) -> bool:
-        """Move a column with a single value in each group to the headings of the groups; False without any."""
+        """Replace a column with one value in each group by texts in the groups' headings; return False without one."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             shared_format = self.page.columns[c].shared_format
@@ -135,14 +135,14 @@ class _Layout:
         return False
 
     def _drop_optional_columns(self) -> None:
-        """Leave out optional columns if each name then has room next to the other columns."""
+        """Leave out optional columns if each name then fits next to the other columns."""
         optional = [c for c in self.columns if self.page.columns[c].optional]
         freed_cells = sum(self.widths[c] + self.gap for c in optional)
         if self._measure_name_width() < self.widths[0] <= self._measure_name_width() + freed_cells:
             self.columns = [c for c in self.columns if c not in optional]
 
     def format_shared_texts(self) -> Iterator[str]:
-        """Yield the texts of hoisted columns in order: `moves, copied: all ✓`; none of them is broken at its spaces."""
+        """Yield the texts of replaced columns in order: `moves, copied: all ✓`. Lines do not break at their spaces."""
         names_by_value: dict[str, list[str]] = {}
         for text in reversed(self.shared_texts):
             name, separator, value = text.rpartition(": ")
@@ -151,7 +151,7 @@ class _Layout:
             yield ", ".join(names) + value.replace(" ", _NO_BREAK_SPACE)
 
     def format_grouped_values(self) -> Iterator[str]:
-        """Yield a text for hoisted columns: `saved, restored: ✓ parameters and buffers, – unregistered`"""
+        """Yield a text for replaced columns: `saved, restored: ✓ parameters and buffers, – unregistered`."""
         for values, names in self.by_group.items():
             groups: dict[str, list[str]] = {}
             for value, group in zip(values, self.page.groups, strict=True):
@@ -169,7 +169,7 @@ class _Layout:
         return rows
 
     def format_heads(self, heads: tuple[str, ...]) -> list[str]:
-        """Return the lines of the heads of a group, or of the table; nothing for a table of names alone."""
+        """Return the lines with the headings of a group, or of the table; nothing for a table that has only names."""
         names = heads or tuple(column.name for column in self.page.columns)
         return self.format_row(names) if len(names) > 1 else []
 
@@ -188,14 +188,14 @@ class _Layout:
         return [*lines, *(part for line in extra_rows if line for part in self.split_text(line, self.width))]
 
     def _format_name(self, text: str, width: int) -> list[str]:
-        """Return the lines of a name; a long rename has a line for `R before` and a line for `→ after`."""
+        """Return the lines of a name. A long rename takes a line for `R before` and a line for `→ after`."""
         before, arrow, after = text.rpartition(" → ")
         if not arrow or self.cell_len(text) <= width:
             return self.wrap_hanging(text, width)
         return [*self.wrap_hanging(before, width), *self.wrap_hanging("→ " + after, width)]
 
     def wrap_hanging(self, text: str, width: int) -> list[str]:
-        """Return the lines of a text; lines after the first are indented, because none of them begins a row."""
+        """Return the lines of a text; lines after the first are indented, because they do not begin a row."""
         first = self.split_text(text, width)[0]
         remaining_text = text[len(first) :]
         return [
@@ -208,7 +208,7 @@ class _Layout:
         ]
 
     def split_text(self, text: str, width: int) -> list[str]:
-        """Split a text wider than the terminal between words, else between the parts of a name, else anywhere."""
+        """Split a text at `width`: between words, else between the parts of a name, else anywhere."""
         pieces = []
         while len(text) > width:
             ends = (text.rfind(mark, width // 2, width) + 1 for mark in " .")
@@ -245,7 +245,7 @@ class _PageWriter:
     def write_wrapped(
         self, text: str, style: str, indent: str, first_indent: str | None = None, *, only_signs: bool = False
     ) -> None:
-        """Write a text in lines of the width. `only_signs`: only the first line is painted like a row."""
+        """Write a text, wrapped to the width. `only_signs`: colour only the signs of the first line, as in a row."""
         lines = textwrap.wrap(
             escape_sentence(text),
             self.width,
@@ -285,7 +285,7 @@ class _PageWriter:
                 self.write_row(row, column)
 
     def write_patch(self) -> None:
-        """Write the lines of a unified diff; a wrapped line would be another line."""
+        """Write the lines of a unified diff without wrapping, because a wrapped line would be a different diff."""
         if self.report.patch:
             self.write_line(("", ""))
         for line in self.report.patch:
@@ -328,7 +328,7 @@ class _PageWriter:
         self.write_wrapped(summary, "", " " * INDENT)
 
     def write_row(self, line: Line, names_end: int) -> None:
-        """Write a row: only its signs have colours, or its name if the row has no sign.
+        """Write a row. Only its signs are coloured, or its name if the row has no sign.
 
         `names_end` is the column of remarks in rows without other cells.
         """
@@ -364,7 +364,7 @@ class _PageWriter:
         return max(ends)
 
     def measure_remark_column(self, line: Line) -> int:
-        """Return the column of the remark: after the other columns, or after the name if the rest is empty."""
+        """Return the column of the remark: after the other columns, or after the name if their cells are empty."""
         has_cells = any(line.cells[c] for c in self.layout.columns)
         widths = [self.layout.widths[c] for c in self.layout.columns] if has_cells else []
         return INDENT + self.layout.name_width + sum(width + self.layout.gap for width in widths) + GAP
@@ -392,7 +392,7 @@ class _PageWriter:
         return name if plugin is None else f"{name} --plugin {quote_for_shell(plugin)}"
 
     def write_result(self) -> None:
-        """Write the numbers of problems, or the verdict of rows, and the exit status, if the page has a verdict."""
+        """If the page has a verdict, write the numbers of problems (or the verdict) and the exit status."""
         status = self.options.exit_status
         if not self.page.verdict or status is None:
             return
@@ -430,7 +430,7 @@ class _PageWriter:
                 self.write_problem_body(problem)
 
     def write_problem_head(self, problem: Problem) -> None:
-        """Write severity, rule, message, and the source line at the right margin, or below without room."""
+        """Write severity, rule and message; the source location is at the right margin, or below if it does not fit."""
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity.value, "dim")
         head = f"{problem.severity.value}[{problem.rule}]: {problem.message}"
         location = format_origin(problem.origin) if problem.origin is not UNSET else ""
@@ -474,7 +474,7 @@ def _keep_parentheses(text: str) -> str:
 
 
 def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a row with their styles: of a row in a colour only the signs, or the name without a sign."""
+    """Yield the parts of a row with their styles. A coloured row has only its signs, or else its name, in colour."""
     if style in ("dim", "bold"):
         yield text, style
         return
@@ -496,7 +496,7 @@ _SIGN_PATTERN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield the effects, several in a line where they fit, and a count of the findings after MAX_EFFECTS lines.
+    """Yield the effects, several on a line if they fit, and a count of the findings that are not shown.
 
     An example has its own line, because another cause would read as a part of the example.
     """
