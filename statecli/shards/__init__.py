@@ -3,8 +3,8 @@
     statecli diff A B --shard 1/2 ──▶ shard file 1 ┐
     statecli diff A B --shard 2/2 ──▶ shard file 2 ┴──▶ statecli merge ──▶ the output of `statecli diff A B`
 
-Each shard reads all headers, plans all tasks of the value passes as the whole command does, and does its own tasks
-(`partition.py`). A shard file (`shard_file.py`) contains their results. `merge` runs the command again, with these
+Each shard reads all headers, plans the tasks of the whole command that read values, and does only its own tasks
+(`partition.py`). A shard file (`shard_file.py`) contains their results. `merge` runs the command again, and takes these
 results instead of computing them. This has nothing to do with the shards of a checkpoint, the files of
 `formats/sharded.py`.
 """

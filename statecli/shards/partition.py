@@ -10,7 +10,7 @@ from typing import NamedTuple
 from statecli.core.errors import UsageError, option
 from statecli.workers.pool import TASK_OVERHEAD_BYTES
 
-#: Number of runs of adjacent tasks that each shard gets in a pass: more runs are more even, fewer need fewer seeks.
+#: Runs of adjacent tasks that each shard gets in a pass. More runs make shards more even, fewer runs need fewer seeks.
 RUNS_PER_SHARD = 16
 
 #: Maximum number of shards, far beyond any real number of processes.
@@ -42,7 +42,7 @@ class Partition:
         self._loads = [(0, shard) for shard in range(1, count + 1)]
 
     def select_tasks(self, sizes: Sequence[int], group_keys: Sequence[object] | None) -> list[int]:
-        """Return the indexes of this shard's tasks, by the bytes of all tasks. Equal keys stay in the same shard."""
+        """Return the indexes of this shard's tasks, given the bytes of all tasks. Equal keys stay in the same shard."""
         own_tasks: list[int] = []
         # Assign the largest runs first, each to the shard with the fewest bytes.
         for size, tasks in sorted(self._group_into_runs(sizes, group_keys), key=lambda run: -run[0]):

@@ -41,7 +41,7 @@ class Shard:
         self.failed: list[tuple[str, str]] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """See `pool.ResultStore`. Records an error and returns `absent`, because all shards must plan the same tasks.
+        """See `pool.ResultStore`. A failed task is recorded and gives `absent`: all shards must plan the same tasks.
 
         The shard that derived a task also does it, because only this shard has the earlier results.
         """
@@ -89,7 +89,7 @@ class Shard:
 
 @contextmanager
 def use_shard(text: str, command: str, options: dict[str, Any]) -> Iterator[Shard]:
-    """Run only one shard's tasks while the block runs. `options` are those that affect the result."""
+    """Do only the tasks of one shard while the block runs. `options` are the options that affect the result."""
     shard = Shard(text, command, options)
     with pool.use_result_store(shard):
         yield shard

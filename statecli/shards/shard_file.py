@@ -47,7 +47,7 @@ class Head(msgspec.Struct, frozen=True):
     """First line: the command and the number of the shard.
 
     Attributes:
-        options: Options with an effect on the result.
+        options: Options that affect the result.
         plan: Digest of each pass over the values.
         tasks: Number of tasks planned for all shards together.
         own: Number of tasks planned for this shard.
