@@ -5,7 +5,7 @@
     statecli.verify(model, inputs="2x3")            # test a model
 
 Each function has the arguments of the command with the same name, and returns the result as data. Errors are
-`StateError` or a subclass, with the one line that the command would print. Importing this package imports no torch.
+`StateError` or a subclass, with the line that the command would print. Importing this package does not import torch.
 """
 
 import os
@@ -16,7 +16,7 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli"], ["-mstatecli"]):
     _home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
-        if sys.path[0] == os.getcwd() != _home:  # in its own folder are the packages that it needs
+        if sys.path[0] == os.getcwd() != _home:  # statecli's own folder may also have the packages that it needs
             del sys.path[0]
     except OSError:  # the current folder has been removed, and Python has not put it on the path
         pass
@@ -158,9 +158,9 @@ def inspect(
 
     Args:
         target: A path, a URL, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)", an
-            nn.Module, an optimizer or a state_dict. A file is written only for the last two, as in `diff`.
-        to: Device to move the tensors to, such as "meta" or "cuda:0"; `findings` then has the tensors that did not
-            follow. Without `to`, `findings` has the unregistered tensors of a model that may do harm.
+            nn.Module, an optimizer or a state_dict. The last two are first written to a file, as in `diff`.
+        to: Device to move the tensors to, such as "meta" or "cuda:0"; `findings` then has the tensors that were not
+            moved. Without `to`, `findings` has the unregistered tensors of a model that may do harm.
         model: Spec of a class; the kinds of a checkpoint's tensors are taken from it.
         stats: Read the values and compute min, max, mean, std (divided by n - 1) and the numbers of zeros, NaN and
             Inf of each tensor, in float64.
@@ -244,7 +244,7 @@ def diff(
         only: Globs; only these tensors may change.
         frozen: Globs; these tensors must not change.
         changed: Globs; for each, at least one tensor must change.
-        cast: A tensor that differs must be a cast of the tensor before, each value rounded to the nearest.
+        cast: A tensor that differs must be a cast of the old tensor, each value rounded to the nearest.
         adapter: Path of a LoRA adapter: `after` must equal `before` plus the adapter, up to rounding.
         device: Device that compares values: "cpu" or "cuda:0".
         jobs: Number of processes (threads for URLs) that read values; 0 means one per core.
@@ -347,7 +347,7 @@ def audit(
     Args:
         targets: A target as in `inspect`, or several targets; a text may be a folder or a glob.
         model: Spec of a class; each checkpoint must fit the class. "auto": the class that config.json names.
-        select: Rules or rule groups to run, and no other ones.
+        select: The only rules or rule groups to run.
         ignore: Rules or rule groups that do not run.
         plugins: Modules or Python files with further rules. They are imported.
         fail_on: Lowest severity in `Audit.failing`: "note", "warning" or "error"; None for the configured one.
@@ -402,8 +402,8 @@ def merge(
 
     Raises:
         UnreadableError: A file is not a part, a part is missing or given twice, or a target has changed.
-        EngineError: The parts are of another version.
-        UsageError: The parts are of an audit or of a lock; merge them on the command line.
+        EngineError: The parts were written by another version of statecli.
+        UsageError: The parts were written by audit or lock; merge them on the command line.
     """
     arguments = dict(locals())
     del parts, code, url
@@ -453,8 +453,8 @@ def verify(
             `findings` has everything that failed. A forward that raises makes its checks inconclusive.
 
     Raises:
-        UsageError: An argument is wrong, or `device`, `dtype` or `optimizer` is given and `checks` leaves out its
-            proof.
+        UsageError: An argument is wrong, or `device`, `dtype` or `optimizer` is given and `checks` leaves out the
+            check that uses this argument.
         NothingMatched: The filters left no tensor.
         ModelError: The class cannot be built, or the function of `inputs` raises.
     """

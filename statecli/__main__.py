@@ -20,18 +20,18 @@ TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Seconds for threads, processes and exit handlers of a model to end, because Python would wait for ever.
+#: Seconds that threads, processes and exit handlers of a model may take to end, because Python would wait for ever.
 EXIT_TIMEOUT_S = 2.0
-#: Seconds after which a started thread sleeps.
+#: Seconds after which a new thread has started and sleeps.
 THREAD_START_S = 0.001
-#: New objects between two searches for unused cycles, where no model code runs: a command makes few cycles.
+#: New objects between two garbage collections if no model code runs, because a command makes few reference cycles.
 GC_THRESHOLD = 50_000
 
 
 def command() -> None:
     """Run `main` and exit with its code; a command line that names model code runs in a supervised child process.
 
-    Every crash is exit code 2, except a failed start of Python, before the first line here, which is 1.
+    Every crash gives exit code 2. Only a failed start of Python, before the first line here, gives 1.
     """
     drop_relative_entries()
     if sys.argv[1:2] == ["__complete"]:
@@ -48,7 +48,7 @@ def command() -> None:
         # The system frees the memory of the process; a search for cycles at the exit takes a tenth of a short command.
         if not has_model_code:
             gc.freeze()
-        # Python waits for threads.
+        # Limit the time of the exit, because Python waits for threads.
         if isinstance(done.code, int) and "threading" in sys.modules:
             _limit_exit_time(done.code)
         raise
@@ -75,7 +75,7 @@ def _is_memory_limited() -> bool:
 def _run_supervised() -> int:
     try:
         return cli.supervisor.run(main)
-    except Exception as error:  # noqa: BLE001  # no process, or no memory for the import: a crash is never 1
+    except Exception as error:  # noqa: BLE001  # no process, or no memory for the import: a crash never exits with 1
         _complain(error)
         return 2
 
@@ -85,7 +85,7 @@ def _limit_exit_time(code: int) -> None:
     started.acquire()
     try:
         _thread.start_new_thread(_exit_after_timeout, (code, started))
-    except RuntimeError:  # the system starts no threads, so Python waits for none
+    except RuntimeError:  # the system cannot start threads, so Python waits for none
         return
     # Python 3.11.2 sometimes crashes (SIGSEGV) if it ends while a thread starts.
     started.acquire()
@@ -104,12 +104,12 @@ def main() -> None:
         if done.code == 130:
             _exit_process(130)
         raise
-    except BaseException as error:  # noqa: BLE001  # an import that fails, no memory, no thread: a crash is never 1
+    except BaseException as error:  # noqa: BLE001  # an import that fails, no memory, no thread: a crash never exits with 1
         _complain(error)
         raise SystemExit(2) from None
 
 
-#: Words that ask for the version, and for what it runs on.
+#: Words that request the version.
 _VERSION_WORDS = frozenset([*VERSION_FLAGS, "version"])
 
 
@@ -145,7 +145,7 @@ def _run() -> None:
 
 
 def _answer_early(words: Sequence[str]) -> None:
-    """Exit with the help that the words request, or with an error for an unknown word: neither needs the commands."""
+    """Exit with the requested help, or with an error for an unknown word; neither needs an import of the commands."""
     if cli.unknown_word.find_ambiguous_word(words) is not None:
         return
     command = cli.help_page.find_help_request(words)
@@ -172,7 +172,7 @@ def _print_version() -> bool:
 
 
 def _complain(error: BaseException) -> None:
-    """Write a line about an error of the process, with as few means as possible."""
+    """Write a line about an error of the process, with as little code and memory as possible."""
     try:
         if isinstance(error, MemoryError):
             os.write(2, b"statecli: not enough memory; there is no result\n")

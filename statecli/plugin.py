@@ -1,4 +1,4 @@
-"""For authors of rules: what a plugin of `statecli audit` imports.
+"""Types and functions to import in a plugin of `statecli audit`, a module with your own rules.
 
     from collections.abc import Iterator
 
@@ -20,8 +20,8 @@
     RULES = (acme_missing_owner,)
 
 A rule is a function from a Subject to Issues. It reads no files, because a Subject has all that statecli has read. The
-functions `needs_…` say what a rule needs: on a Subject without it, the rule is skipped, and `--select` of a rule that
-never ran is not a pass. A function of the plugin can be a need too: it returns why the rule cannot run, or None.
+functions `needs_…` declare needs of a rule. The rule is skipped on a Subject that lacks them, and a run with `--select`
+does not pass if the rule never ran. A need can also be your own function: it returns why the rule cannot run, or None.
 
 Names of this module are stable: a later version of statecli does not remove them, or the fields of these types, without
 a note under "Changed" in the changelog.

@@ -1,6 +1,6 @@
 """The pytest plugin: the fixture `assert_state_follows` and the option `--statecli`, without imports until used.
 
-`pytest --statecli net.py:Net --statecli-input 2x3` adds a test of this class, as a test with the fixture would be.
+`pytest --statecli net.py:Net --statecli-input 2x3` adds a test of this class, as if a test used the fixture.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add a test for each model of the option and of the configuration."""
+    """Add a test for each model named by `--statecli` or by `statecli_models` in the configuration."""
     target_texts = dict.fromkeys([*config.getini("statecli_models"), *config.getoption("--statecli")])
     items += [
         ModelItem.from_parent(session, name=f"statecli {target_text}", target_text=target_text)

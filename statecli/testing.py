@@ -57,7 +57,7 @@ def assert_state_follows(
     trust_remote_code: bool = False,
     fail_on: Severity | SeverityName = "warning",
 ) -> Verification:
-    """Verify a model, and raise AssertionError if its state does not follow.
+    """Verify a model, and raise AssertionError if a check finds a problem with its tensors.
 
     The default of `fail_on` is "warning", and "error" on the command line: a test builds the model itself, so statecli
     cannot build it again to learn whether an unregistered value is random.
@@ -114,7 +114,7 @@ def assert_only_changed(
 
     Args:
         before: Snapshot, live object, path, URL or spec, as in `statecli.diff`.
-        after: The same, later.
+        after: The state to compare with `before`, in any of these forms.
         globs: Names of tensors that may change; without globs, no tensor may change.
         allow_unchanged: Do not require that a tensor of each glob changed.
         exclude: Globs; tensors whose name matches one are not compared.
@@ -141,7 +141,7 @@ def assert_only_changed(
 def assert_loaded(
     model: LiveObject, checkpoint: Target, *, exclude: Iterable[str] | None = (), map: Iterable[str] | None = ()
 ) -> Diff:
-    """Raise AssertionError if the model does not have each tensor of the checkpoint, or has one that is not in it.
+    """Raise AssertionError unless the model and the checkpoint have the same tensors, with the same values.
 
         model.load_state_dict(torch.load("net.pt"), strict=False)
         assert_loaded(model, "net.pt", exclude="head.*")  # the new head is not in the checkpoint
@@ -183,7 +183,7 @@ def assert_loaded(
 
 
 def describe_unloaded(diff: Diff) -> list[str]:
-    """Return a line for each way in which tensors of a checkpoint (before) are not in a model (after)."""
+    """Return a line for each kind of difference between a checkpoint (before) and the model that loaded it (after)."""
     is_optimizer_only = all(change.kind is Kind.OPTIMIZER for change in diff.changes)
     changes = [c for c in diff.changes if is_optimizer_only or c.kind is not Kind.OPTIMIZER]
     loaded = {change.fqn for change in changes if _is_loaded(change)}
@@ -224,7 +224,7 @@ def _is_loaded(change: Change) -> bool:
 
 
 def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
-    """Return the problems, and the table of a terminal."""
+    """Return the problems, then the table that a terminal shows."""
     lines = problems[:_PROBLEM_LINES]
     if len(problems) > len(lines):
         lines.append(f"and {len(problems) - len(lines):,} more")
@@ -232,7 +232,7 @@ def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
 
 
 def describe_failure(verification: Verification, requested: Iterable[Name], fail_on: Severity) -> str:
-    """Return a line about the failed checks and the table of a terminal; "" if all is well."""
+    """Return the verdict and the table that a terminal shows; "" if no check failed or is inconclusive."""
     inconclusive = verify.list_inconclusive(verification, tuple(requested))
     failing = [finding for finding in verification.findings if finding.severity.is_at_least(fail_on)]
     bad = bool(failing) or any(check.verdict is Verdict.INCONCLUSIVE for check in verification.checks)
@@ -243,7 +243,7 @@ def describe_failure(verification: Verification, requested: Iterable[Name], fail
     return "\n".join([verdict, "", _format_table(report), *(() if bad else inconclusive)]).rstrip()
 
 
-#: Problems that a message lists.
+#: Largest number of problems that a message lists.
 _PROBLEM_LINES = 20
 #: Columns of the table; pytest puts four in front of each line.
 _TABLE_COLUMNS = 100
