@@ -9,7 +9,7 @@ import sys
 
 from site_pages import COPIED, ROOT, build_pages
 
-#: The pages as Markdown, and the site.
+#: Folders of the pages as Markdown, and of the site.
 BUILD = ROOT / "build"
 PAGES, SITE = BUILD / "site-pages", BUILD / "site"
 #: Pages of the navigation, in the order in which a newcomer reads them.
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def write_schemas() -> None:
-    """Write each schema where its `$id` says that it is published."""
+    """Write each schema to the path that its `$id` names."""
     from statecli.core.documentation import DOCUMENTATION_URL, schema_url
     from statecli.report.documents.schemas import DOCUMENTS, encode_schema, get_version
 

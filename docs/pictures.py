@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FOLDER = Path(__file__).parent / "pictures"
-#: Name of a picture -> the command that it shows.
+#: Command that a picture shows, by the name of the picture.
 COMMANDS = {"inspect": "statecli inspect sample_models/net.py:Net --to meta"}
 #: Background, foreground, and the colours 0 to 15 of the terminal.
 THEMES = {
@@ -46,7 +46,7 @@ def draw(line: str, theme: str) -> str:
 
 
 def export(console: Console, theme: str, name: str = "") -> str:
-    """Return the SVG of what was printed; ids begin with the name, because a page may have several pictures."""
+    """Return the SVG of the printed text; ids contain the name, because a page may have several pictures."""
     from rich.terminal_theme import TerminalTheme
 
     background, foreground, colors = THEMES[theme]

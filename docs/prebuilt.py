@@ -1,4 +1,4 @@
-"""Write the files of the package that are made from its tables, so that a command need not import the tables.
+"""Write the files that are generated from tables of the package, so that a command does not import the tables.
 
 `make docs` runs this, and tests compare the files with the tables.
 """

@@ -1,7 +1,7 @@
 """Write the arguments of the Python functions from the table of options: signatures, literals and sections `Args`.
 
-Type checkers and editors read a module without running it, so its text has them. The description of an argument is
-kept if the docstring has one; that of a new argument is the help of its option.
+Type checkers and editors read a module without running it, so its source must contain them. An argument that the
+docstring already describes keeps its description; a new argument gets the help of its option.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUILT_IN = {"bool", "int", "float", "str", "None"}
 
 
 class Argument(NamedTuple):
-    """An argument: the text of its type and of its default (None: it is required), and its description."""
+    """Argument: the texts of its type and of its default (None for a required argument), and its description."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ def list_arguments(command: str) -> list[Argument]:
     """Return the arguments of the function of a command, in the order of the help."""
     parameters = parameters_of(COMMANDS[command])
     fields = {each.field for each in parameters}
-    arguments = dict[str, Argument]()  # --input and --input-from are one argument
+    arguments = dict[str, Argument]()  # --input and --input-from share an argument
     for parameter in parameters:
         if _is_argument(parameter, command):
             has_opposite = parameter.is_flag and f"no_{parameter.field}" in fields  # --values and --no-values

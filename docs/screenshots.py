@@ -1,4 +1,4 @@
-"""Take the pictures of the README that a browser or a screen shows: the page of `report`, and `browse`.
+"""Take the pictures of the README that need a browser or a terminal screen: the page of `report`, and `browse`.
 
 `make pictures` writes docs/pictures. The page needs chromium and chromedriver. Both pictures show a model of twelve
 layers that is made here, with an outlier, a NaN and an infinity.
@@ -52,11 +52,11 @@ def model_folder() -> Iterator[None]:
 
 
 def write_model() -> None:
-    """Write twelve layers, a query of which is an outlier."""
+    """Write a model of twelve layers, with an outlier, a NaN and an infinity."""
     import numpy as np
     from safetensors.numpy import save_file
 
-    random = np.random.RandomState(0)  # numpy never changes its numbers
+    random = np.random.RandomState(0)  # numpy never changes the numbers of this generator
 
     def draw(*shape: int) -> np.ndarray:
         return random.randn(*shape).astype(np.float32) * np.float32(0.02)
@@ -81,7 +81,7 @@ def write_model() -> None:
 
 
 def draw_browse(theme: str) -> str:
-    """Return the SVG of the screen, after the statistics were read, at the outlier."""
+    """Return the SVG of the screen with the cursor on the outlier, after the statistics were read."""
     from rich.console import Console
 
     width, height = SCREEN_SIZE

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 WIDTH = 88
 #: Commands that print a table.
 TABLE_COMMANDS = ("inspect", "diff", "verify", "fix", "audit", "explain", "log", "bisect", "resume-check")
-#: Options whose output is not a table, so that the line runs in a shell as a reader would run it.
+#: Words of lines whose output is not a table. These lines run in a shell, as a reader would run them.
 SHELL_WORDS = {"-o", "-f", "--report", "--write-baseline", "--write", "|", ">", "&&", "--shard"}
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def run_on_terminal(words: list[str], width: int, *, color: bool = False) -> tup
     options = parser.parse(words)
     assert options is not None, words
     if isinstance(options, VerifyOptions) and options.device is None:
-        # As on a machine without a GPU, on every machine that makes the documents.
+        # Documents are the same on every machine: as on a machine without a GPU.
         options = replace(options, device=FAKE_CUDA)
     with unittest.mock.patch.object(sys, "executable", f"{_program_folder()}/python"):
         outcome = run(options)
@@ -83,11 +83,11 @@ def run_on_terminal(words: list[str], width: int, *, color: bool = False) -> tup
 
 def run_in_shell(line: str) -> tuple[str, int]:
     """Run a line in a shell with this statecli and without the user's configuration; return its output and status."""
-    # GIT_*: not the repository in one of whose hooks this may run.
+    # Without GIT_*, which a hook of git sets for its own repository.
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "PYTHONPATH": str(ROOT)}
     env |= {"COLUMNS": str(WIDTH), "PATH": f"{_program_folder()}{os.pathsep}{os.environ['PATH']}"}
-    # git stores what its driver printed as a note, and a note has an author.
+    # git stores the output of its driver as a note, and a note needs an author.
     env |= {f"GIT_{who}_{what}": "statecli@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     done = subprocess.run(  # noqa: S602 - the documents' own lines
         line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=env
@@ -100,7 +100,7 @@ def run_in_shell(line: str) -> tuple[str, int]:
 def _program_folder() -> str:
     """Return a folder with a program `statecli` that runs this source tree, and `python` for the scripts of examples.
 
-    Both are forks of a process with torch already imported.
+    Both programs run as forks of a process that has already imported torch.
     """
     from tests.forked_python import write_command
 

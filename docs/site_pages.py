@@ -1,7 +1,7 @@
 """The pages of the site as Markdown.
 
-The pages of docs/ are copied, and a page is added for each rule and each schema. The pages of commands and formats are
-those of docs/reference/, if there is one, and the help of the command or the facts of the format.
+The pages of docs/ are copied, and a page is added for each rule and each schema. The page of a command or format has
+the text of docs/reference/, if any, and the help of the command or the facts of the format.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REDIRECTED = {
     "docs/reference/formats": "reference/formats/index.md",
 }
 
-#: A name in code that is not the text of a link already.
+#: A name in backticks that is not yet the text of a link.
 _RULE = re.compile(r"(?<![`\[\w/-])`([a-z]+(?:-[a-z0-9]+)+)`(?![`\]\w])")
 #: A relative link of the README, also to a picture.
 _README_LINK = re.compile(r'(\]\(|src="|srcset=")(?!https?:)([^)"\s]+)')
@@ -69,7 +69,7 @@ def remove_markers(text: str) -> str:
 
 
 def convert_links(text: str, source: str) -> str:
-    """Return the text of a file with its relative links leading to pages of the site.
+    """Return the text of a file with relative links that lead to pages of the site.
 
     The name of a rule becomes a link, because only the site has a page for each rule.
     """
@@ -122,12 +122,12 @@ def format_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def code_cell(text: str) -> str:
-    """Return text as a span of code for a cell of a table; the site takes a bar in code as it is."""
+    """Return text as a code span for a cell of a table; the site does not need an escape for `|` in code."""
     return f"`{text}`"
 
 
 def capitalize(text: str) -> str:
-    """Return a text that begins as a sentence does; code stays."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -167,7 +167,7 @@ def format_help(page: object) -> str:
 
 # --- a page for each format -------------------------------------------------------------------------------------------
 
-#: Each trait that a reader of a checkpoint notices, and how to say that a format has it.
+#: Traits of a format that matter to a user, each with the sentence if the format has the trait, and if not.
 TRAITS = {
     "keeps_order": ("Tensors are in the order in which they were saved.", "The order of the tensors is not kept."),
     "settings_are_text": ("Every setting is text, also numbers.", ""),

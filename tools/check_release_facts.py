@@ -1,8 +1,8 @@
-"""Refuse to release while a fact about the release is missing or contradicts another.
+"""Check the facts about a release: none may be missing or contradict another.
 
     python tools/check_release_facts.py v0.1.0      the tag that is released
 
-Prints a line for each such fact; exits with 1 if there is one.
+Prints a line for each wrong fact; exits with 1 if it finds any.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Print how legible a tree of Python files is, by its names, sentences and imports: a mirror, not a gate.
+"""Print figures about the names, sentences and imports of a tree of Python files, for information only.
 
     python tools/legibility.py statecli
 
-Each figure stands beside the range of ten other code bases, counted by the same rules: pip-audit, httpx, fickling,
-sqlite-utils, rich, urllib3, pytest, fsspec, jinja2 and their like.
+Next to each figure is the range of ten other code bases, counted by the same rules: pip-audit, httpx, fickling,
+sqlite-utils, rich, urllib3, pytest, fsspec, jinja2 and similar ones.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python tools/pull_request_changes.py BASE > CHANGES.md
 
 The action runs this in the checkout of a pull request, with the commit of the base branch. A pointer of git-lfs is
-replaced by its file if the checkout has the files of git-lfs (`lfs: true`); otherwise the pointer is named. A
-checkpoint that cannot be compared is a line, and the exit status stays 0: the audit decides, not the comparison.
+replaced by its file if the checkout has the files of git-lfs (`lfs: true`); otherwise the result names the pointer. A
+checkpoint that cannot be compared gets a line, and the exit status stays 0: only the audit decides about success.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from statecli.core.escaping import escape
 from statecli.requests.git_setup import PATTERNS
 from statecli.requests.git_textconv import describe_pointer, read_lfs_pointer
 
-#: Checkpoints that are compared, in the order of their names.
+#: Largest number of checkpoints that are compared, in the order of their names.
 MAX_FILES = 20
 TIMEOUT_S = 600
 #: Runs a module as `python -m` does, without modules of the current folder.
 OUTSIDE = (
     'import sys; del sys.path[0], sys.argv[0]; import runpy; runpy.run_module(sys.argv[0], None, "__main__", True)'
 )
-#: Modes of git for files: not for symbolic links and submodules.
+#: Modes of git for regular files; symbolic links and submodules have other modes.
 FILE_MODES = ("100644", "100755")
 
 
 class Change(NamedTuple):
-    """A file that differs: its path, and the ids of its contents; "" on a side without the file."""
+    """A file that differs: its path, and the id of its content on each side; "" on a side without the file."""
 
     path: str
     before: str
@@ -70,7 +70,7 @@ def run_git(*words: str) -> bytes:
 
 
 def find_commit(base: str) -> str:
-    """Return the commit at which the pull request left its base branch; the base if the history is not there."""
+    """Return the commit at which the pull request left its base branch; the base if the history was not fetched."""
     found = subprocess.run(["git", "merge-base", base, "HEAD"], check=False, capture_output=True)
     return found.stdout.decode().strip() if found.returncode == 0 else base
 
@@ -125,7 +125,7 @@ def describe_change(change: Change, folder: Path) -> Iterator[str]:
 
 
 def write_side(path: str, side: str, identity: str, folder: Path) -> str:
-    """Write a version of the file below the folder, and return its path there; of a git-lfs pointer the file."""
+    """Write a version of the file below the folder, with the file in place of a git-lfs pointer; return its path."""
     target = folder / side / path
     target.parent.mkdir(parents=True)
     with open(target, "wb") as file:
@@ -177,7 +177,7 @@ def compare(path: str, name: str, sides: list[str], folder: Path) -> Iterator[st
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     verdict = next((part.strip("*\n") for part in paragraphs if part.startswith("**")), "compared")
     body = "\n\n".join(part for part in paragraphs if not part.startswith("### ") and part.strip("*\n") != verdict)
-    # A summary takes HTML, and no Markdown.
+    # The element `summary` takes HTML, but not Markdown.
     heading = f"<code>{html.escape(path)}</code>: {html.escape(remove_markdown(verdict))}"
     yield f"<details>\n<summary>{heading}</summary>\n\n{body.strip()}\n\n</details>\n\n"
 

@@ -2,7 +2,7 @@
 
     python -I tools/pull_request_comment.py SUMMARY.md [CHANGES.md]
 
-CHANGES.md has what `pull_request_changes.py` wrote, if the file exists. The action runs this with the variables of a
+CHANGES.md is the optional output of `pull_request_changes.py`. The action runs this with the variables of a
 runner: GITHUB_EVENT_PATH, GITHUB_REPOSITORY, GITHUB_API_URL, and STATECLI_TOKEN, which needs the permission
 `pull-requests: write`. STATECLI_COMMENT_KEY tells comments of several audits apart, and STATECLI_PAGE_URL is the
 address of the page, if there is one. A failure is a warning of the workflow: the audit decides, not the comment.
@@ -20,7 +20,7 @@ from typing import Any
 
 #: GitHub refuses longer comments, counted in characters.
 MAX_CHARACTERS = 65_536
-#: Comments in one answer, and answers that are read to find ours.
+#: Number of comments in a response, and largest number of responses that are read to find our comment.
 PAGE_SIZE, MAX_PAGES = 100, 30
 
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def build_marker(key: str) -> str:
-    """Return the invisible line by which the comment is found again."""
+    """Return the invisible line by which the next run finds the comment."""
     return f"<!-- statecli audit {html.escape(key).replace('--', '- -')} -->"
 
 
@@ -77,7 +77,7 @@ def write_comment(number: int, body: str) -> str:
     for page in range(1, MAX_PAGES + 1):
         comments = call("GET", f"{repository}/issues/{number}/comments?per_page={PAGE_SIZE}&page={page}")
         for comment in comments:
-            # Somebody who writes the marker into a comment must not have it replaced by the action's rights.
+            # The action must not use its rights to replace a user's comment that contains the marker.
             is_bot = comment.get("user", {}).get("type") == "Bot"
             if is_bot and str(comment.get("body", "")).partition("\n")[0].strip() == marker:
                 return str(call("PATCH", f"{repository}/issues/comments/{comment['id']}", {"body": body})["html_url"])
@@ -87,7 +87,7 @@ def write_comment(number: int, body: str) -> str:
 
 
 def call(method: str, url: str, document: dict[str, str] | None = None) -> Any:
-    """Call the interface of GitHub; return the decoded answer."""
+    """Call the API of GitHub; return the decoded response."""
     request = urllib.request.Request(  # noqa: S310 - GitHub's own address
         url,
         method=method,

@@ -3,8 +3,8 @@
     make release-check          all cells; the table is written into docs/reference/platforms.md
     make release-check CELL=uv  only the cells whose name contains `uv`; nothing is written
 
-Each cell has an environment of its own below build/release. Cells of interpreters that this machine lacks are reported
-as not run. Exits with 1 if a build, a check of the metadata or a cell fails.
+A cell is one way to install, in its own environment below build/release. Cells whose interpreter this machine lacks are
+reported as not run. Exits with 1 if a build, a check of the metadata or a cell fails.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ WORK = ROOT / "build" / "release"
 PAGE = ROOT / "docs" / "reference" / "platforms.md"
 SMOKE = ROOT / "tools" / "smoke.py"
 CONSTRAINTS = ROOT / "constraints.txt"
-#: Interpreters of the classifiers, oldest first.
+#: Python versions in the classifiers of pyproject.toml, oldest first.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-#: Extras of users; `torch` and `remote` bring `values` and the rest.
+#: Extras for users; `torch` and `remote` include `values` and the other extras.
 EXTRAS = ("torch", "gguf", "remote", "gs", "hf", "fix", "tui", "dask", "mpi", "ray")
 #: Tests that run from the source archive alone, in less than a minute.
 SOURCE_TESTS = ("tests/test_package.py", "tests/test_samples.py", "tests/test_cli.py", "tests/lock")
@@ -56,7 +56,7 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One way to install statecli; `install` returns the command that then runs the smoke script, without its path."""
+    """One way to install statecli. `install` returns the command that runs the smoke script, without the script."""
 
     name: str
     install: Callable[[Built, Path], list[str]]
@@ -75,7 +75,7 @@ class Result:
 
 
 def run(command: Sequence[str | Path], *, env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
-    """Run a command; return its output. Raises Failed with the end of it."""
+    """Run a command; return its output. Raises Failed with the end of the output."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     done = subprocess.run(
         [str(word) for word in command],
@@ -132,7 +132,7 @@ def compare_with_repository(source: Path) -> None:
 
 
 def check_metadata(built: Built) -> list[Result]:
-    """Check the metadata and the contents of the files with the tools of the index's users."""
+    """Check the metadata and the contents of the files with the usual tools for packages on PyPI."""
     files = [built.sdist, built.wheel, built.pure_wheel]
     checks: dict[str, Callable[[], str]] = {
         "twine check --strict": lambda: run([*module("twine"), "check", "--strict", *files]),
@@ -149,7 +149,7 @@ def check_metadata(built: Built) -> list[Result]:
 
 
 def check_tags(built: Built) -> str:
-    """Raise Failed if a wheel says that it fits where it does not."""
+    """Raise Failed if the content of a wheel does not fit the tag in its name."""
     names = {path: set(zipfile.ZipFile(path).namelist()) for path in (built.wheel, built.pure_wheel)}
     has_kernel = {
         path: any("_native." in name and not name.endswith((".c", ".pyi")) for name in names[path]) for path in names
@@ -178,7 +178,7 @@ def attempt(name: str, check: Callable[[], str]) -> Result:
 
 
 def find_python(version: str) -> str | None:
-    """Return the path of an interpreter of that version, None without one."""
+    """Return the path of an interpreter of this version; None if this machine has none."""
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return sys.executable
     candidates = [shutil.which(f"python{version}")]
@@ -328,7 +328,7 @@ def run_source_tests(built: Built) -> Result:
 
 
 def measure_mb(folder: Path, interpreter: str) -> float | None:
-    """Return the size of what was installed, without pip and what Python compiled; None for other environments."""
+    """Return the size of the installed packages in MB, without pip and bytecode; None for other environments."""
     if Path(interpreter).parent.parent != folder:
         return None
     packages = next(folder.glob("lib*/python*/site-packages"), folder / "Lib" / "site-packages")

@@ -32,7 +32,7 @@ ADVICE_TORCH = "pip install 'torch-statecli[torch]'"
 
 
 class System:
-    """A call of os.system, when it is unpickled."""
+    """Object that calls os.system when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("echo hacked",)
@@ -133,7 +133,7 @@ def list_commands(details: str, schemas: list[str], address: str) -> list[tuple[
         ("inspect", 2, "see statecli inspect --help"),
         ("inspekt a.pt", 2, "inspect"),
         ("inspect a.safetensors", 0, "layer.weight"),
-        # What the fast path leaves to Typer.
+        # Lines that the fast parser leaves to Typer.
         ("inspect a.safetensors -qf json", 0, "layer.weight"),
         ("inspect -qh", 0, "--stats"),
         ("inspect a.safetensors --tree", 0, "layer"),
@@ -222,7 +222,7 @@ def main() -> int:
 
 
 def check(program: list[str], line: str, status: int, text: str) -> bool:
-    """Run a command; print how its result differs from the expected one, and return whether it is the expected one."""
+    """Run a command, and return whether its result is as expected; print the difference if not."""
     code, output = run(program, line)
     if code == status and text in output and "Traceback (most" not in output and "statecli: internal" not in output:
         return True

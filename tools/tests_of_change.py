@@ -1,10 +1,10 @@
-"""Print the tests of the packages that the changes of the working tree, or since a commit, touch.
+"""Print the tests of the packages that changed in the working tree, or since a commit.
 
     python tools/tests_of_change.py [COMMIT]
 
-A room is a package of statecli, or a single module; its tests are the folder of its name, or those named here, and the
-test file of the module's own name. In the rooms of SHARED all tests take minutes, so a module that has tests of its
-name there is tested by these and by the shared ones.
+A room is a package of statecli, or a single module. Its tests are the folder of the same name, or the tests listed
+here, and the test file named like the module. In the rooms of SHARED all tests take minutes, so a module with a test
+file named like it runs only this file and the shared tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "verify": ("tests/verify/test_unchanged_model.py", "tests/test_cli_verify.py"),
     "live": ("tests/live/test_moves.py", "tests/live/test_spec.py"),
 }
-#: Rooms whose tests do not lie in the folder of their name.
+#: Rooms whose tests are not in the folder of the same name.
 TESTS: dict[str, tuple[str, ...]] = {
     "__init__": ("tests/test_api.py", "tests/test_package.py"),
     "__main__": ("tests/test_cli.py", "tests/test_supervisor.py", "tests/test_system_errors.py"),
