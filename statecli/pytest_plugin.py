@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def assert_state_follows() -> Callable[..., Verification]:
-    """`statecli.testing.assert_state_follows`: fails with a table if a model's state does not follow the model."""
+    """Return `statecli.testing.assert_state_follows`, which fails with a table if a check of the model fails."""
 
     def verify_model(model: Any, **options: Any) -> Verification:
         __tracebackhide__ = True

@@ -4,7 +4,7 @@
 
 The action runs this in the checkout of a pull request, with the commit of the base branch. A pointer of git-lfs is
 replaced by its file if the checkout has the files of git-lfs (`lfs: true`); otherwise the result names the pointer. A
-checkpoint that cannot be compared gets a line, and the exit status stays 0: only the audit decides about success.
+checkpoint that cannot be compared gets a line, and the exit status stays 0: the audit decides whether the run passes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 CHANGES.md is the optional output of `pull_request_changes.py`. The action runs this with the variables of a
 runner: GITHUB_EVENT_PATH, GITHUB_REPOSITORY, GITHUB_API_URL, and STATECLI_TOKEN, which needs the permission
-`pull-requests: write`. STATECLI_COMMENT_KEY tells comments of several audits apart, and STATECLI_PAGE_URL is the
-address of the page, if there is one. A failure is a warning of the workflow: the audit decides, not the comment.
+`pull-requests: write`. STATECLI_COMMENT_KEY distinguishes the comments of several audits, and STATECLI_PAGE_URL is the
+address of the page, if any. A failure to comment is only a warning: the audit decides whether the workflow passes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_texts(paths: list[str]) -> str:
 
 
 def build_body(summary: str, marker: str, page_url: str = "") -> str:
-    """Return the text of the comment, shortened to what GitHub takes."""
+    """Return the text of the comment, shortened to the length that GitHub accepts."""
     if page_url.startswith("https://"):
         marker = f"{marker}\n[Page of the audit]({page_url})\n"
     summary = summary.replace("@", "@\N{ZERO WIDTH SPACE}")  # a tensor called `@team` would notify the team

@@ -1,4 +1,4 @@
-"""Build what a release publishes, install it in every way that users do, and run the smoke script in each.
+"""Build the files of a release, install them in every way that users do, and run the smoke script each time.
 
     make release-check          all cells; the table is written into docs/reference/platforms.md
     make release-check CELL=uv  only the cells whose name contains `uv`; nothing is written

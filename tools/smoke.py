@@ -106,7 +106,7 @@ def write_files() -> None:
 
 
 def list_schemas(program: list[str]) -> list[str]:
-    """Return the commands that have a schema, as the program completes them."""
+    """Return the commands that have a schema, as `statecli __complete` lists them."""
     answer = run(program, "__complete bash = schema")[1].splitlines()
     assert answer[:1] == ["words"], answer
     return [line.split("\t")[0] for line in answer[2:]]

@@ -111,7 +111,7 @@ def write_pieces(pieces: Iterable[bytes], path: str | None) -> None:
 
 
 def write_text(text: Callable[[int], str], path: str | None) -> None:
-    """Write text laid out for the width of the output."""
+    """Write text to stdout or the file at `path`. `text` returns the text for a width in columns."""
     with _open_sink(path) as sink:
         sink.text(text(streams.get_width(sink)))
 
@@ -229,7 +229,7 @@ class _ReadBytes:
         self._finished_bytes += size
 
     def count(self) -> int:
-        """Return the bytes so far."""
+        """Return the number of bytes read so far."""
         fetched_bytes = prefetch_progress.count_fetched_values().bytes - self._fetched_before
         return max(self._finished_bytes, min(self.total, self._finished_before + fetched_bytes))
 

@@ -1,4 +1,4 @@
-"""Requests for help, and the help of a command as text for a terminal.
+"""Find requests for help, and format the help of a command for a terminal.
 
 The pages are in `help_pages.txt`, which `make docs` writes (`help_table`): the table of options takes as long to import
 as the rest of the help.

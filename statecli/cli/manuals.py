@@ -1,6 +1,6 @@
 """Examples and exit statuses for the help of each command.
 
-A test runs every example (`tests/test_help.py`), so a line may name only files of its fixture.
+A test runs every example (`tests/test_help.py`), so an example may use only the files of the test's fixture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Standard streams of the process: results to stdout, errors to stderr. Imports nothing of the commands."""
+"""Standard streams of the process: results to stdout, errors to stderr. Does not import the commands."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def reserve_stdout() -> None:
 
 
 def get_result_stream() -> Stream | None:
-    """Return the stream made by `reserve_stdout`; None before."""
+    """Return the stream that `reserve_stdout` created; None if it did not create a stream."""
     return _result_stream
 
 
@@ -237,7 +237,7 @@ def print_crash(error: Exception, debug: bool) -> int:
 
 
 def describe_system_error(error: OSError) -> str:
-    """Describe an error of the system that no reader has attributed to a file."""
+    """Describe an error of the operating system that no reader has attributed to a file."""
     reason = (error.strerror or type(error).__name__).lower()
     try:
         os.getcwd()

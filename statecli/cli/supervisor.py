@@ -117,7 +117,7 @@ _child: Child | None = None
 
 
 def get_connection() -> Child | None:
-    """Return the connection to the parent; None in any process but a supervised child without a verdict."""
+    """Return the connection to the parent; None if this process is not a supervised child, or has sent its verdict."""
     return _child if _child is not None and _child.pid == os.getpid() else None
 
 

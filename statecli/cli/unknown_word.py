@@ -41,9 +41,9 @@ class _Option:
 
 
 def find_ambiguous_word(words: Sequence[str]) -> str | None:
-    """Return the first word that may be an option or a file, as from a shell's glob; None without such a word.
+    """Return the first word that looks like an option and is also an existing file; None without such a word.
 
-    A file `-o.pt` in a folder would make `statecli audit *` write to `.pt`. After `--`, all words are targets.
+    With a file `-o.pt` in the folder, `statecli audit *` would write to `.pt`. After `--`, all words are targets.
     """
     options = takewhile(lambda word: word != "--", words)
     return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)

@@ -1,4 +1,4 @@
-"""`statecli --version -v`: the facts about an installation for the report of a bug."""
+"""`statecli --version -v`: the facts about an installation for a bug report."""
 
 from __future__ import annotations
 

@@ -71,15 +71,15 @@ class PlotBox(msgspec.Struct, frozen=True):
     bottom: float
 
     def to_x(self, share: float) -> float:
-        """Return the x of a share of the width, from the left."""
+        """Return the x coordinate at a share (0 to 1) of the width, from the left."""
         return self.left + share * (self.right - self.left)
 
     def to_y(self, share: float) -> float:
-        """Return the y of a share of the height, from the bottom."""
+        """Return the y coordinate at a share (0 to 1) of the height, from the bottom."""
         return self.bottom - share * (self.bottom - self.top)
 
     def compute_y(self, value: float, scale: Scale | None) -> float:
-        """Return the y of a value; the bottom for a zero on a logarithmic scale, and without a scale."""
+        """Return the y coordinate of a value: the bottom for a zero on a logarithmic scale, and without a scale."""
         return self.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
 
 

@@ -186,5 +186,5 @@ def _escape_property(text: str) -> str:
 
 
 def _escape_old_command(text: str) -> str:
-    """Escape `##[`, which begins a command of the older kind anywhere in a line."""
+    """Escape `##[`, which begins an old-style command of the runner anywhere in a line."""
     return text.replace("##[", "# #[")

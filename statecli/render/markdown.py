@@ -199,7 +199,7 @@ def _escape_text(text: str) -> str:
 
 
 def _find_brackets(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first word and the word after the last of each text in brackets: `[q_proj; k_proj; v_proj]`."""
+    """Yield the start and the end, as positions of words, of each text in brackets: `[q_proj; k_proj; v_proj]`."""
     start = None
     for position, word in enumerate(words):
         start = position if word.startswith("[") else start

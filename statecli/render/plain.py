@@ -106,7 +106,7 @@ def format_problem(problem: Problem | Finding) -> str:
 
 
 def _build_outline_table(page: Page) -> Table:
-    """Return the page's rows as a single table, each group under its own row; remarks, if any, in the last column."""
+    """Return the page's rows as a single table. Each group begins with a row of its heading; remarks come last."""
     rows: list[tuple[str, ...]] = []
     remarks = any(line.remark for group in page.groups for line in group.lines)
     columns = (*page.columns, ReportColumn("")) if remarks else page.columns

@@ -359,7 +359,7 @@ class Curve(msgspec.Struct, frozen=True):
     below: str = ""
     #: Whether several curves are drawn side by side.
     small: bool = False
-    #: The alarms in a few words, as "1 NaN, 2 outliers"; "" for their number.
+    #: The alarms in a few words, such as "1 NaN, 2 outliers"; "" to show only their number.
     alarms_in_words: str = ""
     #: Section and name of the tensor that each point leads to, or empty.
     tensors: tuple[tuple[str, str], ...] = ()
@@ -382,7 +382,7 @@ class SettingGroup(msgspec.Struct, frozen=True):
 
 
 class RuleText(msgspec.Struct, frozen=True):
-    """Rule for outputs: a line, and the whole explanation for outputs with room.
+    """Rule as outputs show it: a summary line, and the whole explanation for outputs with room.
 
     `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule. `plugin`
     is the plugin that defines the rule, if any. `heading` is the heading of several findings, see `Rule`.
@@ -440,7 +440,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A report. `document`, `table` and `page` are built when an output needs them: no output needs all three."""
+    """A report. `document`, `table` and `page` are built when an output needs them, because no output needs all."""
 
     title: str
     document: Callable[[], msgspec.Struct]

@@ -118,7 +118,7 @@ def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
     notes = [note for target in audit.targets for note in target.notes]
     if not view.verbose:
         return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
-    # The note about foreign names advises to run audit, and the rules of audit report these names.
+    # The note about foreign names advises the user to run audit, but audit's own rules report these names.
     return tuple(note for note in notes if note.kind is not OddityKind.FOREIGN_GLOBALS)
 
 
@@ -427,8 +427,8 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
     """Summarize the run in a line.
 
     `3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`. Findings of
-    failed and skipped targets are counted too, but not a finding with the reason of a failure. The
-    `hint` follows the number of skipped rules.
+    failed and skipped targets are counted too, but not a finding that only repeats the reason of a failure. The `hint`
+    follows the number of skipped rules.
     """
     failures = [trouble for trouble in _list_troubles(audit.targets) if trouble.severity is Severity.ERROR]
     repeated_ids = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}

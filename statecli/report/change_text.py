@@ -23,7 +23,7 @@ from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.values.delta import MAX_RANK, Delta
 
-#: git's letter by status.
+#: Letter that git uses for each status.
 STATUS_LETTERS = {
     Status.ADDED: "A",
     Status.REMOVED: "D",
@@ -116,18 +116,18 @@ def format_largest_change(rows: Sequence[Change]) -> str:
 
 
 def list_relative_changes(rows: Sequence[Change]) -> list[float]:
-    """Return the relative changes of the tensors with a measure."""
+    """Return the relative L2 change of each tensor for which it measures the change."""
     return [delta.relative_l2 for delta in _list_measured(rows) if delta.relative_l2 is not None]
 
 
 def combine_relative_change(rows: Sequence[Change]) -> float | None:
-    """Return the relative L2 change of all tensors together; tensors without both norms are left out."""
+    """Return the relative L2 change of all tensors together, without tensors whose norms are unknown or zero."""
     norms_and_ratios = [
         (delta.l2, delta.relative_l2) for delta in _list_measured(rows) if delta.l2 and delta.relative_l2
     ]
     if not norms_and_ratios:
         return max(list_relative_changes(rows), default=None)
-    largest = max(norm for norm, _ in norms_and_ratios)  # divided by this, the norms of before stay within float64
+    largest = max(norm for norm, _ in norms_and_ratios)  # divided by this, the old norms stay within float64
     difference = math.hypot(*(norm / largest for norm, _ in norms_and_ratios))
     return difference / math.hypot(*(norm / largest / ratio for norm, ratio in norms_and_ratios))
 

@@ -69,7 +69,7 @@ def build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Tab
 
 
 def _describe_table_status(change: Change) -> str:
-    """Return the status for people: `unchanged`, the word of the option, for an identical tensor."""
+    """Return the status for people: for an identical tensor `unchanged`, as in the option `--unchanged`."""
     return "unchanged" if change.status is Status.IDENTICAL else change.status.value
 
 
@@ -129,7 +129,7 @@ def _list_shown_changes(diff: Diff, view: DiffView) -> Sequence[Change]:
 
 
 def describe_hidden_rows(diff: Diff, view: DiffView) -> tuple[str, ...]:
-    """Return the line that counts the hidden rows, for plain text; groups of a page have their own."""
+    """Return the line that counts the hidden rows, for plain text; on a page, each group has such a line."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(select_listed(diff, view)) - len(_list_shown_changes(diff, view))

@@ -56,7 +56,7 @@ def list_sources(change: Change) -> tuple[str, ...]:
 
 
 def find_rounding(changes: Sequence[Change]) -> Rounding | None:
-    """Return the rounding of the first recognised changes that were rounded; None without rounding."""
+    """Return the rounding of the first recognised change that was rounded; None without rounding."""
     roundings = (get_transformation(change).rounding for change in changes)
     return next((rounding for rounding in roundings if rounding is not None), None)
 
@@ -218,7 +218,7 @@ def _format_rows(transformation: Transformation, noun: str = "row") -> str:
 
 
 def floor_cosine(cosine: float) -> str:
-    """Format a cosine, not rounded up to 1."""
+    """Format a cosine rounded down, because rounding up could show 1."""
     return f"{math.floor(cosine * 10_000) / 10_000:.4f}"
 
 

@@ -1,4 +1,4 @@
-"""Set apart the findings accepted by `--ignore` and `--baseline`, in inspect and verify; write the baseline."""
+"""Separate the findings accepted by `--ignore` and `--baseline`, in inspect and verify; write the baseline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def list_accepted(
 
 
 def drop_accepted_of_checks(verification: Verification, accepted: Sequence[Accepted]) -> Verification:
-    """Return the verification without the accepted findings of each proof."""
+    """Return the verification without the accepted findings of each check."""
     if not accepted:
         return verification
     checks = tuple(replace(check, findings=drop_accepted(check.findings, accepted)) for check in verification.checks)

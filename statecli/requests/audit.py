@@ -25,7 +25,7 @@ from statecli.targets.target_result import TargetStatus
 
 
 def prepare(options: AuditOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request, before a target is read."""
+    """Return the request without reading a target."""
     loaded = load_config(options)
     caller.check_files(list_configured_files(options, loaded))
     return build_request(options, loaded)

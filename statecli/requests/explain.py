@@ -35,7 +35,7 @@ def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Requ
 
 
 def run(options: ExplainOptions, request: Request | None, caller: Caller, extra: ExtraInputs) -> Outcome[Explanation]:  # noqa: ARG001
-    """Explain, and return the report."""
+    """Explain why the checkpoint does not load, and return the report."""
     explanation = _explain_standard_input() if request is None else _explain(request, caller)
     return Outcome(explanation, build_explain_report(explanation, View(unfold=options.all, verbose=options.verbose)))
 

@@ -8,7 +8,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
 def run(options: GitDifftoolOptions, caller: Caller) -> Outcome[None]:
-    """Write the difference."""
+    """Write the difference of the two files or folders."""
 
     def compare(before: str, after: str, name: str) -> None:
         caller.run_command(DiffOptions(before=before, after=after), ExtraInputs(name=name))

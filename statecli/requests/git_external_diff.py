@@ -35,7 +35,7 @@ def _list_lines(arguments: Sequence[str], compare: Compare) -> Iterator[str]:
     """Yield lines about one file of `git diff`, from the arguments that git gives an external diff driver.
 
     These are the path, then file, id and mode of the old version and of the new version; for a renamed file also its
-    new path and a text; for a file with a merge conflict the path alone. Equal ids are equal contents.
+    new path and a text; for a file with a merge conflict the path alone. Equal ids mean equal contents.
     """
     if len(arguments) == 1:
         yield f"unmerged: {escape(arguments[0])}"

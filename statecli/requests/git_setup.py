@@ -140,7 +140,7 @@ def _call_git(words: Sequence[str], stdin: str = "") -> subprocess.CompletedProc
 def _build_command() -> str:
     """Return the command by which git calls statecli: the name on PATH, else this interpreter.
 
-    The flag keeps the current folder off the interpreter's path, or a json.py of the repository would run.
+    The flag keeps the current folder off the interpreter's path, because a json.py of the repository could run.
     """
     from shutil import which
 

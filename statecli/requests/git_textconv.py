@@ -53,7 +53,7 @@ _MAX_POINTER_BYTES = 4096
 
 
 def run(options: GitTextconvOptions, caller: Caller) -> Outcome[list[str]]:  # noqa: ARG001 - every command has the same signature
-    """Convert the file; an error is a line."""
+    """Convert the file to text; an error becomes a line of the text."""
     lines = list(end_with_failure(_convert(options.path), _describe_outer_failure))
     return Outcome(lines, content=(f"{line}\n".encode() for line in lines))
 
@@ -77,7 +77,7 @@ def _describe_outer_failure(error: Exception) -> str:
 
 
 def convert_to_text(path: str) -> list[str]:
-    """Return a checkpoint as text: sorted lines `fqn dtype shape kind norm digest`; for another file a line about it.
+    """Return a checkpoint as sorted lines `fqn dtype shape kind norm digest`; for another file, a line about the file.
 
     Raises `UnreadableError` for a file that changes meanwhile, because git would cache the text for the old content.
     """
@@ -114,7 +114,7 @@ def _compute_digest(path: str) -> str:
 
 
 def _is_fault_of_file(error: BaseException | None) -> bool:
-    """Return True if the file fails everywhere alike: no package is missing, and the system allowed the read."""
+    """Return True if the file cannot be read anywhere: no package is missing, and the system allowed the read."""
     if isinstance(error, MissingDependency):
         return False
     while error is not None and not isinstance(error, (OSError, ImportError, MemoryError)):

@@ -320,7 +320,7 @@ class _MergedResults:
         raise UnreadableError(f"{location}: has changed since the part files were made; {_REDO_ADVICE}")
 
     def _look_up(self, key: TaskKey, task: Any) -> Any:
-        """Return the result of the task. Raises UnreadableError for a result impossible for the task."""
+        """Return the result of the task. Raises UnreadableError if the result is impossible for the task."""
         stored_result = self._get_stored(key)
         result = stored_result.result
         field = check_results.find_invalid_field(task, result)

@@ -22,7 +22,7 @@ def check_rows(options: InspectOptions | DiffOptions) -> None:
 
 
 def build_row_view(options: InspectOptions | DiffOptions) -> RowView:
-    """Return the view of the rows for people."""
+    """Return the options for showing the rows to people."""
     return RowView(
         unfold=options.all,
         tree=options.tree,
