@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Parts of a name: `state`, an index (`[3]`, `['exp_avg']`), or a separator.
 _PART = compile_on_use(r"[^.\[]+|\[[^\]]*\]|[.\[]")
-#: Smallest number of digits that cannot be the number of a layer.
+#: Numbers with at least this many digits are not numbers of layers.
 MAX_DIGITS = 10
 
 _Row = TypeVar("_Row", TensorInfo, "Change")

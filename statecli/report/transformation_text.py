@@ -331,7 +331,7 @@ def _format_stack_of(names: Sequence[str]) -> str:
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
-    """Return `experts.{0,1,10,11,2..9}.w1.weight`; None if the numbers ascend, or more than a number differs."""
+    """Return `experts.{0,1,10,11,2..9}.w1.weight`; None if the numbers ascend, or if more than one number differs."""
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None

@@ -151,7 +151,7 @@ def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | No
 
 
 def load_config(options: AuditOptions) -> LoadedConfig:
-    """Return the configuration of `--config`, or of the nearest file. A file in an audited folder is not trusted."""
+    """Return the configuration of `--config`, or of the nearest file. A file in an audited download is not trusted."""
     loaded = config.load_config(
         options.config, no_config=options.no_config, plugins=options.plugin, targets=options.targets
     )
