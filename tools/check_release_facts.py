@@ -1,4 +1,4 @@
-"""Check the facts about a release: none may be missing or contradict another.
+"""Check that no fact about a release is missing or contradicts another.
 
     python tools/check_release_facts.py v0.1.0      the tag that is released
 

@@ -13,9 +13,10 @@ from statecli.report.row_order import order_by_name
 
 
 def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change]:
-    """Return the rows to show, in order. The default: new NaN and Inf first; if rows are hidden, the largest change.
+    """Return the rows to show, in the order of `--sort`.
 
-    Scales and other parts of a recognised quantized weight come last, because the error of the weight includes them.
+    By default new NaN and Inf come first or, if rows are hidden, the largest changes. In an order by change, scales and
+    other parts of a recognised quantized weight come last, because the error of the weight includes them.
     """
     order = view.sort or (ChangeOrder.CHANGE if view.hides_rows else None)
     if order is None:

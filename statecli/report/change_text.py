@@ -116,7 +116,7 @@ def format_largest_change(rows: Sequence[Change]) -> str:
 
 
 def list_relative_changes(rows: Sequence[Change]) -> list[float]:
-    """Return the relative L2 change of each tensor for which it measures the change."""
+    """Return the relative L2 change of each tensor that has one."""
     return [delta.relative_l2 for delta in _list_measured(rows) if delta.relative_l2 is not None]
 
 
@@ -133,7 +133,7 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    """Return the deltas whose numbers measure the change. A difference of 0 does not, if NaN positions are left out."""
+    """Return the deltas whose numbers measure the change; a difference of 0 does not count if NaN was left out."""
     return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 

@@ -15,7 +15,7 @@ def is_tie_only(change: Change) -> bool:
 
 
 def describe_ties(changes: Iterable[Change]) -> list[str]:
-    """Return those that apply: `1 tie lost (2 tensors)`, `1 tie added (2 tensors)`, `2 tensors tied otherwise`."""
+    """Return texts on changed ties: `1 tie lost (2 tensors)`, `1 tie added (2 tensors)`, `2 tensors tied otherwise`."""
     untied_tensors, newly_tied_tensors, retied_count = [], [], 0
     for change in changes:
         if Field.TYING not in change.fields or change.before is None or change.after is None:

@@ -58,7 +58,7 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
 
 
 def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> Request:
-    """Return the request from the options and the configuration `loaded`; None means the one that the options choose.
+    """Return the request from the options and the configuration; if `loaded` is None, the configuration is read here.
 
     `--select` replaces the configured rules, `--ignore` adds to them. Raises UsageError for options that contradict the
     configuration or each other, UnreadableError for an unreadable lock or baseline.
