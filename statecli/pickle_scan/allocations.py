@@ -16,9 +16,18 @@ from typing import Any, NamedTuple
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb
-from statecli.pickle_scan.expected_calls import MAX_INDIRECT_CALLS, get_plain_name, iter_indirect_calls, list_parts
+from statecli.pickle_scan.expansion import CONTAINER_TYPES, MAX_SIZE, Expansion, Expansions
+from statecli.pickle_scan.expected_calls import (
+    MAX_INDIRECT_CALLS,
+    get_plain_name,
+    is_clean,
+    iter_indirect_calls,
+    list_parts,
+)
+from statecli.pickle_scan.key_hashes import KeyHashes, reads_contents
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.graph import read_raw_bytes
+from statecli.pickles.machine_state import LONG_INTEGER
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
 
 #: Limit of the bytes that loading a pickle may allocate: a fixed part, and a part for each byte of the pickle.
@@ -28,12 +37,12 @@ _ALLOWED_BYTES_PER_PICKLE_BYTE = 64
 _MAX_COMPRESSION_RATIO = 1032
 #: Largest number of steps to hash all keys of one pickle; they take a few seconds.
 _MAX_HASH_STEPS = 50_000_000
+#: Squared bytes of an integer that cost one step, because Python divides long integers digit by digit.
+_SQUARED_BYTES_PER_STEP = 1000
 #: Largest nesting of tuples in a key, and of objects; deeper nesting overflows the stack of Python.
 _MAX_NESTING = 10_000
 #: Largest number of keys with the same hash in a dict or set, because each key is compared with all earlier ones.
 _MAX_COLLISIONS = 5_000
-#: Depth to which nested tuples are hashed to find collisions; every deeper tuple counts as hash 0.
-_MAX_HASHED_NESTING = 100
 #: Largest number of steps to compile the regular expressions of one pickle; 5 million steps take about a second.
 _MAX_PATTERN_STEPS = 20_000_000
 #: Cost of compiling a pattern: steps for a character class, because each may span Unicode's first plane; and the
@@ -44,8 +53,6 @@ _STEPS_PER_CHARACTER_CLASS, _SQUARED_LENGTH_PER_STEP = 65_536, 500
 _POINTER_BYTES, _MEMO_ENTRY_BYTES = 8, 16
 #: Bytes of a 0-dimensional tensor object, because iterating over a tensor creates one for each element.
 _TENSOR_OBJECT_BYTES = 640
-#: Largest size that is counted; also the size assumed where the pickle does not write a size as numbers.
-_MAX_SIZE = 2**62
 #: Numbers of a shape that cost one step.
 _DIMENSIONS_PER_STEP = 16
 
@@ -90,10 +97,15 @@ class Allocations:
         self._copied_storages: set[Value] = set()
         #: Smallest size in bytes that the pickle states for each storage, by its key: torch uses the first description.
         self._bytes_by_storage: dict[Value, int] = {}
-        #: Number of values in a hashed container (shared values counted each time) and its nesting depth, by its id.
-        self._hashed_sizes: dict[int, tuple[int, int]] = {}
+        self._hashed = Expansions(steps, reads_contents)
+        self._arguments = Expansions(steps, _is_written_out, counts_texts=True)
+        self._states = Expansions(steps, _is_written_out)
         self._keys: list[tuple[int, Value]] = []
-        self._hashes = _KeyHashes()
+        self._hashes = KeyHashes()
+        #: First name that gets containers with too large an expansion.
+        self._expanding_name: Global | None = None
+        #: Steps of all calls with long integers, and the byte of the first name that is called with one.
+        self._number_steps, self._number_position = 0, 0
         #: Names of the calls that compile regular expressions, and the steps of all compilations.
         self._patterns: list[Global] = []
         self._pattern_steps = 0
@@ -112,8 +124,10 @@ class Allocations:
         for call in calls:
             if type(call.cls) is Global:
                 self._count_call(call, call.cls, 0)
+                self._measure_arguments(call, call.cls)
         for target, state in builds:
             self._count_state(target, state)
+            self._measure_state(target, state)
         limit = _ALLOWED_BYTES + _ALLOWED_BYTES_PER_PICKLE_BYTE * pickle_bytes
         large = [(size, key) for key, size in self._bytes_by_name.items() if size > limit]
         if not large and self._bytes_by_name and self._bytes_by_name.total() > limit:
@@ -132,6 +146,15 @@ class Allocations:
             yield Bomb(why, self._patterns[0].position)
         if (reason := self._explain_slow_keys()) is not None:
             yield Bomb(reason, 0)
+        elif self._expanding_name is not None:
+            why = (
+                f"passes shared containers to {self._expanding_name.qualified} that are more than "
+                f"{_MAX_HASH_STEPS:,} values if each is written out, as in an error message; loading may hang"
+            )
+            yield Bomb(why, self._expanding_name.position)
+        if self._number_steps > _MAX_HASH_STEPS:
+            why = f"needs more than {_MAX_HASH_STEPS:,} steps to compute with long integers; loading may hang"
+            yield Bomb(why, self._number_position)
         nested_call = _find_too_deep_call(calls, self._steps) if len(calls) > _MAX_NESTING else None
         if nested_call is not None:
             why = (
@@ -191,14 +214,39 @@ class Allocations:
             self._patterns.append(name)
             self._pattern_steps += _count_pattern_steps(call.args[0])
         self._add_bytes(name, self._measure_call(plain_name, call.args))
+        self._count_long_numbers(name, plain_name, call.args)
         for indirect in iter_indirect_calls(plain_name, call.args) if depth < MAX_INDIRECT_CALLS else ():
             if type(indirect.cls) is Global:
                 self._count_call(indirect, indirect.cls, depth + 1)
 
+    def _count_long_numbers(self, name: Global, plain_name: str, args: tuple[Value, ...]) -> None:
+        """Count the steps of a call whose work is quadratic in the length of its numbers, such as a division."""
+        for number in args if is_clean(plain_name) else ():
+            if type(number) is Obj and number.cls is LONG_INTEGER:
+                self._number_position = self._number_position or name.position
+                self._number_steps += len(number.args[0]) ** 2 // _SQUARED_BYTES_PER_STEP
+
+    def _measure_arguments(self, call: Obj, name: Global) -> None:
+        """Measure the arguments of a call, because the called function may hash them or write them out."""
+        for value in (call.args, call.kwargs):
+            if value and not CONTAINER_TYPES.isdisjoint(map(type, value.values() if type(value) is dict else value)):
+                self._note_expansion(name, self._arguments.measure(value).size)
+        if get_plain_name(name) == "types.GenericAlias":  # searches its arguments for type variables
+            self._keys.append((id(call), call.args))
+
+    def _measure_state(self, target: Value, state: Value) -> None:
+        """Measure the state of an object, because its class may hash the state or write it out."""
+        if type(target) is Obj and type(target.cls) is Global and type(state) in CONTAINER_TYPES:
+            self._note_expansion(target.cls, self._states.measure(state).size)
+
+    def _note_expansion(self, name: Global, size: int) -> None:
+        if size > _MAX_HASH_STEPS and self._expanding_name is None:
+            self._expanding_name = name
+
     def _add_bytes(self, name: Global, size: int) -> None:
         if size > 0:
             self._names_by_id[id(name)] = name
-            self._bytes_by_name[id(name)] = min(self._bytes_by_name[id(name)] + size, _MAX_SIZE)
+            self._bytes_by_name[id(name)] = min(self._bytes_by_name[id(name)] + size, MAX_SIZE)
 
     def _measure_call(self, name: str, args: tuple[Value, ...]) -> int:
         """Return the bytes allocated by a call."""
@@ -231,19 +279,19 @@ class Allocations:
         return max(0, size.elements - stored) * _POINTER_BYTES
 
     def _measure_tensor(self, tensor: Value) -> _TensorSize:
-        """Return the size of a tensor rebuilt from a storage; `_MAX_SIZE` elements for others (never copied)."""
+        """Return the size of a tensor rebuilt from a storage; `MAX_SIZE` elements for others (never copied)."""
         name = get_plain_name(tensor.cls) if type(tensor) is Obj and type(tensor.cls) is Global else ""
         if name.startswith("numpy."):
             return _TensorSize(0, 0, None)
         if not name.startswith(_TENSOR_FUNCTION) or len(tensor.args) < 4:
-            return _TensorSize(_MAX_SIZE, 0, None)
+            return _TensorSize(MAX_SIZE, 0, None)
         pid = _read_storage(tensor.args[0])
         key, stored_elements = (_get_storage_key(pid), pid[4]) if pid else (None, 0)
         return _TensorSize(self._count_elements(tensor.args[2]), stored_elements, key)
 
     def _count_elements(self, shape: Value) -> int:
         sizes = self._read_numbers(shape)
-        return _MAX_SIZE if sizes is None else _clamp(math.prod(sizes)) if all(size > 0 for size in sizes) else 0
+        return MAX_SIZE if sizes is None else _clamp(math.prod(sizes)) if all(size > 0 for size in sizes) else 0
 
     def _read_numbers(self, shape: Value) -> Sequence[int] | None:
         """Return the numbers of a shape, a tuple or a torch.Size; None if the pickle computes a number."""
@@ -267,7 +315,7 @@ class Allocations:
         if not pid:
             return reached_elements * _POINTER_BYTES if type(storage) in (Obj, Persistent) else 0
         item, name = _get_element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
-        stored: int = min(pid[4] * item, self._bytes_by_storage.get(_get_storage_key(pid), _MAX_SIZE))
+        stored: int = min(pid[4] * item, self._bytes_by_storage.get(_get_storage_key(pid), MAX_SIZE))
         if type(dtype) is Global:
             item, name = ELEMENT_BITS.get(dtype.name, 8) // 8 or 1, dtype.name
         return max(0, -(-reached_elements // VALUES_PER_BYTE.get(name, 1)) * item - stored)
@@ -278,7 +326,7 @@ class Allocations:
             return 0
         sizes, steps = self._read_numbers(shape), self._read_numbers(strides)
         if sizes is None or steps is None or type(offset) is not int:
-            return _MAX_SIZE
+            return MAX_SIZE
         if len(steps) != len(sizes):
             return _clamp(offset + math.prod(sizes))
         return _clamp(offset + 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)))
@@ -325,7 +373,7 @@ class Allocations:
         """Return why hashing all keys takes too long or crashes Python; None if it does not."""
         steps, hashes = 0, Counter[tuple[int, int]]()
         for holder, key in self._keys:
-            size, depth = self._measure_expansion(key) if self._hashes.reads_contents(key) else (1, 0)
+            size, depth = self._hashed.measure(key) if reads_contents(key) else Expansion(1, 0)
             steps += size
             if depth > _MAX_NESTING:
                 return (
@@ -339,27 +387,10 @@ class Allocations:
             return None
         return f"compares each of {count:,} keys with all others, because all keys have the same hash; loading may hang"
 
-    def _measure_expansion(self, root: Value) -> tuple[int, int]:
-        """Return the number of values in a container, with shared values counted each time, and its nesting depth."""
-        sizes, entered, waiting, depth = self._hashed_sizes, set[int](), [root], 0
-        while waiting:
-            value = waiting[-1]
-            children = () if id(value) in sizes else _list_children(value)
-            unmeasured = [child for child in children if _list_children(child) and id(child) not in sizes]
-            if unmeasured and id(value) not in entered:
-                entered.add(id(value))  # a container that holds itself is entered once
-                depth += 1
-                if depth > _MAX_NESTING:
-                    return _MAX_SIZE, depth
-                self._steps.take(Budget.FLOW, len(children))
-                waiting.extend(unmeasured)
-                continue
-            if id(value) not in sizes:
-                child_sizes = [sizes.get(id(child), (1, 0)) for child in children]
-                size = 1 + sum(size for size, _ in child_sizes)
-                sizes[id(value)] = (min(size, _MAX_SIZE), 1 + max((depth for _, depth in child_sizes), default=0))
-            depth -= waiting.pop() is value and id(value) in entered and bool(children)
-        return sizes[id(root)]
+
+def _is_written_out(value: Obj) -> bool:
+    """Return True for an object whose text may show its contents; other rules report unknown classes."""
+    return type(value.cls) is Global and is_clean(get_plain_name(value.cls)) and reads_contents(value)
 
 
 def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
@@ -377,7 +408,7 @@ def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
             if parts is None:
                 if id(value) in depths:
                     continue
-                parts = [part for part in _list_owned_values(value) if type(part) in _CONTAINER_TYPES]
+                parts = [part for part in _list_owned_values(value) if type(part) in CONTAINER_TYPES]
                 steps.take(Budget.FLOW, 1 + len(parts))
                 unmeasured = [(part, None) for part in parts if id(part) not in depths]
                 if unmeasured:
@@ -394,87 +425,10 @@ def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
 def _list_owned_values(value: Value) -> Sequence[Value]:
     """Return the values of a container or an object, without its `__dict__`."""
     if type(value) is not Obj:
-        return _list_children(value)
-    name = get_plain_name(value.cls) if type(value.cls) is Global else ""
-    *parts, state = _list_children(value)
-    return [*parts, state if name.startswith(_CLASSES_WITHOUT_DICT) else None]
-
-
-_CONTAINER_TYPES = frozenset([Obj, list, tuple, dict, SetOf])
-
-
-def _list_children(value: Any) -> Sequence[Value]:
-    """Return the values of a container, or the parts of an object, its state last."""
-    if type(value) is not Obj:
         return list_parts(value)
-    return [*value.args, *(value.elems or ()), *list_parts(value.items), *list_parts(value.kwargs), value.state]
-
-
-class _KeyHashes:
-    """Python's hashes of keys whose hashes a file can choose: numbers, and containers of numbers."""
-
-    def __init__(self) -> None:
-        #: Hashes of containers, by id, because many keys can share a container.
-        self._cached_hashes: dict[int, int] = {}
-
-    def compute_hash(self, value: Value, nesting: int = 0) -> int:
-        """Return Python's hash of the value, or a constant shared by all values with unknown hashes."""
-        if type(value) not in (tuple, list, SetOf, Obj):
-            return 0 if type(value) is dict else hash(value)
-        if nesting > _MAX_HASHED_NESTING:
-            return 0
-        if id(value) not in self._cached_hashes:
-            self._cached_hashes[id(value)] = 0  # for a container that contains itself
-            self._cached_hashes[id(value)] = self._hash_container(value, nesting + 1)
-        return self._cached_hashes[id(value)]
-
-    def reads_contents(self, key: Value) -> bool:
-        """Return True if the hash of a key depends on its contents; the hash of a tensor is its address."""
-        name = get_plain_name(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
-        by_address = name.startswith(_HASHED_BY_ADDRESS) and name != "torch.nn.utils.rnn.PackedSequence_"
-        by_address = by_address or (name.startswith("torch.") and name.endswith(("Storage", "Tensor")))
-        return type(key) in (tuple, SetOf, Obj) and not by_address
-
-    def _hash_container(self, value: Value, nesting: int) -> int:
-        if type(value) in (tuple, list):
-            return hash(tuple(self.compute_hash(child, nesting) for child in value))
-        if type(value) is SetOf:
-            return hash(frozenset(self.compute_hash(child, nesting) for child in value.elems))
-        assert type(value) is Obj  # noqa: S101  # the only other container
-        return self._hash_call(value, get_plain_name(value.cls) if type(value.cls) is Global else "", nesting)
-
-    def _hash_call(self, call: Obj, name: str, nesting: int) -> int:
-        """Return Python's hash of an object, or one hash for all objects of a class that may hash chosen numbers."""
-        args = call.args
-        if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
-            return hash(args[0]) + 1_000_003 * hash(args[1] if len(args) > 1 else 0)
-        if name in ("torch.Size", "builtins.tuple", "builtins.frozenset") and args and type(args[0]) in (tuple, list):
-            hashes = tuple(self.compute_hash(child, nesting) for child in args[0])
-            return hash(frozenset(hashes) if name.endswith("frozenset") else hashes)
-        if name.endswith(".multiarray.scalar") and len(args) > 1:
-            return hash(name) if _is_hashed_by_sum(args[0]) else self.compute_hash(args[1], nesting)
-        if not self.reads_contents(call):
-            return id(call)
-        if name.startswith(_HASHED_BY_CONTENT):
-            state = call.state.values() if type(call.state) is dict else (call.state,)
-            return hash((name, *(self.compute_hash(child, nesting) for child in (*args, *state))))
-        return hash(name)
-
-
-#: Classes whose objects hash the tuple of their parts, or text or bytes; Python hashes text with a key that nobody
-#: outside the process knows.
-_HASHED_BY_CONTENT = (
-    *("builtins.str", "builtins.bytes", "numpy.str_", "pathlib.", "datetime.", "_codecs.encode"),
-    *("torch.", "numpy.dtype", "collections.UserString"),
-)
-#: Classes and functions whose objects are hashed by address: tensors, modules, optimizers and storages.
-_HASHED_BY_ADDRESS = ("torch._utils._rebuild_", "torch._tensor.", "torch.nn.", "torch.optim.", "torch.storage.")
-
-
-def _is_hashed_by_sum(dtype: Value) -> bool:
-    """Return True if numpy hashes the number as a sum of two hashes, so many numbers collide."""
-    kind = dtype.args[0] if type(dtype) is Obj and dtype.args else None
-    return type(kind) is not str or kind[:1] in "cgGVO"
+    name = get_plain_name(value.cls) if type(value.cls) is Global else ""
+    parts = [*value.args, *(value.elems or ()), *list_parts(value.items), *list_parts(value.kwargs)]
+    return [*parts, value.state] if name.startswith(_CLASSES_WITHOUT_DICT) else parts
 
 
 #: Escape of a character by number or name, which may be outside ASCII.
@@ -485,7 +439,7 @@ def _count_pattern_steps(pattern: Value) -> int:
     """Return an upper bound of the steps to compile a regular expression."""
     pattern = pattern if type(pattern) is str else read_raw_bytes(pattern)
     if pattern is None:
-        return _MAX_SIZE  # the pickle computes the text
+        return MAX_SIZE  # the pickle computes the text
     # A class that ignores case expands each range character by character; ranges of ASCII are short.
     dash, bracket = (b"-", b"[") if type(pattern) is bytes else ("-", "[")
     has_long_ranges = not pattern.isascii() or _ESCAPED_CHARACTER.search(str(pattern)) is not None
@@ -499,7 +453,7 @@ def _get_storage_key(pid: tuple[Value, ...]) -> Value:
 
 
 def _clamp(size: int) -> int:
-    return max(0, min(size, _MAX_SIZE))
+    return max(0, min(size, MAX_SIZE))
 
 
 def _read_storage(storage: Value) -> tuple[Any, ...]:

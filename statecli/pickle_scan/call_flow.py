@@ -290,6 +290,11 @@ class Flow:
                 "is called by the pickle with a number or a shape that Python and numpy never write in this call; "
                 "loading may fill the memory"
             )
+        if expected_calls.has_unexpected_value(name, call.args):
+            return (
+                "is called by the pickle with another value than the number or the text that picklers write in this "
+                "call; loading may hang"
+            )
         if name == "numpy.dtype" and not numpy_dtype_states.get_code(call):
             return "is called without a dtype code such as 'f4', so statecli does not know the dtype"
         if name in expected_calls.SCALAR_FUNCTIONS and not self._array_types.is_sound_scalar(call.args):
@@ -421,6 +426,8 @@ class Flow:
     def _check_contents(self, name: Global, plain_name: str, states: Sequence[Value]) -> None:
         """Check the attributes of a tensor: each state is a dict, or a pair of dicts (attributes, slots)."""
         for state in states:
+            if type(state) is tuple and len(state) != 2 and is_clean(plain_name):
+                self.note_misuse(name, "gets a state of other than two dicts from the pickle; torch never saves this")
             for part in state if type(state) is tuple else (state,):
                 if type(part) is Obj:
                     self._note_object(name)
@@ -564,6 +571,8 @@ class Flow:
                 "is restored from a state without the dicts of parameters and submodules that each module has, "
                 "so statecli does not know what loading does"
             )
+        if expected_calls.has_unexpected_state(name, state):
+            return "is restored from a state that picklers never write for this class; loading may hang"
         if name == expected_calls.HOOK_HANDLE_CLASS and not self._is_handle_state(state):
             return "is restored from a state that a hook never has; this changes the ids of all hooks registered later"
         if name == expected_calls.POLYNOMIAL_CLASS and not self._is_polynomial_state(state):
@@ -780,7 +789,24 @@ def _is_dict(flow: Flow, value: Value) -> bool:
 def _is_param_groups(flow: Flow, value: Value) -> bool:
     """Return True for a list of plain dicts, because a defaultdict calls its factory for a missing key."""
     flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
-    return type(value) is list and all(type(group) is dict for group in value)
+    return type(value) is list and all(
+        type(group) is dict and _are_parameters(flow, group.get("params", [])) for group in value
+    )
+
+
+def _are_parameters(flow: Flow, value: Value) -> bool:
+    """Return True for a list of tensors or numbers, because an optimizer looks up each of them in a dict."""
+    if type(value) not in (list, tuple):
+        return False
+    flow.steps.take(Budget.FLOW, len(value))
+    return all(
+        type(parameter) in (int, str, Persistent)
+        or (
+            (root := flow._get_root_name(parameter)) is not None
+            and (expected_calls.is_tensor_data(root) or not is_clean(root))
+        )
+        for parameter in value
+    )
 
 
 def _is_optimizer_state(flow: Flow, value: Value) -> bool:

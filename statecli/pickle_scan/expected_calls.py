@@ -315,6 +315,49 @@ def computes_number(name: str, args: tuple[Value, ...]) -> bool:
     )
 
 
+def has_unexpected_value(name: str, args: tuple[Value, ...]) -> bool:
+    """Return True if a class of single values gets other arguments than picklers write, such as a list.
+
+    The members of an enumeration have numbers, texts or tuples of these as values. An error message shows any other
+    value, and computing with a number of the file takes any time.
+    """
+    if name in SHARED_VALUES:
+        values = [part for arg in args for part in (arg if type(arg) is tuple else (arg,))]
+        return not _SCALAR_TYPES.issuperset(map(type, values))
+    types = _ARGUMENT_TYPES.get(name)
+    return types is not None and not types.issuperset(map(type, args))
+
+
+def has_unexpected_state(name: str, state: Value) -> bool:
+    """Return True if a class that converts or prints its state gets another state than picklers write."""
+    if name == "uuid.UUID":
+        parts = state if type(state) is tuple else (state,)
+        values = [value for part in parts if type(part) is dict for value in part.values()]
+        return not _UUID_TYPES.issuperset(map(type, values))
+    if name.endswith(".metadata.TensorProperties") and type(state) is tuple:
+        encoding = state[3] if len(state) == 5 else None
+        root = encoding.cls if type(encoding) is Obj else encoding
+        return type(root) is not Global or not get_plain_name(root).startswith(_MEMORY_FORMATS)
+    return name.startswith("ipaddress.")
+
+
+_SCALAR_TYPES = frozenset([int, float, bool, str, bytes, type(None)])
+#: Types of the values in the state of a UUID.
+_UUID_TYPES = frozenset([int, type(None)])
+#: Classes of the encoded memory formats in the state of a tensor's properties.
+_MEMORY_FORMATS = (
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+)
+#: Types of the arguments that picklers write in a call of a class; they create objects of some classes empty.
+_ARGUMENT_TYPES: dict[str, frozenset[type]] = {
+    "decimal.Decimal": frozenset([str]),
+    **{name: frozenset([int, str]) for name in known_names.DATA_NAMES if name.startswith("ipaddress.")},
+    **dict.fromkeys(known_names.BIT_GENERATORS, frozenset()),
+    **{name: frozenset() for name in known_names.DATA_NAMES if name.endswith((".SeedSequence", "._remote_device"))},
+}
+
+
 def has_shape(name: str, args: tuple[Value, ...]) -> bool:
     """Return True if a new array gets a shape from its call: numpy writes an empty array and a shape in the state."""
     place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None

@@ -41,7 +41,7 @@ NO_FRAME = sys.maxsize
 _DECIMAL = compile_on_use(rb"[+-]?[0-9]+")
 _OCTAL = compile_on_use(rb"\s*[+-]?0[0-7]+")
 #: Class of the call that stands for an integer of more than `MAX_INT_BYTES`.
-_INT_CLASS = Global("builtins", "int", 0)
+LONG_INTEGER = Global("builtins", "int", 0)
 STRING_TYPES = frozenset([str])
 _CONTAINER_TYPES = frozenset([list, tuple, dict])
 _GROWING_TYPES = frozenset([list, dict, Obj])
@@ -295,7 +295,7 @@ class MachineState:
         """Return a little-endian two's complement integer; for a very long integer, a node for a call of `int`."""
         if len(data) > MAX_INT_BYTES:
             self.object_count += 1
-            return Obj(_INT_CLASS, (data,))
+            return Obj(LONG_INTEGER, (data,))
         return int.from_bytes(data, "little", signed=True)
 
     def parse_decimal(self, line: bytes, pos: int) -> int:

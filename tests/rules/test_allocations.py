@@ -117,6 +117,27 @@ RANGE = call_builtin("range", number(2**40))
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
 EMPTY_TENSOR = call_global("torch", "FloatTensor")
+#: 40 nested lists; each contains the previous list twice. The last is in the memo at 39.
+NESTED_LISTS = nest_objects(lambda x: b"](" + x + x + b"e")
+EXPANSION_MESSAGE = "values if each is written out"
+
+
+def build_optimizer(parameter):
+    """An Adam with one parameter."""
+    groups = b"](}" + text("params") + b"](" + parameter + b"ese"
+    state = b"}(" + text("defaults") + b"}" + text("state") + b"}" + text("param_groups") + groups + b"u"
+    return stack_global("torch.optim.adam", "Adam") + b")\x81" + state + b"b"
+
+
+def build_long_integer(length):
+    """An integer of this many bytes."""
+    return b"\x8b" + struct.pack("<i", length) + b"\x7f" * length
+
+
+def restore(module, name, state):
+    """An object that is created empty and gets a state."""
+    return stack_global(module, name) + b")\x81" + state + b"b"
+
 
 # Name -> the opcodes of a value, and a part of the message.
 BOMBS = {
@@ -343,6 +364,74 @@ BOMBS = {
         nest_objects(lambda x: call_builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
         HASH_STEPS_MESSAGE,
     ),
+    "a shared list as the state of a parameter": (
+        NESTED_LISTS + call_rebuild("parameter_with_state", tensor(), b"\x89", EMPTY_DICT, b"(" + get(39) + b"NNt"),
+        EXPANSION_MESSAGE,
+    ),
+    "a shared list as the state of a tensor of a class": (
+        NESTED_LISTS
+        + call_global(
+            "torch._tensor",
+            "_rebuild_from_type_v2",
+            stack_global("torch._utils", "_rebuild_tensor_v2"),
+            stack_global("torch", "Tensor"),
+            b"(" + STORAGE + number(0) + numbers(4) + numbers(1) + b"\x89" + EMPTY_DICT + b"t",
+            b"(" + get(39) + b"NNt",
+        ),
+        EXPANSION_MESSAGE,
+    ),
+    "a shared list as a quantization scheme": (
+        NESTED_LISTS
+        + call_rebuild("qtensor", STORAGE, number(0), numbers(4), numbers(1), get(39) + b"\x85", b"\x89", EMPTY_DICT),
+        EXPANSION_MESSAGE,
+    ),
+    **{
+        f"a shared list for {module}": (NESTED_LISTS + call_global(module, name, get(39)), EXPANSION_MESSAGE)
+        for module, name in (("http", "HTTPStatus"), ("ipaddress", "IPv4Address"), ("types", "SimpleNamespace"))
+    },
+    "shared objects in a call": (
+        nest_objects(lambda x: call_global("collections", "deque", b"](" + x + x + b"e"))
+        + call_global("http", "HTTPStatus", get(39)),
+        EXPANSION_MESSAGE,
+    ),
+    "a keyword of shared lists": (
+        NESTED_LISTS + stack_global("numpy", "float64") + b")}" + text("x") + get(39) + b"s\x92",
+        EXPANSION_MESSAGE,
+    ),
+    "a long text 1,100 times": (
+        text("a" * 400_000) + put(0) + b"0" + call_global("http", "HTTPStatus", b"](" + get(0) * 1_100 + b"e"),
+        EXPANSION_MESSAGE,
+    ),
+    "lists that contain each other": (
+        b"]"
+        + put(0)
+        + b"]"
+        + put(1)
+        + b"("
+        + get(0)
+        + get(1)
+        + b"e0"
+        + b"("
+        + get(0)
+        + get(1)
+        + b"e"
+        + call_global("http", "HTTPStatus", get(0)),
+        EXPANSION_MESSAGE,
+    ),
+    "a shared list as the state of a UUID": (
+        NESTED_LISTS + restore("uuid", "UUID", b"}(" + text("int") + b"N" + text("is_safe") + get(39) + b"u"),
+        EXPANSION_MESSAGE,
+    ),
+    "a shared tuple as the parameter of an optimizer": (LAUGHS + build_optimizer(get(99)), EXPANSION_MESSAGE),
+    "type variables in shared lists": (
+        nest_objects(lambda x: b"](" + x + x + b"e")
+        + call_global("types", "GenericAlias", stack_global("builtins", "list"), get(39)),
+        HASH_STEPS_MESSAGE,
+    ),
+    "a range of long integers": (
+        call_builtin("range", number(0), build_long_integer(400_000), build_long_integer(200_000)),
+        "steps to compute with long integers",
+    ),
     "a key of aliases": (
         nest_objects(lambda x: call_global("types", "GenericAlias", x, x)) + b"}" + get(39) + b"Ns",
         HASH_STEPS_MESSAGE,
@@ -387,6 +476,46 @@ MISUSED_CALLS = {
         call_builtin("bytearray", call_builtin("int", short("68719476736"))),
         "builtins.bytearray",
     ),
+    "the list of a member": (call_global("http", "HTTPStatus", b"]"), "http.HTTPStatus"),
+    "an object of a member": (call_global("uuid", "SafeUUID", EMPTY_DICT), "uuid.SafeUUID"),
+    "the list of an address": (call_global("ipaddress", "IPv4Address", b"]"), "ipaddress.IPv4Address"),
+    "an address of a decimal": (
+        restore(
+            "ipaddress",
+            "IPv4Network",
+            b"}" + text("network_address") + call_global("decimal", "Decimal", short("1e999999999")) + b"s",
+        ),
+        "ipaddress.IPv4Network",
+    ),
+    "a decimal of an integer": (call_global("decimal", "Decimal", number(1)), "decimal.Decimal"),
+    "a generator's seeds": (
+        call_global("numpy.random.bit_generator", "SeedSequence", b"](" + build_long_integer(2_000) + b"e"),
+        "numpy.random.bit_generator.SeedSequence",
+    ),
+    "a remote device": (
+        call_global("torch.distributed.remote_device", "_remote_device", b"]"),
+        "torch.distributed.remote_device._remote_device",
+    ),
+    "the list of a memory format": (
+        restore(
+            "torch.distributed._shard.sharded_tensor.metadata",
+            "TensorProperties",
+            b"(" + stack_global("torch", "float32") + stack_global("torch", "strided") + b"\x89]\x89t",
+        ),
+        "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+    ),
+    "the state of a UUID": (
+        restore("uuid", "UUID", b"}(" + text("int") + number(1) + text("is_safe") + b"]u"),
+        "uuid.UUID",
+    ),
+    "the state of a parameter of three parts": (
+        call_rebuild("parameter_with_state", tensor(), b"\x89", EMPTY_DICT, b"(}NNt"),
+        "torch._utils._rebuild_parameter_with_state",
+    ),
+    "an address as the parameter of an optimizer": (
+        build_optimizer(call_global("ipaddress", "IPv4Address", number(1))),
+        "torch.optim.adam.Adam",
+    ),
     "a repeated tensor as a state": (EMPTY_DICT + repeat_elements(2**30) + b"b", "collections.OrderedDict"),
     "a repeated tensor as the fill value of a masked array": (
         build_object(
@@ -408,6 +537,9 @@ ORDINARY_CALLS = {
     "a bytearray of text": call_builtin("bytearray", text("abc"), text("latin-1")),
     "a list": call_builtin("list", b"](NNe"),
     "a range": RANGE,
+    "a member": call_global("http", "HTTPStatus", number(200)),
+    "a state that contains itself": restore("argparse", "Namespace", b"}" + text("x") + b"]" + put(0) + get(0) + b"as"),
+    "an optimizer": build_optimizer(build_parameter(tensor())),
     "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
     "600 numbers of numpy": build_keys(build_scalar("i8", struct.pack("<q", n)) for n in range(600)),
     "600 paths": build_keys(call_global("pathlib", "PosixPath", short(f"{n}.png")) for n in range(600)),
