@@ -37,6 +37,12 @@ _ALLOWED_BYTES_PER_PICKLE_BYTE = 64
 _MAX_COMPRESSION_RATIO = 1032
 #: Largest number of steps to hash all keys of one pickle; they take a few seconds.
 _MAX_HASH_STEPS = 50_000_000
+#: Modules whose classes store a state without reading it: the metadata of a checkpoint has millions of their objects.
+#: `expected_calls` checks the states of their TensorProperties.
+_STORING_MODULES = "torch.distributed.checkpoint."
+#: Length from which a tuple or a list of plain values is measured.
+_FLAT_LENGTH = 64
+_PLAIN_TYPES = frozenset([int, float, bool, type(None)])
 #: Squared bytes of an integer that cost one step, because Python divides long integers digit by digit.
 _SQUARED_BYTES_PER_STEP = 1000
 #: Largest nesting of tuples in a key, and of objects; deeper nesting overflows the stack of Python.
@@ -229,14 +235,16 @@ class Allocations:
     def _measure_arguments(self, call: Obj, name: Global) -> None:
         """Measure the arguments of a call, because the called function may hash them or write them out."""
         for value in (call.args, call.kwargs):
-            if value and not CONTAINER_TYPES.isdisjoint(map(type, value.values() if type(value) is dict else value)):
+            if value and not _is_nearly_flat(value):
                 self._note_expansion(name, self._arguments.measure(value).size)
         if get_plain_name(name) == "types.GenericAlias":  # searches its arguments for type variables
             self._keys.append((id(call), call.args))
 
     def _measure_state(self, target: Value, state: Value) -> None:
         """Measure the state of an object, because its class may hash the state or write it out."""
-        if type(target) is Obj and type(target.cls) is Global and type(state) in CONTAINER_TYPES:
+        if type(target) is not Obj or type(target.cls) is not Global or type(state) not in CONTAINER_TYPES:
+            return
+        if not target.cls.module.startswith(_STORING_MODULES):
             self._note_expansion(target.cls, self._states.measure(state).size)
 
     def _note_expansion(self, name: Global, size: int) -> None:
@@ -386,6 +394,15 @@ class Allocations:
         if count <= _MAX_COLLISIONS:
             return None
         return f"compares each of {count:,} keys with all others, because all keys have the same hash; loading may hang"
+
+
+def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:
+    """Return True for arguments of plain values, and short tuples and lists of these, as most arguments are."""
+    return type(values) is tuple and all(
+        type(value) not in CONTAINER_TYPES
+        or (type(value) in (tuple, list) and len(value) < _FLAT_LENGTH and _PLAIN_TYPES.issuperset(map(type, value)))
+        for value in values
+    )
 
 
 def _is_written_out(value: Obj) -> bool:
