@@ -291,8 +291,9 @@ class MachineState:
             noun = "list" if opcode == "APPEND" else "set"
             raise self.build_error(pos, f"the pickle adds elements to {describe(target)}, which is not a {noun}")
 
-    def decode_integer(self, data: bytes) -> Value:
+    def read_integer(self, start: int, length: int) -> Value:
         """Return a little-endian two's complement integer; for a very long integer, a node for a call of `int`."""
+        data = MachineState.read_bytes(self, start, length)  # not as a string, in which a scanner looks for pickles
         if len(data) > MAX_INT_BYTES:
             self.object_count += 1
             return Obj(LONG_INTEGER, (data,))

@@ -118,7 +118,7 @@ def do_binint2(m: MachineState, pos: int) -> int:
 
 def do_long1(m: MachineState, pos: int) -> int:
     length = m.data[pos]
-    m.stack.append(m.decode_integer(m.read_bytes(pos + 1, length)))
+    m.stack.append(m.read_integer(pos + 1, length))
     return pos + 1 + length
 
 
@@ -126,7 +126,7 @@ def do_long4(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
         raise m.build_error(pos, f"an integer has a negative length ({length} bytes)")
-    m.stack.append(m.decode_integer(m.read_bytes(pos + 4, length)))
+    m.stack.append(m.read_integer(pos + 4, length))
     return pos + 4 + length
 
 

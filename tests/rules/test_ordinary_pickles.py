@@ -721,3 +721,12 @@ def test_configurations_of_transformers_are_data(save_checkpoint):
     transformers = pytest.importorskip("transformers")
     configs = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
     assert list_findings(save_checkpoint({"w": torch.zeros(1), "config": configs})) == []
+
+
+@pytest.mark.parametrize("length", [16, 300])
+def test_an_integer_that_begins_like_a_pickle_is_not_a_pickle(length, tmp_path):
+    """One of 3,000 random UUIDs begins with an opcode and has the byte of an import. No loader unpickles an integer."""
+    data = b"\x80\x04\x95" + b"\x7f" * (length - 3)
+    (tmp_path / "a.pkl").write_bytes(b"\x80\x04\x8b" + length.to_bytes(4, "little") + data + b".")
+    (target,) = audit(Request((str(tmp_path / "a.pkl"),), select=("unscanned-pickle",))).targets
+    assert [finding.message for finding in target.findings] == []
