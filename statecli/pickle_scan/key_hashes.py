@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from statecli.pickle_scan.expected_calls import get_plain_name
+import ipaddress
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.pickle_scan import exceptions
+from statecli.pickle_scan.expected_calls import get_plain_name, is_clean, is_copyreg_call
 from statecli.pickles.nodes import Global, Obj, SetOf, Value
 
 #: Depth to which nested tuples are hashed to find collisions; every deeper tuple counts as hash 0.
@@ -33,11 +41,11 @@ class KeyHashes:
         if type(value) is SetOf:
             return hash(frozenset(self.compute_hash(child, nesting) for child in value.elems))
         assert type(value) is Obj  # noqa: S101  # the only other container
-        return self._hash_call(value, get_plain_name(value.cls) if type(value.cls) is Global else "", nesting)
+        return self._hash_call(value, nesting)
 
-    def _hash_call(self, call: Obj, name: str, nesting: int) -> int:
+    def _hash_call(self, call: Obj, nesting: int) -> int:
         """Return Python's hash of an object, or one hash for all objects of a class that may hash chosen numbers."""
-        args = call.args
+        name, args = _get_class_name(call), call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
             return hash(args[0]) + 1_000_003 * hash(args[1] if len(args) > 1 else 0)
         if name in ("torch.Size", "builtins.tuple", "builtins.frozenset") and args and type(args[0]) in (tuple, list):
@@ -50,25 +58,92 @@ class KeyHashes:
         if name.startswith(_HASHED_BY_CONTENT):
             state = call.state.values() if type(call.state) is dict else (call.state,)
             return hash((name, *(self.compute_hash(child, nesting) for child in (*args, *state))))
-        return hash(name)
+        number = _hash_number(name, args, call.state)
+        return hash(name) if number is None else number
 
 
 def reads_contents(key: Value) -> bool:
     """Return True if the hash of a key depends on its contents; the hash of a tensor is its address."""
-    name = get_plain_name(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
-    by_address = name.startswith(_HASHED_BY_ADDRESS) and name != "torch.nn.utils.rnn.PackedSequence_"
-    by_address = by_address or (name.startswith("torch.") and name.endswith(("Storage", "Tensor")))
-    return type(key) in (tuple, SetOf, Obj) and not by_address
+    return type(key) in (tuple, SetOf) or (type(key) is Obj and not _is_hashed_by_address(_get_class_name(key)))
 
 
+def _is_hashed_by_address(name: str) -> bool:
+    """Return True for a class whose objects are hashed by address, and for an unknown class, which other rules report.
+
+    Most classes keep the hash of `object`, and other hashes depend on code that statecli does not know.
+    """
+    if name == "torch.nn.utils.rnn.PackedSequence_":
+        return False
+    is_tensor = name.startswith("torch.") and name.endswith(("Storage", "Tensor"))
+    return is_tensor or name.startswith(_HASHED_BY_ADDRESS) or exceptions.is_exception(name) or not is_clean(name)
+
+
+def _get_class_name(call: Obj) -> str:
+    """Return the plain name of the class of an object; "" for an unknown class."""
+    cls = call.args[0] if is_copyreg_call(call) else call.cls
+    return get_plain_name(cls) if type(cls) is Global else ""
+
+
+def _hash_number(name: str, args: Sequence[Any], state: Any) -> int | None:
+    """Return the hash of an object of Python that equals or holds integers; None for other arguments than usual."""
+    is_integer = all(type(arg) is int for arg in args)
+    if name == "uuid.UUID":
+        number = state.get("int") if type(state) is dict else None
+        return hash(number) if type(number) is int else None
+    if name == "builtins.range" and is_integer and 0 < len(args) < 4 and 0 not in args[2:]:
+        return hash(range(*args))
+    if name == "fractions.Fraction":
+        return _hash_ratio(*args) if is_integer and len(args) == 2 else _hash_text(_FRACTION, args)
+    if name == "decimal.Decimal":
+        return _hash_text(_DECIMAL, args)
+    if name.startswith("ipaddress.") and len(args) == 1 and (is_integer or _is_short_text(args[0])):
+        try:
+            return hash(getattr(ipaddress, name.removeprefix("ipaddress."))(args[0]))
+        except ValueError:
+            return None  # loading fails
+    return None
+
+
+def _is_short_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= _MAX_DIGITS
+
+
+def _hash_text(pattern: Any, args: Sequence[Any]) -> int | None:
+    """Return the hash of the number that a text spells; None for another text, such as `NaN`."""
+    spelling = pattern.fullmatch(args[0]) if len(args) == 1 and _is_short_text(args[0]) else None
+    if spelling is None:
+        return None
+    parts = spelling.groupdict("")
+    fraction, exponent = parts.get("fraction", ""), int(parts.get("exponent") or 0)
+    scale = pow(10, exponent - len(fraction), sys.hash_info.modulus)
+    number = int(parts["sign"] + parts["digits"] + fraction) * scale
+    return _hash_ratio(number, int(parts.get("denominator") or 1))
+
+
+def _hash_ratio(numerator: int, denominator: int) -> int:
+    """Return the hash of a fraction as Python's documentation of numeric types defines this hash."""
+    if denominator % sys.hash_info.modulus == 0:
+        return sys.hash_info.inf
+    return hash(numerator * pow(denominator, -1, sys.hash_info.modulus))
+
+
+#: Longest text of a number that is read, in characters.
+_MAX_DIGITS = 256
+_FRACTION = compile_on_use(r"(?P<sign>-?)(?P<digits>[0-9]+)(?:/(?P<denominator>[0-9]+))?")
+_DECIMAL = compile_on_use(
+    r"(?P<sign>-?)(?P<digits>[0-9]+)(?:\.(?P<fraction>[0-9]+))?(?:E(?P<exponent>[-+]?[0-9]+))?", re.IGNORECASE
+)
 #: Classes whose objects hash the tuple of their parts, or text or bytes; Python hashes text with a key that nobody
 #: outside the process knows.
 _HASHED_BY_CONTENT = (
     *("builtins.str", "builtins.bytes", "numpy.str_", "pathlib.", "datetime.", "_codecs.encode"),
-    *("torch.", "numpy.dtype", "collections.UserString"),
+    *("torch.", "numpy.dtype", "collections.UserString", "re._compile"),
 )
 #: Classes and functions whose objects are hashed by address: tensors, modules, optimizers and storages.
-_HASHED_BY_ADDRESS = ("torch._utils._rebuild_", "torch._tensor.", "torch.nn.", "torch.optim.", "torch.storage.")
+_HASHED_BY_ADDRESS = (
+    *("torch._utils._rebuild_", "torch._tensor.", "torch.nn.", "torch.optim.", "torch.storage."),
+    *("builtins.object", "functools.partial"),
+)
 
 
 def _is_hashed_by_sum(dtype: Value) -> bool:

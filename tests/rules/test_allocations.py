@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import ipaddress
+import pickle
+import re
 import struct
 import subprocess
 import sys
+import uuid
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
 from statecli.pickle_scan import allocations
+from statecli.pickle_scan.imported_names import Scanner
+from statecli.pickle_scan.key_hashes import KeyHashes
 
 from ..formats.attacks import (
     build,
@@ -326,11 +335,23 @@ BOMBS = {
         build_keys(b"(" + number(P * n) + b"\x91" for n in range(1, 601)),
         COLLIDING_KEYS_MESSAGE,
     ),
+    "decimals of one hash": (
+        build_keys(call_global("decimal", "Decimal", text(str(P * n))) for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
+    "UUIDs of one hash": (
+        build_keys(restore("uuid", "UUID", b"}" + text("int") + number(P * n) + b"s") for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
+    "tuples of networks of one hash": (
+        build_keys(call_global("ipaddress", "IPv6Network", number(P * n)) + b"\x85" for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
     "complex numbers of numpy": (
         build_keys(build_scalar("c8", struct.pack("<ff", -n, n)) for n in range(600)),
         COLLIDING_KEYS_MESSAGE,
     ),
-    "fractions, whose hashes are not known": (
+    "fractions of one hash": (
         build_keys(call_global("fractions", "Fraction", short(f"{P * n}/1")) for n in range(600)),
         COLLIDING_KEYS_MESSAGE,
     ),
@@ -620,6 +641,58 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     ] * is_bomb
 
 
+class Node:
+    """Object of a user, hashed by its address, that holds the previous object."""
+
+    def __init__(self, before=None):
+        self.before = before
+
+
+MANY_KEYS = {
+    "UUIDs": lambda n: uuid.UUID(int=n << 64 | n),
+    "pairs of UUIDs": lambda n: (uuid.UUID(int=n), uuid.UUID(int=n + 1)),
+    "addresses": ipaddress.IPv6Address,
+    "networks": lambda n: ipaddress.IPv4Network((n << 8, 24)),
+    "interfaces": lambda n: ipaddress.IPv4Interface((n << 8, 24)),
+    "decimals": lambda n: Decimal(n - 300) / 100,
+    "decimals with exponents": lambda n: Decimal(f"{n}E-30"),
+    "fractions": lambda n: Fraction(n - 300, 1009),
+    "ranges": lambda n: range(n, n + 10),
+    "patterns": lambda n: re.compile(f"a{n}"),
+    "partials": lambda n: functools.partial(int, n),
+    "objects": lambda _: object(),
+    "exceptions": lambda n: ValueError(n),
+    "nodes": lambda _: Node(),
+}
+
+
+@pytest.mark.usefixtures("low_limits")
+@pytest.mark.parametrize("protocol", [0, 4])
+@pytest.mark.parametrize("name", MANY_KEYS)
+def test_keys_with_different_hashes_are_not_a_bomb(name, protocol, tmp_path):
+    """The hash of each key is computed from its number, or is its address."""
+    keys = dict.fromkeys(map(MANY_KEYS[name], range(600)))
+    assert list_bombs(tmp_path / "a.pkl", pickle.dumps(keys, protocol)) == []
+
+
+@pytest.mark.parametrize("name", ["decimals", "decimals with exponents", "fractions", "ranges", "networks", "UUIDs"])
+def test_the_hash_of_a_number_is_the_hash_in_python(name):
+    """Collisions with keys of other classes are found too."""
+    keys = [MANY_KEYS[name](n) for n in range(600)]
+    scanner = Scanner(pickle.dumps(keys), "a")
+    scanner.run(0)
+    assert [KeyHashes().compute_hash(key) for key in scanner.root] == list(map(hash, keys))
+
+
+def test_linked_objects_as_keys_take_no_steps_to_hash(tmp_path, monkeypatch):
+    """The hash of an object is its address, so the objects that it holds do not count."""
+    monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 50_000)
+    nodes = [Node()]
+    for _ in range(300):
+        nodes.append(Node(nodes[-1]))
+    assert list_bombs(tmp_path / "a.pkl", pickle.dumps(dict.fromkeys(nodes))) == []
+
+
 @pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", ORDINARY_CALLS)
 def test_ordinary_data_is_not_a_bomb(name, tmp_path):
@@ -701,8 +774,8 @@ def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
     """A storage in the format before torch 1.6 grows with each of its views, even if the object lacks the view."""
     pickled_state = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
     data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
-    pickle = pickled_state[:2] + GROWING_TENSORS[name] + b"0" + pickled_state[2:]
-    (message,) = list_bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
+    body = pickled_state[:2] + GROWING_TENSORS[name] + b"0" + pickled_state[2:]
+    (message,) = list_bombs(tmp_path / "a.pt", legacy(body, [("0", 4, data)]))
     assert " in calls to torch._utils._rebuild_" in message
 
 
