@@ -25,8 +25,8 @@ from statecli.pickle_scan.expected_calls import (
     list_parts,
 )
 from statecli.pickle_scan.key_hashes import KeyHashes, reads_contents
+from statecli.pickle_scan.pattern_steps import count_pattern_steps
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.machine_state import LONG_INTEGER
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
 
@@ -51,10 +51,6 @@ _MAX_NESTING = 10_000
 _MAX_COLLISIONS = 5_000
 #: Largest number of steps to compile the regular expressions of one pickle; 5 million steps take about a second.
 _MAX_PATTERN_STEPS = 20_000_000
-#: Cost of compiling a pattern: steps for a character class, because each may span Unicode's first plane; and the
-#: squared length of a pattern that costs one step, because `re` moves all branches of an alternation for each common
-#: character.
-_STEPS_PER_CHARACTER_CLASS, _SQUARED_LENGTH_PER_STEP = 65_536, 500
 #: Bytes of a pointer, and of an entry in the unpickler's memo.
 _POINTER_BYTES, _MEMO_ENTRY_BYTES = 8, 16
 #: Bytes of a 0-dimensional tensor object, because iterating over a tensor creates one for each element.
@@ -218,7 +214,7 @@ class Allocations:
         self._steps.take(Budget.FLOW)
         if plain_name == "re._compile" and call.args:
             self._patterns.append(name)
-            self._pattern_steps += _count_pattern_steps(call.args[0])
+            self._pattern_steps += count_pattern_steps(*(*call.args, 0)[:2])
         self._add_bytes(name, self._measure_call(plain_name, call.args))
         self._count_long_numbers(name, plain_name, call.args)
         for indirect in iter_indirect_calls(plain_name, call.args) if depth < MAX_INDIRECT_CALLS else ():
@@ -446,22 +442,6 @@ def _list_owned_values(value: Value) -> Sequence[Value]:
     name = get_plain_name(value.cls) if type(value.cls) is Global else ""
     parts = [*value.args, *(value.elems or ()), *list_parts(value.items), *list_parts(value.kwargs)]
     return [*parts, value.state] if name.startswith(_CLASSES_WITHOUT_DICT) else parts
-
-
-#: Escape of a character by number or name, which may be outside ASCII.
-_ESCAPED_CHARACTER = compile_on_use(r"\\[uUxN0-7]")
-
-
-def _count_pattern_steps(pattern: Value) -> int:
-    """Return an upper bound of the steps to compile a regular expression."""
-    pattern = pattern if type(pattern) is str else read_raw_bytes(pattern)
-    if pattern is None:
-        return MAX_SIZE  # the pickle computes the text
-    # A class that ignores case expands each range character by character; ranges of ASCII are short.
-    dash, bracket = (b"-", b"[") if type(pattern) is bytes else ("-", "[")
-    has_long_ranges = not pattern.isascii() or _ESCAPED_CHARACTER.search(str(pattern)) is not None
-    classes = pattern.count(bracket) + (pattern.count(dash) if has_long_ranges else 0)
-    return int(classes * _STEPS_PER_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARED_LENGTH_PER_STEP)
 
 
 def _get_storage_key(pid: tuple[Value, ...]) -> Value:

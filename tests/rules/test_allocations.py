@@ -359,6 +359,22 @@ BOMBS = {
         call_global("re", "_compile", text("[\u0100-\uffff]" * 400), number(2)),
         "needs more than 20,000,000 steps to compile regular expressions",
     ),
+    "a pattern of 400 escaped classes": (
+        call_global("re", "_compile", text(r"[\u0100-\uffff]" * 400), number(0)),
+        PATTERN_STEPS_MESSAGE,
+    ),
+    "a pattern of 400 classes with a backslash": (
+        call_global("re", "_compile", text("[\u0100-\\\uffff]" * 400), number(0)),
+        PATTERN_STEPS_MESSAGE,
+    ),
+    "a pattern of 400 classes of named characters": (
+        call_global("re", "_compile", text(r"[\N{DIGIT ZERO}-\N{YI RADICAL QOT}]" * 400), number(0)),
+        PATTERN_STEPS_MESSAGE,
+    ),
+    "a pattern of 10,000 classes in any case": (
+        call_global("re", "_compile", text("(?i)" + "[s-t]" * 10_000), number(0)),
+        PATTERN_STEPS_MESSAGE,
+    ),
     "patterns of 40 classes each": (
         b"".join(call_global("re", "_compile", text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0" for n in range(10))
         + b"N",
@@ -639,6 +655,25 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     assert [("needs more than 500,000 steps to hash dictionary keys") in message for message in actual] == [
         True
     ] * is_bomb
+
+
+#: Name -> a pattern with a place for a number, and its flags.
+PATTERNS = {
+    "classes": (r"(?:[a-z0-9_\-]+){}[^\s]*", 0),
+    "classes in any case": (r"(?:[a-z0-9_\-]+){}[^\s]*", re.IGNORECASE),
+    "letters of another script": ("[\u0430-\u044f]+{}[\u0410-\u042f]", re.IGNORECASE),
+    "escaped letters": (r"[\u0430-\u044f]+{}[\u0410-\u042f]", 0),
+    "a back reference": (r"([a-z-]+){}\1", 0),
+    "bytes": (rb"[\x80-\xff-]+[a-z]", re.IGNORECASE),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_many_ordinary_patterns_are_not_a_bomb(name, tmp_path):
+    """Each pattern compiles in less than a millisecond."""
+    pattern, flags = PATTERNS[name]
+    texts = [pattern + b"%d" % n if isinstance(pattern, bytes) else pattern.format(n) for n in range(1_000)]
+    assert list_bombs(tmp_path / "a.pkl", pickle.dumps([re.compile(text, flags) for text in texts])) == []
 
 
 class Node:
