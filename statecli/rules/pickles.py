@@ -245,12 +245,13 @@ def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
 def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     """Loading the file takes far more memory or time than its size explains.
 
-    Why: a few bytes of a pickle can request any amount of memory, and a dictionary key can take forever to hash. The
-    loading process is killed or hangs, even with `weights_only=True`. torch.save and pickle do not write such a file,
-    because they write the data itself.
+    Why: a few bytes of a pickle can request any amount of memory. A dictionary key, or a value in an error message, can
+    take forever to hash or to write out. The loading process is killed or hangs, even with `weights_only=True`.
+    torch.save and pickle do not write such a file, because they write the data itself.
 
     Example: `bytearray(2**36)` next to the tensors; a dictionary key that is a tuple with itself as two items, 64
-    levels deep; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
+    levels deep; such a list as the state of a parameter; a memo entry with the number 2**28; compressed records that
+    inflate 1,000 times.
 
     Fix: do not load the file. If the file is yours, save the data itself instead of a call that computes it.
     """
