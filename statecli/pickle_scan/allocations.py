@@ -49,6 +49,8 @@ _SQUARED_BYTES_PER_STEP = 1000
 _MAX_NESTING = 10_000
 #: Largest number of keys with the same hash in a dict or set, because each key is compared with all earlier ones.
 _MAX_COLLISIONS = 5_000
+#: Largest number of keys with the same hash, times the number of values in these keys.
+_MAX_COMPARED_VALUES = 400_000_000
 #: Largest number of steps to compile the regular expressions of one pickle; 5 million steps take about a second.
 _MAX_PATTERN_STEPS = 20_000_000
 #: Bytes of a pointer, and of an entry in the unpickler's memo.
@@ -375,7 +377,7 @@ class Allocations:
 
     def _explain_slow_keys(self) -> str | None:
         """Return why hashing all keys takes too long or crashes Python; None if it does not."""
-        steps, hashes = 0, Counter[tuple[int, int]]()
+        steps, counts, sizes = 0, Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for holder, key in self._keys:
             size, depth = self._hashed.measure(key) if reads_contents(key) else Expansion(1, 0)
             steps += size
@@ -385,9 +387,16 @@ class Allocations:
                 )
             if steps > _MAX_HASH_STEPS:
                 return f"needs more than {_MAX_HASH_STEPS:,} steps to hash dictionary keys; loading may hang"
-            hashes[holder, self._hashes.compute_hash(key)] += 1
-        count = max(hashes.values(), default=0)
-        if count <= _MAX_COLLISIONS:
+            group = holder, self._hashes.compute_hash(key)
+            counts[group] += 1
+            sizes[group] += size
+        slow_counts = (
+            count
+            for group, count in counts.items()
+            if count > _MAX_COLLISIONS or count * sizes[group] > _MAX_COMPARED_VALUES
+        )
+        count = max(slow_counts, default=0)
+        if not count:
             return None
         return f"compares each of {count:,} keys with all others, because all keys have the same hash; loading may hang"
 

@@ -760,6 +760,14 @@ def test_key_that_hangs_the_loader_is_found(pickle, expected, tmp_path):
     assert message.startswith(expected)
 
 
+@pytest.mark.parametrize(("count", "is_bomb"), [(100, False), (200, True)])
+def test_the_values_of_keys_with_the_same_hash_are_counted(count, is_bomb, tmp_path, monkeypatch):
+    """Python compares the values of two long tuples one by one, also if only the last values differ."""
+    monkeypatch.setattr(allocations, "_MAX_COMPARED_VALUES", 4_000_000)
+    keys = build_keys(numbers(*[0] * 187, *build_colliding_numbers(n)) for n in range(count))
+    assert len(list_bombs(tmp_path / "a.pt", wrap_value(keys))) == is_bomb
+
+
 def test_a_thousand_colliding_keys_are_not_a_bomb(tmp_path):
     """Python compares 1,000 keys quickly."""
     assert list_bombs(tmp_path / "a.pt", build(records(colliding_ints(1000)))) == []
