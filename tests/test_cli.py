@@ -529,10 +529,10 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
             "to compare two checkpoints, run: statecli diff a.pt b.pt -f html -o diff.html",
         ),
         ("git setup x", "unexpected argument x: git setup takes no arguments; see statecli git setup --help"),
-        ("inspect a.pt --rtol 1", "inspect has no option --rtol, but diff has; see statecli diff --help"),
+        ("inspect a.pt --rtol 1", "inspect has no option --rtol, but diff has this option; see statecli diff --help"),
         (
             "inspect a.pt --jobs 1",
-            "inspect has no option --jobs, but diff, audit, lock, merge have; see statecli --help",
+            "inspect has no option --jobs, but diff, audit, lock and merge have this option; see statecli --help",
         ),
         ("inspect a.pt --debugg", "inspect has no option --debugg; did you mean --debug?"),
         ("inspect a.pt --josn", "inspect has no option --josn; did you mean -f json?"),

@@ -99,9 +99,9 @@ def describe_unknown_option(flag: str, name: str) -> str:
         command for command, lines in commands.items() if any(flag in each.listed for each in _list_options(lines))
     ]
     if other_commands:
-        have = "has" if len(other_commands) == 1 else "have"
-        command = other_commands[0] if len(other_commands) == 1 else ""
-        return f"{text}, but {', '.join(other_commands)} {have}; {see_help(command)}"
+        *first_commands, last_command = other_commands
+        names = f"{', '.join(first_commands)} and {last_command} have" if first_commands else f"{last_command} has"
+        return f"{text}, but {names} this option; {see_help('' if first_commands else last_command)}"
     options = _list_options(commands[name])
     similar_words = _find_similar_flags(flag, options) or _find_similar_choices(flag, options)
     return f"{text}; did you mean {join_or(similar_words)}?" if similar_words else f"{text}; {see_help(name)}"
