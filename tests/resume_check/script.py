@@ -279,6 +279,53 @@ for _name, _settings in {
     globals()[f"generator_{_name}"] = lambda _settings=_settings, **options: own_generator(**options, **_settings)
 
 
+def two_models(steps, save_every, save_to, checkpoint, extra_call="none", drop=""):
+    """A model and its head, each with an optimizer; `extra_call`: "closure", "metric" or "none"."""
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    data = torch.randn(64, 4)
+    model, head = nn.Linear(4, 2), nn.Linear(2, 2)
+    optimizer, head_optimizer = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model, head))
+    start = first_row = 0
+    if checkpoint:
+        saved = torch.load(checkpoint)
+        start = saved["step"]
+        first_row = start * 8 if drop == "data" else 0
+        for name, part in {"model": model, "head": head}.items():
+            if name != drop:
+                part.load_state_dict(saved[name])
+    for step in range(start, steps):
+        batch = data[step * 8 - first_row :][:8]
+
+        def compute_loss(batch=batch):
+            optimizer.zero_grad()
+            loss = model(batch).square().sum()
+            loss.backward()
+            return loss
+
+        if extra_call == "closure":
+            optimizer.step(compute_loss)
+        else:
+            compute_loss()
+            optimizer.step()
+        head_optimizer.zero_grad()
+        head(model(batch).detach()).square().sum().backward()
+        head_optimizer.step()
+        if extra_call == "metric":
+            model(batch).argmax(-1)
+        if (step + 1) % save_every == 0:
+            states = {"model": model.state_dict(), "head": head.state_dict(), "step": step + 1}
+            torch.save(states, f"{save_to}/{step + 1}.pt")
+
+
+for _call in ("none", "metric", "closure"):
+    for _drop in ("nothing", "model", "head", "data"):
+        globals()[f"two_models_{_call}_{_drop}"] = lambda _call=_call, _drop=_drop, **options: two_models(
+            **options, extra_call=_call, drop=_drop
+        )
+
+
 class Opaque(torch.Tensor):
     """A tensor without bytes of its own; `inner` holds the values."""
 

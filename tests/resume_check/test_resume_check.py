@@ -137,6 +137,27 @@ def test_only_generators_that_are_drawn_from_are_named():
     assert finding.message == "random: not resumed (other random numbers: torch)"
 
 
+@pytest.mark.parametrize("call", ["none", "metric", "closure"])
+@pytest.mark.parametrize(
+    ("drop", "messages"),
+    [
+        ("nothing", []),
+        ("model", ["model: not resumed (weight, bias)"]),
+        ("head", ["model: not resumed (head: weight, bias)"]),
+        ("data", ["data: not resumed (the first batch is the batch of step 1)"]),
+    ],
+)
+def test_calls_after_a_step_are_no_difference(call, drop, messages):
+    """A second model, a metric and a closure call forward after the hook of a step; a lost state is still named."""
+    assert [finding.message for finding in check(f"two_models_{call}_{drop}").findings] == messages
+
+
+def test_a_lost_second_model_is_loaded_from_its_own_key():
+    """The checkpoint has a key for each model."""
+    (finding,) = check("two_models_none_head").findings
+    assert finding.help.endswith("call head.load_state_dict(checkpoint['head'])")
+
+
 def test_random_numbers_that_no_step_uses_may_differ():
     """The random state is neither saved nor needed."""
     result = check("plain")
@@ -167,7 +188,7 @@ def test_values_in_unusual_objects_are_compared(name, state):
 @pytest.mark.parametrize(
     ("name", "state"),
     [
-        ("opaque", "buffers['extra'] (Opaque)"),
+        ("opaque", "buffers['model']['extra'] (Opaque)"),
         ("slots", "groups['0.extra'] (Settings)"),
     ],
 )

@@ -88,6 +88,8 @@ def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_
     object_name = _name_object(row, full_run)
     if row.state is State.DATA:
         key = keys.find_data(is_order=not row.evidence.endswith(tuple("0123456789")))
+    elif row.state is State.MODEL and object_name != full_run.model_name:
+        key = keys.find_named(object_name)
     else:
         key = keys.find(row.state, object_name)
     load_argument = key.expression if key else ""
@@ -169,7 +171,7 @@ _WORDS = {
 
 
 def _name_object(row: StateRow, full_run: RunRecord) -> str:
-    if row.state is State.MODEL:
+    if row.state is State.MODEL and ": " not in row.evidence:
         return full_run.model_name
     if row.state is State.OPTIMIZER:
         return full_run.optimizer_name
@@ -184,12 +186,25 @@ def _list_differing(first: Mapping[str, object], second: Mapping[str, object]) -
 
 
 def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
-    differing = _list_differing(before.parameters, after.parameters)
-    if not differing and before.batches == after.batches:  # forward has updated the buffers
-        differing = _list_differing(before.buffers, after.buffers)
-    if not before.parameters:
+    """Compare the models of both runs; buffers only after equal calls of forward, which update the buffers."""
+    names = [name for name in before.parameters if name in after.parameters]
+    if not names:
         return StateRow(State.MODEL, None)
-    return StateRow(State.MODEL, not differing, join_names(differing, _MAX_NAMES) if differing else "")
+    has_equal_calls = _end_alike(before.batches, after.batches)
+    for name in names:
+        differing = _list_differing(before.parameters[name], after.parameters[name])
+        if not differing and has_equal_calls:
+            differing = _list_differing(before.buffers[name], after.buffers[name])
+        if differing:
+            prefix = "" if name == next(iter(before.parameters)) else f"{name}: "
+            return StateRow(State.MODEL, resumed=False, evidence=prefix + join_names(differing, _MAX_NAMES))
+    return StateRow(State.MODEL, resumed=True)
+
+
+def _end_alike(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return True if the last calls are equal: only one run may have calls between its previous step and its save."""
+    count = min(len(first), len(second))
+    return first == second or (count > 0 and first[-count:] == second[-count:])
 
 
 def _compare_optimizer(before: StepRecord, after: StepRecord) -> StateRow:
@@ -234,8 +249,8 @@ def _compare_chance(
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]
     differing = drawn or differing
     random_row = StateRow(State.RANDOM, resumed=False, evidence=f"other random numbers: {', '.join(differing)}")
-    if before.batches != after.batches:
-        position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
+    if not _end_alike(before.batches, after.batches):
+        position = next((n for n, step in enumerate(steps, 1) if _end_alike(step.batches, after.batches)), None)
         if position is None and differing:
             return [StateRow(State.DATA, None), random_row]
         batch_text = f"the batch of step {position}" if position else "not a batch of the uninterrupted run"

@@ -14,17 +14,18 @@ class StepRecord(msgspec.Struct, frozen=True):
     """State right before a step of the optimizer. Schedulers, scalers and averages are set only at the compared step.
 
     Attributes:
-        parameters, buffers: Tensors of the called models.
+        parameters, buffers: Tensors of each called model, by the name of a variable of the script, or of the class; at
+            the compared step also of each model with a parameter of any optimizer.
         gradients: By position in the optimizer.
         optimizer: Moments and other state by position in the optimizer.
         groups: Learning rate and other settings of the optimizer.
         schedulers, scalers, averages: By the name of a variable of the script, or of the class.
-        batches: Digests of the arguments of the forward calls since the last step.
+        batches: Digests of the arguments of the forward calls since the last step of any optimizer, a closure included.
         random: State of each random generator: torch, random, numpy, cuda, or a variable of the script.
     """
 
-    parameters: Digests
-    buffers: Digests
+    parameters: dict[str, Digests]
+    buffers: dict[str, Digests]
     gradients: Digests
     optimizer: Digests
     groups: Digests

@@ -17,7 +17,7 @@ import random
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -25,7 +25,7 @@ import msgspec
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -159,6 +159,7 @@ class Recorder:
             register_module_forward_pre_hook(self._enter_forward),
             register_module_forward_hook(self._leave_forward, always_call=True),
             register_optimizer_step_pre_hook(self._record_step),
+            register_optimizer_step_post_hook(self._end_step),
         ]
 
     def _enter_forward(self, module: nn.Module, args: Any) -> None:
@@ -181,16 +182,15 @@ class Recorder:
             return
         names = _list_variables()
         self.optimizer_name = names.get(id(optimizer), self.optimizer_name)
-        models = self._find_whole_models()
-        if models:
-            self.model_name = names.get(id(models[0]), self.model_name)
-        parameters, buffers = _read_tensors(models, "named_parameters"), _read_tensors(models, "named_buffers")
         is_first = len(self.steps) == self._first_step
         tracked = [item for item in gc.get_objects() if issubclass(type(item), _TRACKED_CLASSES)] if is_first else []
+        models = _find_whole_models([*self._models, *_find_trained_models(tracked)])
+        if models:
+            self.model_name = names.get(id(models[0]), self.model_name)
         self.steps.append(
             StepRecord(
-                parameters,
-                buffers,
+                _read_models(models, names, nn.Module.named_parameters),
+                _read_models(models, names, nn.Module.named_buffers),
                 _read_gradients(optimizer),
                 _read_optimizer(optimizer),
                 _read_groups(optimizer),
@@ -203,10 +203,13 @@ class Recorder:
         )
         self._batches.clear()
 
-    def _find_whole_models(self) -> list[nn.Module]:
-        """Return the called models that are not parts of another called model."""
-        parts = {id(part) for model in self._models for part in list(model.modules())[1:]}
-        return [model for model in self._models if id(model) not in parts]
+    def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Add the calls of a closure to its step; no call before the end of any step belongs to a later step."""
+        if optimizer is self._optimizer and self._batches:
+            step = self.steps[-1]
+            batches = (*step.batches, *self._batches)
+            self.steps[-1] = msgspec.structs.replace(step, batches=batches, gradients=_read_gradients(optimizer))
+        self._batches.clear()
 
     def _read_averages(self, objects: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
         """Read averaged models, further instances of a called class, and dicts with the shapes of a model."""
@@ -220,7 +223,8 @@ class Recorder:
         averaged += [module for module in modules if type(module) in kinds and id(module) not in inner]
         shapes = {name: parameter.shape for model in models for name, parameter in model.named_parameters()}
         states = {
-            names.get(id(module), type(module).__name__): _read_tensors([module], "state_dict") for module in averaged
+            names.get(id(module), type(module).__name__): _read_tensors(module.state_dict().items())
+            for module in averaged
         }
         for name, value in _iter_variables():
             if type(value) is dict and value and all(_has_shape(value, key, shapes) for key in value):
@@ -230,7 +234,26 @@ class Recorder:
 
 
 #: Classes whose instances are searched for in the process.
-_TRACKED_CLASSES = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, nn.Module)
+_TRACKED_CLASSES = (
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+    torch.optim.Optimizer,
+    nn.Module,
+)
+
+
+def _find_trained_models(objects: list[Any]) -> list[nn.Module]:
+    """Return the modules with a parameter of any optimizer; a resumed run may not have called them yet."""
+    optimizers = [item for item in objects if isinstance(item, torch.optim.Optimizer)]
+    trained_ids = {id(parameter) for optimizer in optimizers for _, parameter in _iter_parameters(optimizer)}
+    modules = [item for item in objects if isinstance(item, nn.Module)]
+    return [module for module in modules if any(id(parameter) in trained_ids for parameter in module.parameters())]
+
+
+def _find_whole_models(models: list[nn.Module]) -> list[nn.Module]:
+    """Return the models that are not parts of another model."""
+    parts = {id(part) for model in models for part in list(model.modules())[1:]}
+    return [model for model in {id(model): model for model in models}.values() if id(model) not in parts]
 
 
 def _has_shape(values: dict[Any, Any], key: Any, shapes: dict[str, torch.Size]) -> bool:
@@ -346,14 +369,17 @@ class _Encoder:
         return f"{text} ({type(value).__name__})"
 
 
-def _read_tensors(modules: list[nn.Module], method: str) -> Digests:
-    digests: Digests = {}
-    for module in modules:
-        named = getattr(module, method)()
-        for name, tensor in named.items() if isinstance(named, dict) else named:
-            if isinstance(tensor, torch.Tensor):
-                digests.setdefault(name, _digest(tensor))
-    return digests
+def _read_tensors(named: Iterable[tuple[str, Any]]) -> Digests:
+    return {name: _digest(tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)}
+
+
+def _read_models(
+    models: list[nn.Module],
+    names: dict[int, str],
+    list_tensors: Callable[[nn.Module], Iterable[tuple[str, torch.Tensor]]],
+) -> dict[str, Digests]:
+    """Read the tensors of each model. Each is named by its variable, or else by its class."""
+    return {names.get(id(model), type(model).__name__): _read_tensors(list_tensors(model)) for model in models}
 
 
 def _iter_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

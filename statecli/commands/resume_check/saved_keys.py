@@ -126,6 +126,12 @@ class SavedKeys:
         name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
 
+    def find_named(self, variable_name: str) -> SavedKey | None:
+        """Return the key named like the variable."""
+        name = variable_name.rpartition(".")[2]
+        keys = (key for state_keys in (self._others, *self.states.values()) for key in state_keys)
+        return next((key for key in keys if key.name == name), None)
+
     def find_vague_random(self) -> SavedKey | None:
         """Return a key named after random numbers whose value is not a known form of a generator's state."""
         recognized_keys = {*self.generators.values()}
