@@ -7,6 +7,7 @@ imports torch.
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import types
 from contextlib import nullcontext
@@ -203,12 +204,16 @@ def _is_model_of(module: types.ModuleType, name: str) -> bool:
     return is_module_class(value) and value.__module__ == module.__name__ and not name.startswith("_")
 
 
-def _seed_torch(seed: int) -> None:
-    """Seed torch as `torch.manual_seed` does, but without a seed for each kind of missing device (5 ms)."""
+def _seed_generators(seed: int) -> None:
+    """Seed torch, Python and numpy; torch without a seed for each kind of missing device (5 ms)."""
     import torch
 
     has_devices = torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
     torch.manual_seed(seed) if has_devices else torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy:
+        numpy.random.seed(seed)
 
 
 def _call_spec(
@@ -231,7 +236,7 @@ def _call_spec(
         lines = [spell(replace(spec, module=obj.__name__, attribute=name)) for name in names[:1]]
         lines += filter(None, [find_example(spec.module)])
         raise advise_line(lines[0]).build_error(problem) if lines else ModelError(problem)
-    _seed_torch(seed)
+    _seed_generators(seed)
     # No device mode for the cpu: it would override a default device that the user's own code sets.
     device = nullcontext() if init_device == "cpu" else torch.device(init_device)
     with device, origins.record() if origins else nullcontext():
