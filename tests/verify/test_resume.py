@@ -34,6 +34,17 @@ def forward(self, x):
     return self.fc(x) * self.helper.n
 {0}"""
 
+STAMPED = """import time
+self.fc = nn.Linear(3, 3)
+self.state = {{{0}, "at": time.perf_counter()}}
+---
+def forward(self, x):
+    import time
+    if self.training:
+        {1}
+        self.state["at"] = time.perf_counter()
+    return self.fc(x - self.state["mean"])"""
+
 #: A class that fails, with the rule of each failed name, and a class of the same purpose that passes.
 ZOO = {
     "a counter": (
@@ -134,6 +145,31 @@ ZOO = {
         {"parts[0].weight": MODULE, "parts[0].bias": MODULE},
         net("self.parts = nn.ModuleList([nn.Linear(3, 3)])", "return self.parts[0](self.fc(x))"),
     ),
+    "an average next to the time": (
+        STAMPED.format('"mean": torch.zeros(3)', 'self.state["mean"] = self.state["mean"] + 0.1 * x.mean(0)'),
+        {"state['mean']": TENSOR},
+        STAMPED.format('"mean": 0.0', 'self.state["mean"] = float(x.mean())'),
+    ),
+    "a number next to the time": (
+        STAMPED.format('"mean": 0.0', 'self.state["mean"] += float(x.mean())'),
+        {"state['mean']": LOST},
+        STAMPED.format('"mean": 0.0', 'self.state["mean"] = float(x.mean())'),
+    ),
+    "a tensor computed from a parameter": (
+        net("self.n = self.fc.weight * 2", "return self.fc(x) * self.n.detach().sum()"),
+        {"n": TENSOR},
+        net("", "return self.fc(x) * (self.fc.weight * 2).detach().sum()"),
+    ),
+    "a random number of Python": (
+        net("import random\nself.scale = random.random()", "return self.fc(x) * self.scale"),
+        {"scale": LOST},
+        net("self.scale = 0.5", "return self.fc(x) * self.scale"),
+    ),
+    "a random order of numpy": (
+        net("import numpy\nself.order = numpy.random.permutation(1000)", "return self.fc(x) * self.order[0]"),
+        {"order": LOST},
+        net("import numpy\nself.order = numpy.arange(1000)", "return self.fc(x) * self.order[1]"),
+    ),
     "two causes": (
         net(
             "self.n = 0\nself.mean = torch.zeros(3)",
@@ -207,6 +243,17 @@ def test_nondeterministic_model_is_inconclusive(in_tmp_path):
     check = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n + __import__('uuid').uuid4().int % 1000"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "two training runs with the same seed differ" in check.reason
+
+
+def test_a_loss_that_no_attribute_alone_explains_is_inconclusive(in_tmp_path):
+    """The greater of two counters is correct as long as one of the counters is correct."""
+    body = net(
+        "self.a = self.b = 0",
+        "self.a = self.b = max(self.a, self.b) + 1\nreturn self.fc(x) * self.a",
+    )
+    check = prove(body)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert check.reason.startswith("after the load, the output of step 3 differs, but no single attribute")
 
 
 def test_state_in_a_python_generator_is_inconclusive(in_tmp_path):

@@ -166,7 +166,8 @@ class _Reader:
 
     def encode_tensor(self, tensor: torch.Tensor) -> _TensorValue:
         self.tensors.append(tensor)
-        return _TensorValue(check_builder.copy_values(tensor), tensor.requires_grad)
+        # The copy of a non-leaf tensor is a leaf without a graph, so only the setting of a leaf belongs to the value.
+        return _TensorValue(check_builder.copy_values(tensor), tensor.is_leaf and tensor.requires_grad)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
         if len(self._parts) > _MAX_VALUES:

@@ -52,6 +52,9 @@ class _Proof(Proof):
         super().__init__(subject, Name.RESUME, f"{HOW}, with {made_by.__name__}", "resumed")
         self._made_by = made_by
         self._metrics: MetricStates | None = None
+        self._skipped_slots: list[Slot] = []
+        self._unstable_parts: dict[Slot, frozenset[str]] = {}
+        self._has_cause = False
 
     def _run(self) -> None:
         trainer = Trainer(self._subject, self._made_by)
@@ -64,6 +67,12 @@ class _Proof(Proof):
         )
         if not recovered:
             self._find_causes(trainer, training, loaded_values, unrestored_slots)
+            effect = find_effect(training.record, resumed, excluded_slots=self._skipped_slots)
+            if effect is not None and not (self._has_cause or self._reasons):
+                self._reasons.append(
+                    f"after the load, {effect}, but no single attribute of the model explains the difference; look "
+                    "for a value that several attributes hold, or that depends on the time"
+                )
         for row in self._subject.state.tensors:
             if row.fqn in self._subject.state.recomputed:
                 self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
@@ -80,9 +89,15 @@ class _Proof(Proof):
             self._reasons.append(self._explain_unknown_cause(trainer, training, effect))
             return
         # Two trainings with equal values differ in the time of day, or in an object that cannot be read.
-        unstable = frozenset(_list_differing(training.record.values, complete.values))
+        self._unstable_parts = {
+            slot: frozenset(list_differing_parts(training.record.values.get(slot), complete.values.get(slot)))
+            for slot in unrestored_slots
+        }
         unrestored_slots = self._leave_metrics_out(
-            trainer, training, loaded_values, [slot for slot in unrestored_slots if slot not in unstable]
+            trainer,
+            training,
+            loaded_values,
+            [slot for slot in unrestored_slots if self._list_lost_parts(slot, training.values, loaded_values)],
         )
         for slot in unrestored_slots[:MAX_SLOTS]:
             _, record = trainer.resume(training, [other for other in unrestored_slots if other is not slot])
@@ -92,6 +107,11 @@ class _Proof(Proof):
                 f"a load does not restore {plural(len(unrestored_slots) - MAX_SLOTS, 'more value')}; statecli did not "
                 "check whether they change the training"
             )
+
+    def _list_lost_parts(self, slot: Slot, first: Values, second: Values) -> list[str]:
+        """Return the paths of differing parts, except those that differ in any two trainings."""
+        unstable_parts = self._unstable_parts[slot]
+        return [part for part in list_differing_parts(first.get(slot), second.get(slot)) if part not in unstable_parts]
 
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
@@ -105,8 +125,9 @@ class _Proof(Proof):
         _, record = trainer.resume(training, others)
         if find_effect(training.record, record, excluded_slots=metric_slots) is not None:
             return unrestored_slots
+        self._skipped_slots = metric_slots
         for slot in metric_slots:
-            for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded_values.get(slot))):
+            for row in self._list_rows(slot, self._list_lost_parts(slot, training.values, loaded_values)):
                 self._cells[row.fqn] = check_builder.skip_cell(SAVED_ON_REQUEST_REASON)
         return others
 
@@ -127,13 +148,14 @@ class _Proof(Proof):
     def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: TrainingRecord) -> None:
         """Report a value that alone was kept after the load, if the training differs."""
         effect = find_effect(training.record, record, excluded_slots=(slot,))
-        remains = bool(list_differing_parts(training.record.values.get(slot), record.values.get(slot)))
+        self._has_cause |= effect is not None
+        remains = bool(self._list_lost_parts(slot, training.record.values, record.values))
         is_saved = slot not in training.initial
-        is_changed = is_saved or bool(list_differing_parts(training.initial[slot], training.values.get(slot)))
+        is_changed = is_saved or bool(self._list_lost_parts(slot, training.initial, training.values))
         is_harmless = _is_of_torch(slot, training) or self._is_of_metric(slot)
         if effect is None and (not (remains and is_changed) or is_harmless):
             return
-        differing = list_differing_parts(training.values.get(slot), loaded_values.get(slot))
+        differing = self._list_lost_parts(slot, training.values, loaded_values)
         consequence = effect or "in the steps that statecli ran, no output depends on the value"
         rows = self._list_rows(slot, differing)
         if rows:
