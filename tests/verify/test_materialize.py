@@ -134,6 +134,16 @@ ZOO = {
         {"parts[0].weight": META, "parts[0].bias": META},
         "self.parts = nn.ModuleList([nn.Linear(2, 2)])",
     ),
+    "a second name of a parameter": (
+        "self.fc = nn.Linear(2, 2)\nself.names = [self.fc.weight]",
+        {"names[0]": META},
+        "self.fc = nn.Linear(2, 2)\nself.names = ['weight']",
+    ),
+    "a view of a buffer": (
+        "self.register_buffer('t', torch.ones(4))\nself.half = self.t[:2]",
+        {"half": META},
+        "self.register_buffer('t', torch.ones(4))\nself.half = slice(2)",
+    ),
     "a number of a tensor": (
         "self.rates = [x.item() for x in torch.linspace(0, 1, 3)]\nself.fc = nn.Linear(2, 2)",
         {None: UNBUILT},

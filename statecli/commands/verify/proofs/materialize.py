@@ -24,6 +24,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.recreated_by_forward import ReadRecorder
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
@@ -170,6 +171,10 @@ class _Proof(Proof):
                 fault = self._judge(row, first, second)
                 if fault is not None:
                     faults[name] = fault
+        # A second name or a view of a registered tensor has no row.
+        further_names = first.tensors.keys() - self._subject.rows_by_fqn.keys()
+        for name in sorted(name for name in further_names if first.tensors[name].is_meta):
+            faults[name] = rules.LEFT_ON_META, _LEFT_ON_META
         return faults
 
     def _judge(self, row: TensorInfo, first: _Materialized, second: _Materialized) -> tuple[Rule, str] | None:
@@ -236,13 +241,16 @@ class _Proof(Proof):
         return frozenset(names) - read_names
 
     def _fail(self, rule: Rule, name: str, message: str, module: nn.Module, *, is_read: bool) -> None:
-        row = self._subject.rows_by_fqn[name]
+        row = self._subject.rows_by_fqn.get(name)
         severity = None
         if not is_read:
             message, severity = f"{message}; forward does not read the tensor", rule.cases["not read"]
         elif rule is rules.LEFT_ON_META and self._subject.inputs is None:
             severity = rule.cases["without an input"]
-        help = None if row.kind is Kind.UNREGISTERED else _describe_fix(module, name, rule)
+        if row is None:
+            help: str | None = move_rules.STALE_VIEW_HELP
+        else:
+            help = None if row.kind is Kind.UNREGISTERED else _describe_fix(module, name, rule)
         self.report(rule, f"{name}: {message}", name, help=help, severity=severity)
         self._cells[name] = Cell(Verdict.FAILED, reason=message)
 
