@@ -224,6 +224,15 @@ def test_forward_decides_the_severity(result, severities, in_tmp_path):
     assert {name for name, verdict in map_verdicts(check, "materialized").items() if verdict == "failed"} == failed
 
 
+def test_attribute_that_the_class_moves_itself_is_uninitialized(in_tmp_path):
+    """`to_empty()` gives memory to the attribute too, and nothing writes this memory, unless _apply does."""
+    body = (
+        "self.t = torch.ones(4)\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn, recurse)\n"
+        "    self.t = {}\n    return self"
+    )
+    expect_findings(prove, body.format("fn(self.t)"), {"t": LOST}, body.format("torch.ones_like(fn(self.t))"))
+
+
 def test_message_counts_the_uninitialized_elements(in_tmp_path):
     """The message has the number of elements that no method writes."""
     check = prove_source(Name.MATERIALIZE, ZOO["half of the elements"][0])

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.init_methods import INIT_METHODS, is_inside, list_init_methods
@@ -31,7 +33,7 @@ from statecli.core.rule import Rule
 from statecli.core.units import plural
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import identify_storage, is_lazy
+from statecli.live.tensors import is_lazy
 
 HOW = "build on meta, to_empty(), init methods, load_state_dict()"
 
@@ -67,6 +69,20 @@ class _Pattern:
 _NAN = _Pattern(float("nan"), 110, 0x7F)
 #: Values with which forward can compute: an index of 1 is within most tables.
 _ONES = _Pattern(1.0, 1, 0x38)
+
+
+class _FillMemory(TorchFunctionMode):
+    """Fill the memory that `to_empty()` allocates, before the class can write values."""
+
+    def __init__(self, pattern: _Pattern) -> None:
+        super().__init__()
+        self._pattern = pattern
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.empty_like:
+            self._pattern.fill(result)
+        return result
 
 
 @dataclass
@@ -133,16 +149,10 @@ class _Proof(Proof):
         module = self._build_on_meta()
         if module is None:
             return None
-        before = check_builder.list_storage_keys(
-            tensor for tensor in measure.map_tensors(module).values() if tensor.device.type != "meta"
-        )
         result = _Materialized(module)
         with check_builder.keep_class_attributes(module), use_seed(0, module), torch.no_grad():
-            with self._subject.user_code("to_empty()"):
+            with self._subject.user_code("to_empty()"), _FillMemory(pattern):
                 module.to_empty(device="cpu")
-            for tensor in (*module.parameters(), *module.buffers()):
-                if identify_storage(tensor)[0] not in before:
-                    pattern.fill(tensor)
             for path, name, method in list_init_methods(module, self._state):
                 _, error_text = check_builder.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
                 if error_text is not None:
