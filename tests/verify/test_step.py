@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from functools import partial
 
@@ -279,6 +280,24 @@ def test_graph_kept_between_steps_is_inconclusive():
     )
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "backward in round 2 raised RuntimeError" in check.reason
+
+
+AVERAGE = """if self.training:
+    self.mean = 0.9 * self.mean + 0.1 * self.used(x).mean(0){0}
+return self.used(x - self.mean.detach())"""
+
+
+def test_buffer_that_keeps_the_graph_of_training_fails():
+    """Only a forward in train mode stores the graph, so the check `copy` does not see it; copy.deepcopy raises then."""
+    init = 'self.register_buffer("mean", torch.zeros(8))'
+    check = train(init, AVERAGE.format(""))
+    assert map_rules(check) == {"mean": "non-leaf-attribute"}
+    assert map_verdicts(check, "forward updates") == {"mean": "failed"}
+    model = build_net()
+    model(torch.ones(2, 8))
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        copy.deepcopy(model)
+    assert train(init, AVERAGE.format(".detach()")).verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

@@ -178,8 +178,9 @@ NON_LEAF_ATTRIBUTE = Rule(
     ("verify", "audit"),
     Severity.ERROR,
     summary="An attribute is the result of an operation on tensors that require grad.",
-    why="""the value was computed once, when the model was built. It does not change when its parameters are trained
-or moved. A second backward through the attribute raises, and so does `copy.deepcopy` of the model.""",
+    why="""`copy.deepcopy` of the model raises an error, and so does a second backward through the attribute. A value
+computed in `__init__` does not change when its parameters are trained or moved. A value stored by `forward` keeps the
+graph of its step in memory.""",
     example="`self.kernel = self.weight.softmax(0)` in `__init__`.",
     fix="compute the value in `forward`; for a constant, register `value.detach()` as a buffer.",
 )

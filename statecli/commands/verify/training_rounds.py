@@ -112,6 +112,7 @@ class Training:
 
     `changed_by`: "forward" or, for tensors without training, "step", by the FQN of a tensor with changed values.
     `written`: trained parameters written by forward, with or without a change. `is_cut_off`: no output required grad.
+    `initial_non_leaves`: names of tensors that the constructor computed from parameters.
     `finite`: every output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last round
     repeated in eval mode if forward draws, and with only batch norms in eval mode, if the model has batch norms.
     """
@@ -123,6 +124,7 @@ class Training:
     leaf_records: dict[str, LeafRecord] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
+    initial_non_leaves: frozenset[str] = frozenset()
     changed_by: dict[str, set[str]] = field(default_factory=dict)
     written_names: set[str] = field(default_factory=set)
     rounds: int = 0
@@ -168,6 +170,7 @@ def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Opti
             run.module.train()
         if any(map(is_lazy, measure.map_tensors(run.module).values())):
             subject.call(run.module)
+        run.initial_non_leaves = frozenset(name for name, tensor in run.map_tensors().items() if not tensor.is_leaf)
         _start_training(run)
         why_not = None
         while (

@@ -31,6 +31,7 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.option_defaults import STEP_OPTIMIZER
 from statecli.core.rule import Rule
 from statecli.core.units import plural
+from statecli.live.tensors import get_grad_fn_name
 
 _DIGITS = compile_on_use(r"\d+")
 #: Start of a reason in a message; the column of gradients omits it.
@@ -182,7 +183,7 @@ def _judge_training(run: Training) -> Check:
     all_columns = {
         "gradient": verdicts.gradient,
         "updated": verdicts.updated,
-        "forward updates": _list_changed_by_forward(run),
+        "forward updates": _judge_changed_by_forward(verdicts),
     }
     columns = {name: cells for name, cells in all_columns.items() if cells}
     check = check_builder.build_check(Name.STEP, _describe_training(run), columns, verdicts.findings, [])
@@ -453,11 +454,22 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
 # --- changed by forward -------------------------------------------------------------------------------------
 
 
-def _list_changed_by_forward(run: Training) -> dict[str, Cell]:
-    """Return a passed cell for each tensor that forward changes: statistics, counters, caches, clipped weights."""
-    changed_names = [name for name, causes in run.changed_by.items() if "forward" in causes]
-    frozen = run.frozen - set(run.leaf_records)
-    return {
-        name: Cell(Verdict.PASSED, after="changed", reason=_CHANGED_BY_FORWARD_MESSAGE if name in frozen else None)
-        for name in changed_names
-    }
+def _judge_changed_by_forward(verdicts: _StepVerdicts) -> dict[str, Cell]:
+    """Judge the tensors that forward changes: statistics, counters, caches, clipped weights."""
+    changed_names = [name for name, causes in verdicts.run.changed_by.items() if "forward" in causes]
+    return {name: _judge_changed(verdicts, name) for name in changed_names}
+
+
+def _judge_changed(verdicts: _StepVerdicts, name: str) -> Cell:
+    run, subject = verdicts.run, verdicts.run.subject
+    operation = get_grad_fn_name(verdicts.tensors[name]) if name in verdicts.tensors else None
+    # The check `copy` reports the tensors that a forward in eval mode stores.
+    names_of_copy = run.initial_non_leaves | subject.created_by_forward | subject.reassigned_by_forward
+    if operation is not None and name not in names_of_copy | subject.state.recomputed:
+        reason = (
+            f"after a forward in train mode, the tensor is computed by autograd ({operation}) and keeps its graph, so "
+            "copy.deepcopy of the model raises an error"
+        )
+        return verdicts.fail(rules.NON_LEAF_ATTRIBUTE, name, reason, "store the tensor with .detach()")
+    is_frozen = name in run.frozen - set(run.leaf_records)
+    return Cell(Verdict.PASSED, after="changed", reason=_CHANGED_BY_FORWARD_MESSAGE if is_frozen else None)
