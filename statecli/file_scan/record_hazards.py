@@ -39,7 +39,7 @@ _OTHER_CLASS = (
     "read the bytes as any dtype"
 )
 _WRONG_LOCATION = (
-    "a line number of the code refers to a string outside the table of strings; torch reads memory outside this "
+    "a source location of the code refers to a string outside the table of strings; torch reads memory outside this "
     "table when it prints an error"
 )
 _CONFUSED_NAMES = (

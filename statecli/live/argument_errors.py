@@ -336,8 +336,8 @@ def _explain_fields(spec: ModelSpec, callee: Callee, config_class: type) -> Mode
     other_kwargs = {name: value for name, value in spec.kwargs.items() if name not in fields and name not in weights}
     line = spell(replace(spec, kwargs={"config": value, **other_kwargs}))
     if weights:
-        problem = f"{spec.text}: {spec.attribute} has no argument {weights[0]}: its values are random"
-        return advise_line(line).build_error(problem)
+        problem = f"{spec.text}: {spec.attribute} does not take {weights[0]}"
+        return advise_line(line).build_error(f"{problem}, because it builds a model with random values")
     verb = "belongs" if len(fields) == 1 else "belong"
     return advise_line(line).build_error(f"{spec.text}: {join_names(list(fields))} {verb} to {config.attribute}")
 

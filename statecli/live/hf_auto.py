@@ -231,10 +231,9 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
     other_arguments = {key: value for key, value in arguments.items() if key not in model_arguments}
     unknown = [key for key in other_arguments if not hasattr(model_class.config_class(), key)]
     if unknown:
-        accepted_text = f"{model_class.__name__} takes {join_names(['config', *parameters], 6)}"
-        raise ModelError(
-            f"{join_names(unknown, 3)}: neither an argument of the model nor of its configuration; {accepted_text}"
-        )
+        name = model_class.__name__
+        accepted_text = f"{name} takes {join_names(['config', *parameters], 6)}"
+        raise ModelError(f"neither {name} nor its configuration takes {join_names(unknown, 3)}; {accepted_text}")
     return DividedArguments(model_arguments, other_arguments)
 
 

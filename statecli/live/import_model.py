@@ -197,7 +197,7 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> Advice:
     path = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else None
     names = [module.name for module in pkgutil.iter_modules(path)]
     if os.path.isfile(f"{missing}.py"):
-        return Advice(f"to import the file write {missing}.py:…")
+        return Advice(f"to import the file, write {missing}.py:{spec.attribute}")
     if missing in MODEL_LIBRARIES:
         return Advice(f"install the package: {install_module(missing)}")
     top = spec.attribute.partition(".")[0]

@@ -61,7 +61,7 @@ def build_diffusers(
     unknown = [key for key in arguments if key not in parameter_names]
     if unknown:
         raise ModelError(
-            f"{join_names(unknown, 3)}: not an argument of {name}, which takes {join_names(parameter_names, 8)}"
+            f"{name} does not take {join_names(unknown, 3)}; {name} takes {join_names(parameter_names, 8)}"
         )
     with config_guards.disable_hub(), config_guards.limit_registrations(config):
         model: nn.Module = model_class.from_config({**document, **arguments})

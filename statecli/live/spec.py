@@ -107,7 +107,7 @@ def parse_spec(text: str) -> ModelSpec | None:
     indexed_match = _INDEXED.fullmatch(f"{attribute}{parenthesis}{arguments_text}".rstrip(" ,;")) if colon else None
     if indexed_match is not None:
         line = quote_for_shell(f"{module}:{indexed_match['name']}({indexed_match['arguments']})")
-        raise MisspeltArguments(f"{text}: the arguments stand in parentheses", line)
+        raise MisspeltArguments(f"{text}: put the arguments in parentheses", line)
     is_file = module.endswith(".py")
     module = module if is_file else correct_package(module)
     if not colon or "://" in head or _DRIVE.fullmatch(module) or not _DOTTED.fullmatch(attribute):
