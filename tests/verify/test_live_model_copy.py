@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import pytest
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 
+import statecli  # noqa: E402
 from statecli.commands.verify import check_builder, copy_model  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
 from statecli.live import measure  # noqa: E402
@@ -144,6 +146,54 @@ def test_copied_functions_refer_to_the_copy():
     assert (copied.act.__name__, copied.act.note) == ("act", "kept")
     copied(torch.ones(1, 4))
     assert [id(module) for module in seen] == [id(copied)]
+
+
+class Child(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.parent, self.proxies = weakref.ref(parent), [weakref.proxy(parent)]
+
+    def forward(self, x):
+        return x * self.parent().scale + self.proxies[0].scale
+
+
+class Parent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.child = Child(self)
+
+    def forward(self, x):
+        return self.child(x)
+
+
+def test_copied_weak_references_refer_to_the_copy():
+    """A layer with a weak reference to its parent reads the parameters of the copied parent, so the checks pass."""
+    model = Parent()
+    copied = copy_model.copy_live_model(model, values=True)
+    assert copied.child.parent() is copied
+    with torch.no_grad():
+        copied.scale.fill_(3)
+    assert copied(torch.ones(1)).tolist() == [6, 6, 6, 6]
+    verification = statecli.verify(model, inputs="2x4", checks=["move", "forward", "step"])
+    assert [check.verdict.value for check in verification.checks] == ["passed"] * 3
+
+
+def test_checks_are_inconclusive_if_a_copy_reads_the_original():
+    """A variable of another module refers to the original, so a call of the copy says nothing about the copy."""
+    model = nn.Linear(4, 4)
+    model.scale = nn.Parameter(torch.ones(4))
+    HOLDER["model"] = model
+    model.register_forward_hook(lambda _, args, output: output * HOLDER["model"].scale)
+    verification = statecli.verify(model, inputs="2x4", checks=["move", "forward", "step"])
+    assert [check.verdict.value for check in verification.checks] == ["passed", "inconclusive", "inconclusive"]
+    assert verification.checks[1].reason == (
+        "the forward of a copy of the model reads scale of the original model, for example through a global variable, "
+        "so statecli cannot check the copy; pass the class of the model instead"
+    )
+
+
+HOLDER = {}
 
 
 def test_copy_that_shares_memory_is_refused():

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import types
+import weakref
 from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents 
 def _finish_copy(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> nn.Module:
     _copy_tensor_attributes(contents, memo)
     _rebind_functions(copy_of_model, memo)
+    _rebind_weak_references(copy_of_model, contents, memo)
     _make_leaves(copy_of_model)
     return copy_of_model
 
@@ -251,6 +253,25 @@ def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
                     holder[key] = _rebind_function(value, memo)
                 elif type(value) is types.MethodType and type(value.__func__) is functools.partial:
                     holder[key] = types.MethodType(_rebind_partial(value.__func__, memo), value.__self__)
+
+
+def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> None:
+    """Rebind weak references to the original, such as a layer's reference to its parent, because deepcopy keeps them.
+
+    Only the object itself knows its proxies, so its list of references is read.
+    """
+    targets = {
+        id(reference): memo[id(module)]
+        for module in contents.modules
+        if id(module) in memo
+        for reference in weakref.getweakrefs(module)
+    }
+    for submodule in copy_of_model.modules() if targets else ():
+        for holder in _iter_holders(submodule):
+            for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+                if id(value) in targets:
+                    create = weakref.ref if type(value) is weakref.ref else weakref.proxy
+                    holder[key] = create(targets[id(value)])
 
 
 def _iter_holders(module: nn.Module) -> Iterator[Any]:

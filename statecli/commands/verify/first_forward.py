@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from msgspec import structs
 from torch import nn
 
 from statecli import live
-from statecli.commands.verify import forward_effects
+from statecli.commands.verify import check_builder, forward_effects
 from statecli.commands.verify.inputs import Inputs, MissingInput
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.recreated_by_forward import ReadRecorder
 from statecli.core.errors import ModelError
 from statecli.live import measure
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec
+from statecli.live.tensors import identify_storage, is_lazy
 
 
 def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingInput | None) -> ModelUnderTest:
@@ -28,7 +31,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
     if inputs is None:
         return subject
     try:
-        module, origins, tensors_before = _call_once(subject)
+        call = _call_once(subject)
     except ModelError as error:
         reason = str(error).removeprefix(f"{subject.target}: ")
         if inputs.requested:  # then the proofs that need a forward report the error
@@ -36,15 +39,18 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
         remark = f"; forward does not accept {inputs.text}: {reason}"
         return replace(subject, inputs=None, why_no_inputs=MissingInput(remark=remark))
     name = subject.target
-    after = measure.map_tensors(module)
+    tensors_before, after = call.tensors_before, measure.map_tensors(call.module)
     reassigned = (name for name, tensor in after.items() if tensors_before.get(name, tensor) is not tensor)
-    subject = replace(subject, reassigned_by_forward=frozenset(reassigned))
+    subject = replace(
+        subject, reassigned_by_forward=frozenset(reassigned), read_original=min(call.read_names, default=None)
+    )
     rows_before = subject.rows_by_fqn
     shapeless = {fqn for fqn, row in rows_before.items() if row.shape is None}
     if not shapeless and after.keys() <= tensors_before.keys():
         return subject
     state_after = live.model_reader.read(
-        BuiltModel(ModelSpec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name
+        BuiltModel(ModelSpec(name, "", False, name), call.module, call.origins, "cpu", True, lambda _, __: call.module),
+        name,
     )
     rows = forward_effects.mark_rows(state_after.tensors, subject.state.tensors)
     new = [row for row in rows if row.fqn not in rows_before or (row.fqn in shapeless and row.shape is not None)]
@@ -55,18 +61,46 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
     return replace(subject, state=state, created_by_forward=created)
 
 
-def _call_once(subject: ModelUnderTest) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
-    """Return an instance after a forward, and its tensors before. Raises ModelError if forward raises.
+@dataclass(frozen=True)
+class _FirstCall:
+    """An instance after a forward, its tensors before, and the names of tensors of the original that forward read."""
+
+    module: nn.Module
+    origins: Origins
+    tensors_before: dict[str, torch.Tensor]
+    read_names: set[str]
+
+
+def _call_once(subject: ModelUnderTest) -> _FirstCall:
+    """Call a fresh instance. Raises ModelError if forward raises.
 
     Initial values are drawn only if forward fails without them.
     """
 
-    def build_and_call(*, values: bool) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
+    def build_and_call(*, values: bool) -> _FirstCall:
         module = subject.build_fresh(values=values)
         tensors_before = measure.map_tensors(module)
-        return module, forward_effects.call_and_record(subject, module), tensors_before
+        read_names: set[str] = set()
+        with _record_reads_of_original(subject, tensors_before, read_names):
+            origins = forward_effects.call_and_record(subject, module)
+        return _FirstCall(module, origins, tensors_before, read_names)
 
     try:
         return build_and_call(values=False)
     except ModelError:
         return build_and_call(values=True)
+
+
+def _record_reads_of_original(
+    subject: ModelUnderTest, copied_tensors: dict[str, torch.Tensor], read_names: set[str]
+) -> AbstractContextManager[object]:
+    """Record the tensors that only the live original holds; compiled code is not recorded."""
+    if subject.original is None or forward_effects.is_compiled(subject.original):
+        return nullcontext()
+    copied_keys = check_builder.list_storage_keys(copied_tensors.values())
+    original_tensors = {
+        name: tensor
+        for name, tensor in measure.map_tensors(subject.original).items()
+        if not is_lazy(tensor) and tensor.numel() and identify_storage(tensor)[0] not in copied_keys
+    }
+    return ReadRecorder(original_tensors, read_names)

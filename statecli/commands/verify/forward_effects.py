@@ -105,12 +105,12 @@ def call_built_model(
 def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
     """Call `module` once and return the lines of its assignments. Raises ModelError if forward raises."""
     origins = subject.origins.continue_for_instance()
-    with nullcontext() if _is_compiled(module) else origins.record():
+    with nullcontext() if is_compiled(module) else origins.record():
         subject.call(module)
     return origins
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
     """Return True if `torch.compile` traces a part of the module, because wrapped methods break its graph."""
     return any(
         type(part).__module__.startswith("torch._dynamo.")

@@ -53,6 +53,7 @@ class ModelUnderTest:
         forward_error: The error of a plain call of a second instance in one line; None if forward returned.
         name_mismatch: Set if two instances register different names, and cannot be compared.
         original: The live model copied by `build_fresh`, read-only.
+        read_original: Name of a tensor of the original that forward of a copy reads.
     """
 
     target: str
@@ -70,6 +71,7 @@ class ModelUnderTest:
     forward_error: str | None = None
     name_mismatch: str | None = None
     original: nn.Module | None = None
+    read_original: str | None = None
 
     @functools.cached_property
     def rows_by_fqn(self) -> Mapping[str, TensorInfo]:

@@ -181,6 +181,8 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     """Run a proof; an unexpected error of the model's code makes only this proof inconclusive."""
     if name is Name.STEP and subject.non_leaves:
         return Check(name, Verdict.INCONCLUSIVE, reason=_NON_LEAF_REASON.format(subject.non_leaves[0]))
+    if subject.read_original is not None and name in _CALLING_PROOFS:
+        return Check(name, Verdict.INCONCLUSIVE, reason=_READS_ORIGINAL_REASON.format(subject.read_original))
     # The proof forward calls a single instance, and compares it with no other.
     if subject.name_mismatch and name is not Name.FORWARD:
         return Check(name, Verdict.INCONCLUSIVE, reason=subject.name_mismatch)
@@ -229,6 +231,12 @@ def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
     return replace(check, columns=columns, verdict=unsure, reason=summarize_reasons(columns, unsure))
 
 
+_READS_ORIGINAL_REASON = (
+    "the forward of a copy of the model reads {} of the original model, for example through a global variable, so "
+    "statecli cannot check the copy; pass the class of the model instead"
+)
+#: Proofs whose verdict depends on a call of forward.
+_CALLING_PROOFS = (Name.STEP, Name.FORWARD, Name.EXPORT, Name.COMPILE, Name.SHARD, Name.RESUME)
 _NON_LEAF_REASON = (
     "{} was computed from other tensors before the model was copied, so no gradient flows back through the copy"
 )
