@@ -31,7 +31,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
     if inputs is None:
         return subject
     try:
-        call = _call_once(subject)
+        call = _call_once(subject, inputs)
     except ModelError as error:
         reason = str(error).removeprefix(f"{subject.target}: ")
         if inputs.requested:  # then the proofs that need a forward report the error
@@ -71,7 +71,7 @@ class _FirstCall:
     read_names: set[str]
 
 
-def _call_once(subject: ModelUnderTest) -> _FirstCall:
+def _call_once(subject: ModelUnderTest, inputs: Inputs) -> _FirstCall:
     """Call a fresh instance. Raises ModelError if forward raises.
 
     Initial values are drawn only if forward fails without them.
@@ -81,8 +81,11 @@ def _call_once(subject: ModelUnderTest) -> _FirstCall:
         module = subject.build_fresh(values=values)
         tensors_before = measure.map_tensors(module)
         read_names: set[str] = set()
+        # The inputs may be tensors of the original, so they are copied before the recording.
+        call = inputs.make_call()
+        called_subject = replace(subject, inputs=replace(inputs, make_call=lambda **_: call))
         with _record_reads_of_original(subject, tensors_before, read_names):
-            origins = forward_effects.call_and_record(subject, module)
+            origins = forward_effects.call_and_record(called_subject, module)
         return _FirstCall(module, origins, tensors_before, read_names)
 
     try:
