@@ -48,6 +48,15 @@ def test_check_has_three_columns():
     assert find_cell(check, "saved", "positions").reason == reason
 
 
+def test_tensor_of_the_first_forward_refers_to_the_check_resume(in_tmp_path):
+    """The values may depend on the first input, and only the check `resume` compares the values of two instances."""
+    forward = "if self.mean is None:\n        self.mean = x.detach().mean(0)\n    return self.fc(x - self.mean)"
+    body = f"self.fc = nn.Linear(3, 3)\nself.mean = None\n---\ndef forward(self, x):\n    {forward}"
+    cell = find_cell(prove_source(Name.SAVE, body, "2x3"), "saved", "mean")
+    assert cell.verdict is Verdict.SKIPPED
+    assert cell.reason.endswith("the first forward creates the tensor again; the check `resume` compares the values")
+
+
 # --- tensors of the constructor --------------------------------------------------------------------------------------
 
 

@@ -256,7 +256,8 @@ class _Proof(Proof):
         if row.fqn in self._recomputed:
             return check_builder.skip_cell(f"{_describe_unsaved(row)}; {check_builder.RECOMPUTED_REASON}")
         if row.fqn in self._subject.created_by_forward:
-            return check_builder.skip_cell(f"{_describe_unsaved(row)}; the first forward creates the tensor again")
+            reason = "the first forward creates the tensor again; the check `resume` compares the values"
+            return check_builder.skip_cell(f"{_describe_unsaved(row)}; {reason}")
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, but not in state_dict(), so a checkpoint lacks the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
