@@ -181,10 +181,9 @@ class _Proof(Proof):
                 fault = self._judge(row, first, second)
                 if fault is not None:
                     faults[name] = fault
-        # A second name or a view of a registered tensor has no row.
-        further_names = first.tensors.keys() - self._subject.rows_by_fqn.keys()
-        for name in sorted(name for name in further_names if first.tensors[name].is_meta):
-            faults[name] = rules.LEFT_ON_META, _LEFT_ON_META
+        aliases = (alias for row in self._subject.state.tensors for alias in row.aliases)  # they have no row
+        for alias in (alias for alias in aliases if alias in first.tensors and first.tensors[alias].is_meta):
+            faults[alias] = rules.LEFT_ON_META, _LEFT_ON_META
         return faults
 
     def _judge(self, row: TensorInfo, first: _Materialized, second: _Materialized) -> tuple[Rule, str] | None:
