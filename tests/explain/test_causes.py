@@ -477,3 +477,20 @@ def test_layers_keep_their_partners_if_a_layer_is_left_out():
         "net.3.weight": "net.2.weight",
     }
     assert alignment.unexpected == ("net.1.weight",)
+
+
+def test_names_in_the_order_of_the_class_have_a_cause(write_module, explain, statecli, run_lines):
+    """No rule turns the names of the file into the names of the class, but the order of the tensors is the same."""
+    source = (
+        "from torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.model = nn.Linear(4, 4)\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.out_proj = Part()\n"
+    )
+    weight, bias = write_module("part.py", source)["Net"]().state_dict().values()
+    torch.save({"out_proj.weight.model": weight, "out_proj.weight.bias": bias}, "a.pt")
+    document = explain("part.py:Net", "a.pt")
+    assert list_causes(document) == ["other-names"]
+    assert equals(
+        run_lines(document["diagnosis"]["code"]), {"out_proj.model.weight": weight, "out_proj.model.bias": bias}
+    )
+    assert "2 names differ, and " in statecli("explain", "part.py:Net", "a.pt").out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -185,16 +185,12 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
     names = {name: _choose_new_name(name, registered) for name, registered in pairs.items()}
     steps = find_steps(names, matching.unexpected)
     in_order: tuple[str, ...] = ()
-    if steps is None and _is_in_order(subject, matching):
-        steps, in_order = (), tuple(subject.registered)
     causes = _list_causes(subject, matching, steps)
     if steps is None:
-        message = (
-            f"{plural(sum(a != b for a, b in names.items()), 'name')} differ, and statecli found no short rules that "
-            "turn the names of the file into the names of the class"
-        )
-        example = next(f"{a} → {b}" for a, b in names.items() if a != b)
-        return Diagnosis((CauseEvidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
+        causes = (_describe_other_names(names), *causes)
+        if not _is_in_order(subject, matching):
+            return Diagnosis(causes, proof=NO_CODE)
+        steps, in_order = (), tuple(subject.registered)
     initial = (*matching.mismatched.values(), *matching.missing)
     unused = (*matching.mismatched, *matching.unexpected)
     dropped_names = [apply_steps(steps, name) for name in unused]
@@ -220,6 +216,15 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
     result = try_recipe(recipe, subject.entries, subject.built_model)
     diagnosis = Diagnosis(causes, recipe.format_code(), _list_maps(steps), not initial, initial, unused)
     return _judge(diagnosis, subject, matching, result, model_code.doubt)
+
+
+def _describe_other_names(names: Mapping[str, str]) -> CauseEvidence:
+    examples = [f"{name} → {new}" for name, new in names.items() if name != new]
+    message = (
+        f"{plural(len(examples), 'name')} differ{'s' * (len(examples) == 1)}, and statecli found no short rules that "
+        "turn the names of the file into the names of the class"
+    )
+    return CauseEvidence(Cause.OTHER_NAMES, message, len(examples), examples[0])
 
 
 def _choose_new_name(name: str, registered: str) -> str:
