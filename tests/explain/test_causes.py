@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from statecli.commands.explain.align import align_names
+from statecli.commands.explain.certainty import Matching, list_undecided_pairs
 
 
 def list_causes(document):
@@ -494,3 +497,27 @@ def test_names_in_the_order_of_the_class_have_a_cause(write_module, explain, sta
         run_lines(document["diagnosis"]["code"]), {"out_proj.model.weight": weight, "out_proj.model.bias": bias}
     )
     assert "2 names differ, and " in statecli("explain", "part.py:Net", "a.pt").out
+
+
+def test_layers_keep_their_order_if_one_tensor_has_another_shape(desk, net, explain, run_lines):
+    """Layers 1 and 2 are the layers 0 and 1 of the class, although the name of layer 1 is also a name of the class."""
+    state = net["Net"](layers=2).state_dict()
+    stored = {re.sub(r"encoder\.(\d)", lambda m: f"encoder.{int(m[1]) + 1}", name): t for name, t in state.items()}
+    stored["encoder.1.norm.bias"] = torch.zeros(9)
+    torch.save(stored, "a.pt")
+    (desk / "two.py").write_text("from net import Net\n\n\ndef two():\n    return Net(layers=2)\n")
+    diagnosis = explain("two.py:two", "a.pt")["diagnosis"]
+    assert diagnosis["initial"] == ["encoder.0.norm.bias"]
+    loaded = run_lines(diagnosis["code"])
+    assert all(torch.equal(loaded[name], state[name]) for name in state if name != "encoder.0.norm.bias")
+
+
+def test_pairs_of_layers_in_another_order_are_undecided():
+    """The tensors of layer 1 keep their name, and layer 2 becomes layer 0."""
+    for stem in ("net.", "layer"):
+        pairs = {f"{stem}1.weight": f"{stem}1.weight", f"{stem}2.weight": f"{stem}0.weight"}
+        shapes = dict.fromkeys([*pairs, *pairs.values()], (4, 4))
+        matching = Matching(pairs, {}, {}, (), (), (), shapes, shapes)
+        assert [pair.name for pair in list_undecided_pairs(matching)] == list(pairs)
+        in_order = {f"{stem}0.weight": f"{stem}0.weight", f"{stem}2.weight": f"{stem}1.weight"}
+        assert not list_undecided_pairs(Matching(in_order, {}, {}, (), (), (), shapes, shapes))

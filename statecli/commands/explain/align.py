@@ -274,8 +274,7 @@ def _choose_similar(stored: list[_Node], registered: list[_Node]) -> list[tuple[
     for first, second in product(stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
         if first.is_tensor or second.is_tensor:
             continue
-        shared = sum((_count_shapes(first) & _count_shapes(second)).values())
-        if 2 * shared >= max(first.count, second.count):
+        if shared := _count_common_shapes(first, second):
             scores.append((shared + _count_inner_names(first, second), first, second))
     scores.sort(key=lambda score: -score[0])
     for _, first, second in scores:
@@ -395,21 +394,35 @@ def _pair_numbers(
         return [(stored[n], registered[n]) for n in common_numbers]
     if len(rows) * len(columns) > MAX_COMPARISONS:
         return []
-    return [(stored[numbers[a]], registered[others[b]]) for a, b in _find_common_subsequence(rows, columns)]
+    common_counts: dict[tuple[object, object], int] = {}
+    for n, m in product(numbers, others):
+        first, second = left[stored[n]], right[registered[m]]
+        key = _make_key(first), _make_key(second)
+        if key not in common_counts:
+            common_counts[key] = _count_common_shapes(first, second)
+    weights = [[common_counts[row, column] for column in columns] for row in rows]
+    return [(stored[numbers[a]], registered[others[b]]) for a, b in _find_best_sequence(weights)]
 
 
-def _find_common_subsequence(rows: Sequence[object], columns: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of the longest common subsequence on both sides."""
-    length = [[0] * (len(columns) + 1) for _ in range(len(rows) + 1)]
-    for row, column in product(reversed(range(len(rows))), reversed(range(len(columns)))):
-        match = length[row + 1][column + 1] + 1 if rows[row] == columns[column] else -1
-        length[row][column] = max(length[row + 1][column], length[row][column + 1], match)
+def _count_common_shapes(first: _Node, second: _Node) -> int:
+    """Return how many shapes two modules share; 0 for less than half of the shapes."""
+    shared = sum((_count_shapes(first) & _count_shapes(second)).values())
+    return shared if 2 * shared >= max(first.count, second.count) else 0
+
+
+def _find_best_sequence(weights: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield the positions, ascending on both sides, of the pairs with the largest sum of weights."""
+    width = len(weights[0])
+    best = [[0] * (width + 1) for _ in range(len(weights) + 1)]
+    for row, column in product(reversed(range(len(weights))), reversed(range(width))):
+        match = best[row + 1][column + 1] + weights[row][column]
+        best[row][column] = max(best[row + 1][column], best[row][column + 1], match)
     row = column = 0
-    while row < len(rows) and column < len(columns):
-        if rows[row] == columns[column] and length[row][column] == length[row + 1][column + 1] + 1:
+    while row < len(weights) and column < width:
+        if weights[row][column] and best[row][column] == best[row + 1][column + 1] + weights[row][column]:
             yield row, column
             row, column = row + 1, column + 1
-        elif length[row + 1][column] >= length[row][column + 1]:
+        elif best[row + 1][column] >= best[row][column + 1]:
             row += 1
         else:
             column += 1

@@ -1,7 +1,7 @@
 """Distinguish pairs that shapes and names determine from pairs that a name of the same shape could replace.
 
 A load by shapes cannot distinguish query and key. A pair is decided if no other pairing of the names has the same
-evidence: the same shape, and the same components or words in common. Numbers within a module keep their order.
+evidence: the same shape, and the same components or words in common. Numbers of modules keep their order.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import pairwise, product
 
 import msgspec
 
 from statecli.commands.explain.align import Shape
 from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.core.grouping import group_by
+from statecli.core.lazy_pattern import compile_on_use
 
 #: Largest number of comparisons of a name without a partner with pairs; with more, the pairs count as undecided.
 MAX_COMPARISONS = 20_000
 #: Stands for the components of two names that share no words.
 _DIFFERING_PART = "*"
+#: A number at the end of a component: `0`, `layer1`.
+_NUMBER = compile_on_use(r"(?<!\d)\d{1,9}(?=\.|$)")
 
 
 class UndecidedPair(msgspec.Struct, frozen=True):
@@ -57,6 +61,7 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
         if _DIFFERING_PART in common_parts:
             groups.setdefault((common_parts, names.shapes[registered]), []).append(name)
     undecided = [pair for members in groups.values() for pair in _compare_members(members, names.pairs)]
+    undecided += _compare_numbers(names)
     undecided += _compare_leftovers(names)
     return list({pair.name: pair for pair in reversed(undecided)}.values())[::-1]
 
@@ -65,6 +70,10 @@ def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterat
     """Yield pairs of a group in which the common components do not distinguish the names."""
     if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
         return
+    yield from _list_rivals(members, pairs)
+
+
+def _list_rivals(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
     for name in members:
         yield UndecidedPair(name, pairs[name], tuple(pairs[other] for other in members if other != name))
 
@@ -83,6 +92,20 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
     stored, registered = numbers
     order = sorted(range(len(stored)), key=stored.__getitem__)
     return order == sorted(range(len(stored)), key=registered.__getitem__)
+
+
+def _compare_numbers(names: Matching) -> Iterator[UndecidedPair]:
+    """Yield the pairs of modules that change their order: module 1 remains 1, and module 2 becomes module 0."""
+    families: dict[tuple[str, str, str, str, Shape], list[tuple[int, int, str]]] = {}
+    for name, registered in names.pairs.items():
+        shape = names.shapes[registered]
+        for old, new in product(_NUMBER.finditer(name), _NUMBER.finditer(registered)):
+            key = name[: old.start()], name[old.end() :], registered[: new.start()], registered[new.end() :], shape
+            families.setdefault(key, []).append((int(old[0]), int(new[0]), name))
+    for members in families.values():
+        members.sort()
+        if any(first[1] > second[1] for first, second in pairwise(members)):
+            yield from _list_rivals([name for *_, name in members], names.pairs)
 
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
