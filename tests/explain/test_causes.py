@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from statecli.commands.explain.align import align_names
 from statecli.commands.explain.certainty import Matching, list_undecided_pairs
+from statecli.commands.explain.wrong_value_risks import list_doubts_about_rest
 
 
 def list_causes(document):
@@ -521,3 +522,18 @@ def test_pairs_of_layers_in_another_order_are_undecided():
         assert [pair.name for pair in list_undecided_pairs(matching)] == list(pairs)
         in_order = {f"{stem}0.weight": f"{stem}0.weight", f"{stem}2.weight": f"{stem}1.weight"}
         assert not list_undecided_pairs(Matching(in_order, {}, {}, (), (), (), shapes, shapes))
+
+
+@pytest.mark.parametrize("unused", ["weight.top", "top.kernel", "top.weight_old", "old.weight"])
+def test_an_unused_tensor_with_the_words_of_a_missing_tensor_is_in_doubt(unused):
+    """The file has a tensor of the same shape whose name has the last word of the missing name."""
+    shapes = {unused: (4, 4), "top.weight": (4, 4), "top.bias": (4,)}
+    matching = Matching({"top.bias": "top.bias"}, {}, {}, (unused,), ("top.weight",), (), shapes, shapes)
+    assert [f"{unused} may be the missing top.weight" in doubt for doubt in list_doubts_about_rest(matching)] == [True]
+
+
+def test_an_unused_tensor_with_other_words_is_not_in_doubt():
+    """The names share only a number and a module."""
+    shapes = {"top.0.scale": (4,), "top.0.bias": (4,)}
+    matching = Matching({}, {}, {}, ("top.0.scale",), ("top.0.bias",), (), shapes, shapes)
+    assert not list(list_doubts_about_rest(matching))

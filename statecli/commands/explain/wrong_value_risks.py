@@ -7,6 +7,7 @@ from math import prod
 
 from statecli.commands.explain.align import Shape
 from statecli.commands.explain.certainty import Matching
+from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.core.units import plural
 
 
@@ -21,13 +22,32 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if a name keeps its initial value although the file has an unused tensor that may belong there."""
-    unused_names = {(_get_last_part(name), matching.own_shapes[name]): name for name in reversed(matching.unexpected)}
+    """Yield a doubt if a name keeps its initial value although the file has an unused tensor that may belong there.
+
+    The tensor has the shape of the missing tensor, and the last word of a name is a word of the other name.
+    """
+    by_last_word: dict[tuple[str, Shape], str] = {}
+    by_word: dict[tuple[str, Shape], str] = {}
+    for name in reversed(matching.unexpected):
+        shape = matching.own_shapes[name]
+        by_last_word |= {(word, shape): name for word in _split_last_part(name)}
+        by_word |= {(word, shape): name for word in _split_name(name)}
     for name in matching.missing:
-        unused_name = unused_names.get((_get_last_part(name), matching.shapes[name]))
+        shape = matching.shapes[name]
+        candidates = [by_word.get((word, shape)) for word in _split_last_part(name)]
+        candidates += [by_last_word.get((word, shape)) for word in _split_name(name)]
+        unused_name = next(filter(None, candidates), None)
         if unused_name is not None:
             yield f"the unused tensor {unused_name} may be the missing {name}: both have the same shape"
             return
+
+
+def _split_name(name: str) -> set[str]:
+    return {word for word in split_meaningful_words(name) if not word.isdigit()} | {_get_last_part(name)}
+
+
+def _split_last_part(name: str) -> set[str]:
+    return _split_name(_get_last_part(name))
 
 
 def _find_possible_join(matching: Matching) -> Iterable[str]:
