@@ -104,7 +104,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         start = -(-header.at // alignment) * alignment
         rows = {line.name: _build_row(line, path, start, header.is_big_endian) for line in lines}
         spans = sorted((line.offset, line.offset + rows[line.name].nbytes, line.name) for line in lines)
-        for name, why in (twice | _find_misplaced(spans, start, source.size)).items():
+        damaged_entries = _find_damaged_entries(lines, rows, source.size - start, alignment)
+        for name, why in (twice | _find_misplaced(spans, start, source.size) | damaged_entries).items():
             rows[name] = _mark_unreadable(rows[name], path, why)
         oddities += _find_misaligned(spans, alignment)
         if not any(row.damage for row in rows.values()):
@@ -457,6 +458,39 @@ def _build_damaged_row(line: _Line, path: str, dtype: str, why: str) -> TensorIn
 _Span = tuple[int, int, str]
 
 
+def _find_damaged_entries(
+    lines: Sequence[_Line], rows: Mapping[str, TensorInfo], size: int, alignment: int
+) -> dict[str, str]:
+    """Return messages for tensors of unknown size, or beyond the end of the file, whose neighbours contradict them.
+
+    A tensor begins where the tensor before ends, up to padding. If the last entry contradicts the entry before, the
+    list may have lost or gained a byte, so the place of the first tensor is unknown, and no tensor can be read.
+    """
+    reasons: dict[str, str] = {}
+    expected: int | None = 0
+    for n, line in enumerate(lines):
+        end = None if rows[line.name].damage else line.offset + rows[line.name].nbytes
+        next_begin = None if end is None else -(-end // alignment) * alignment
+        is_outside = end is None or end > size
+        is_moved = expected not in (None, line.offset)
+        if n + 1 == len(lines):
+            if expected is not None and is_moved and (is_outside or line.offset < expected):
+                return dict.fromkeys(rows, _describe_damaged_list(line, f"begins at byte {line.offset}", expected))
+        elif is_outside and (is_moved or next_begin not in (None, lines[n + 1].offset)):
+            position = f"begins at byte {line.offset}" if is_moved else f"ends at byte {end}"
+            reasons[line.name] = _describe_damaged_list(line, position, expected if is_moved else lines[n + 1].offset)
+            next_begin = None
+        expected = next_begin
+    return reasons
+
+
+def _describe_damaged_list(line: _Line, position: str, expected: int | None) -> str:
+    return (
+        f"the list of tensors is damaged: {quoting.name(line.name)} {position} of the data, not {expected}; copy or "
+        "download the file again"
+    )
+
+
 def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
     """Return messages for tensors beyond the end of the file and for overlapping tensors."""
     beyond = {
@@ -485,9 +519,6 @@ def _describe_overlap(span: _Span, other: _Span) -> str:
 
 
 def _mark_unreadable(row: TensorInfo, path: str, why: str) -> TensorInfo:
-    """Mark the row as unreadable unless the row already has a defect."""
-    if row.damage:
-        return row
     damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return replace(row, nbytes=0, note=f"cannot be read: {why}", data=None, damage=damage)
 

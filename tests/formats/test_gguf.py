@@ -12,6 +12,7 @@ import pytest
 
 from statecli import formats
 from statecli.core import ggml_types
+from statecli.core.errors import MalformedError
 from statecli.core.model_state import Evidence, Kind
 from statecli.values import ggml_blocks
 from statecli.values.read import read_all_values
@@ -594,24 +595,19 @@ def test_unreadable_tensor_spoils_no_other_tensor(case, tmp_path, inspect):
 MISPLACED_TENSORS = {
     "beyond the end": (
         [("v", 800, 0), ("w", 8, 32), ("x", 8, 64)],
-        ["v: ends at byte 3328, but the file has 256 bytes: trunc"],
+        ["v: the list of tensors is damaged: v ends at byte 3200 of the data, not 32; copy"],
     ),
     "an offset beyond the end": (
         [("v", 8, 0), ("w", 8, 2**63), ("x", 8, 64)],
-        [
-            (
-                f"w: ends at byte {128 + 2**63 + 32}, but the file has 256 bytes: truncated, "
-                f"{2**63 - 96} bytes are missing; copy"
-            )
-        ],
+        [f"w: the list of tensors is damaged: w begins at byte {2**63} of the data, not 32; copy"],
     ),
     "overlap": (
         [("v", 16, 0), ("w", 8, 32), ("x", 8, 64)],
         ["v: its bytes 0 to 64 overlap bytes 32 to 64 of w", "w: its bytes 32 to 64 overlap bytes 0 to 64 of v"],
     ),
     "the same bytes": (
-        [("v", 8, 0), ("w", 8, 64), ("x", 8, 64)],
-        ["w: its bytes 64 to 96 overlap bytes 64 to 96 of x", "x: its bytes 64 to 96 overlap bytes 64 to 96 of w"],
+        [("v", 8, 0), ("w", 8, 32), ("x", 8, 32), ("y", 8, 64)],
+        ["w: its bytes 32 to 64 overlap bytes 32 to 64 of x", "x: its bytes 32 to 64 overlap bytes 32 to 64 of w"],
     ),
     "one over all": (
         [("v", 32, 0), ("w", 8, 32), ("x", 8, 64)],
@@ -628,7 +624,7 @@ MISPLACED_TENSORS = {
             "convert the model again"
         ],
     ),
-    "nothing within another": ([("v", 32, 0), ("w", 0, 32), ("x", 0, 2**40)], []),
+    "nothing within another": ([("v", 32, 0), ("w", 0, 32), ("x", 0, 128)], []),
 }
 
 
@@ -649,6 +645,24 @@ def test_misplaced_tensor_spoils_no_other_tensor(case, tmp_path, inspect):
     damaged = {text.partition(":")[0] for text in expected}
     assert all((row.data is None) == (row.fqn in damaged) for row in rows)
     assert all(row.fqn in out for row in rows)
+
+
+@pytest.mark.parametrize("at", range(1, 32))
+def test_a_byte_more_in_the_last_entry_spoils_all_tensors(at, tmp_path):
+    """The place of the data follows the list, so the first tensor has moved too, though its own entry is intact."""
+    lines = [tensor("v", [32, 3], 1), tensor("w", [32, 2], 0, 192)]
+    content = raw_file((), lines, np.ones(96, np.float16).tobytes() + np.ones(64, np.float32).tobytes())
+    end = 24 + sum(map(len, lines))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content[: end - at] + b"\2" + content[end - at :])
+    try:
+        rows = formats.read(str(path)).tensors
+    except MalformedError:
+        return
+    for row in rows:
+        assert row.data is None
+        assert row.damage
+        assert f"{row.fqn}: the list of tensors is damaged: w begins at byte " in row.damage
 
 
 def list_oddities(path: Path) -> list[str]:
