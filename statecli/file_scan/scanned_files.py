@@ -77,7 +77,9 @@ def _iter_shards(path: str, data: bytes) -> Iterator[str]:
     document = json_object.parse_object(data, path).document
     weight_map = document.get("weight_map")
     for name in sorted(
-        {shard for shard in weight_map.values() if type(shard) is str} if type(weight_map) is dict else ()
+        {shard.removeprefix("./") for shard in weight_map.values() if type(shard) is str}
+        if type(weight_map) is dict
+        else ()
     ):
         file = files.join(files.get_folder(path), name)
         if files.get_name(name) == name and files.is_file(file):

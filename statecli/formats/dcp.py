@@ -23,6 +23,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ARCHIVE, Box, Boxes, ByteRange, ModelState, Oddity, Packing, ReadFile, TensorData
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.units import plural
 from statecli.formats import torch_zip
 from statecli.formats.shared import dcp_ranks
 from statecli.formats.shared.dcp_metadata import (
@@ -291,11 +292,11 @@ class _Files:
         names = [name for name in self.ends if not is_plain_file_name(name)]
         if names:
             predicate = (
-                f" and {len(names) - 1} more names are not plain file names"
+                f" and {plural(len(names) - 1, 'more name')} that are not plain file names"
                 if names[1:]
-                else " is not a plain file name"
+                else ", which is not a plain file name"
             )
-            message = f".metadata points outside its folder: {quoting.quote(names[0])}{predicate}"
+            message = f".metadata names {quoting.quote(names[0])}{predicate}"
             self._mark_unreadable(names, message, "do not load this checkpoint; save the checkpoint again")
 
     def _find_missing(self) -> str | None:

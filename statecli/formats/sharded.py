@@ -246,14 +246,17 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
             raise MalformedError(
                 f"{label} maps {quoting.name(fqn)} to {quoting.value(shard)}, which is not a file name"
             )
-    # transformers joins the keys of nested Flax maps with slashes.
-    return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
+    # transformers joins the keys of nested Flax maps with slashes, and a shard's name with the path of its folder.
+    return {
+        fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard.removeprefix("./")
+        for fqn, shard in weight_map.items()
+    }
 
 
 def _check_name(shard: str, label: str) -> None:
     """Refuse a name with a path, a drive, a URL or a home folder on any system."""
     if not is_plain_file_name(shard):
-        raise MalformedError(f"{label} points outside its folder: {quoting.quote(shard)} is not a plain file name")
+        raise MalformedError(f"{label} names {quoting.quote(shard)}, which is not a plain file name")
 
 
 def _read_indexed(index: Index, target: str, label: str, read_file: ReadFile) -> ModelState:

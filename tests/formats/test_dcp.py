@@ -609,9 +609,7 @@ def test_path_outside_the_folder_is_not_followed(name, mixed_folder, statecli):
     place = MetadataIndex("rows", [3, 0])
     rewrite_metadata(mixed_folder, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed_folder))
-    reason = (
-        f".metadata points outside its folder: {name!r} is not a plain file name; this file contains data of 1 of the"
-    )
+    reason = f".metadata names {name!r}, which is not a plain file name; this file contains data of 1 of the"
     message = f"rows: {reason} 17 tensors and other values; do not load this checkpoint; save the checkpoint again"
     assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {message}\n")
     assert [t.fqn for t in formats.read(str(mixed_folder)).tensors if t.damage] == ["rows"]

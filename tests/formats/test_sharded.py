@@ -344,8 +344,16 @@ def test_shard_name_outside_the_folder_is_refused(case, folder, line):
     (folder / ONE).write_bytes(b"never read")
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": OUTSIDE_NAMES[case]}))
     quoted_name = repr(OUTSIDE_NAMES[case])
-    assert line(folder) == f"{INDEX} points outside its folder: {quoted_name} is not a plain file name"
-    assert line(folder / INDEX) == f"the index points outside its folder: {quoted_name} is not a plain file name"
+    assert line(folder) == f"{INDEX} names {quoted_name}, which is not a plain file name"
+    assert line(folder / INDEX) == f"the index names {quoted_name}, which is not a plain file name"
+
+
+def test_shard_name_may_begin_with_the_current_folder(folder, run):
+    """transformers joins the name with the path of the folder."""
+    save_file({"model.a": torch.zeros(2)}, folder / ONE)
+    (folder / INDEX).write_text(encode_index({"model.a": f"./{ONE}"}))
+    assert [tensor.fqn for tensor in formats.read(str(folder)).tensors] == ["model.a"]
+    assert run("audit", folder / INDEX)[0] == 0
 
 
 def build_case(text: str, expected: str) -> tuple[bytes, str]:
