@@ -34,7 +34,7 @@ UNREGISTERED_PARAMETER = Rule(
     "registration",
     _COMMANDS,
     Severity.ERROR,
-    summary="A tensor that requires grad is not a parameter of any module.",
+    summary="A tensor requires grad, but is not a parameter of any module.",
     why="""`model.parameters()` does not return the tensor, so no optimizer trains it. `.to()` does not move the tensor,
 and `state_dict()` does not save it. The loss still falls, because the other parameters learn. TorchScript and
 torch.export programs store the tensor, so the finding is a note there.""",

@@ -315,7 +315,10 @@ class _Load:
     def _report_mismatch(self, name: str) -> Finding:
         row = self.tensors.get(name)
         shape = "" if row is None or row.shape is None else f" {list(row.shape)}"
-        message = f"{self.checkpoint.target} has the shape{shape}, but {self.model.target} expects another shape"
+        message = (
+            f"{self.checkpoint.target} has a tensor whose shape{shape} differs from the shape that "
+            f"{self.model.target} expects"
+        )
         return self._build_finding(SHAPE_MISMATCH, name, message)
 
     # --- entries that the class loads in its own way ----------------------------------------------------------------

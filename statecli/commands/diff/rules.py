@@ -82,8 +82,8 @@ UNCHANGED = _build_rule(
 INEXACT_CAST = _build_rule(
     "inexact-cast",
     summary="A tensor differs by more than the rounding of the cast that `--cast` allows.",
-    why="""the export has values of another run, was not rounded to the nearest values, or lost values that the new
-dtype can hold.""",
+    why="""the export has values of another run, was not rounded to the nearest values, or changed values that the
+new dtype can represent.""",
     example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
     fix="export the checkpoint again from the same weights with `tensor.to(dtype)`, which rounds to the nearest value.",
 )
