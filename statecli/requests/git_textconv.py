@@ -6,7 +6,6 @@ Git caches the text by the id of the blob and the command line of the driver.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from statecli.requests.outcome import Caller, Outcome
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
-from statecli.values.norm import sum_squares
+from statecli.values.norm import compute_norm
 
 #: Number of hexadecimal digits of a digest in the text. With half of them, an afternoon is enough to find two tensors
 #: with equal digests.
@@ -142,10 +141,10 @@ def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
     texts = []
     for tensor in filled:
         stats = tensor.stats or Stats()
-        squares = sum_squares(stats, tensor.elements)
         counts = [f"{word} {count}" for word, count in (("NaN", stats.nan), ("Inf", stats.inf)) if count]
-        norm = "-" if isinstance(squares, str) else format_number(math.sqrt(squares), NORM_DIGITS)
-        texts.append(" ".join((f"norm {norm}", *counts)))
+        norm = compute_norm(stats, tensor.elements)
+        text = "-" if isinstance(norm, str) else format_number(norm, NORM_DIGITS)
+        texts.append(" ".join((f"norm {text}", *counts)))
     return texts
 
 

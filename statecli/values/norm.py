@@ -1,4 +1,4 @@
-"""Sum of the squares of a tensor's finite values, from its statistics."""
+"""L2 norm of a tensor's finite values, from its statistics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from statecli.core.model_state import Stats
 
 
-def sum_squares(stats: Stats, elements: int) -> float | str:
-    """Return the sum of the squares of a tensor's finite values, or the reason why it is unknown."""
+def compute_norm(stats: Stats, elements: int) -> float | str:
+    """Return the L2 norm of a tensor's finite values, or the reason why it is unknown."""
     if stats.nan is None or stats.inf is None:
         return stats.reason or "its values are not numbers"
     finite = elements - stats.nan - stats.inf
@@ -16,8 +16,5 @@ def sum_squares(stats: Stats, elements: int) -> float | str:
         return 0.0
     if stats.mean is None or (stats.std is None and finite > 1):
         return stats.reason or "statecli does not compute a norm of its values"
-    try:
-        squares = (stats.std or 0.0) ** 2 * (finite - 1) + stats.mean**2 * finite
-    except OverflowError:
-        squares = math.inf
-    return squares if math.isfinite(squares) else "its norm is too large for float64"
+    norm = math.hypot((stats.std or 0.0) * math.sqrt(finite - 1), stats.mean * math.sqrt(finite))
+    return norm if math.isfinite(norm) else "its norm is too large for float64"

@@ -27,7 +27,7 @@ from statecli.storage.store import FileVersion
 _Item = TypeVar("_Item")
 
 #: Version of the format of entries; part of each key.
-CACHE_FORMAT = "statecli.log-cache/2"
+CACHE_FORMAT = "statecli.log-cache/3"
 #: Largest size in bytes of an entry, and of all entries together.
 MAX_ENTRY_BYTES = 64 << 20
 MAX_CACHE_BYTES = 256 << 20

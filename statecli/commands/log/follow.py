@@ -29,13 +29,13 @@ MAX_SETTINGS = 100
 
 
 class _Sums(msgspec.Struct):
-    """Sums over the parameters of a module in a checkpoint; None if not known.
+    """L2 norms over the parameters of a module in a checkpoint; None if not known.
 
     `previous_name`: name of the module in the checkpoint before; None if the checkpoint before lacks the module.
     """
 
     elements: int = 0
-    squares: float | None = 0.0
+    norm: float | None = 0.0
     before: float | None = 0.0
     change: float | None = 0.0
     has_nan: bool = False
@@ -109,14 +109,14 @@ class Follower:
 
     def _build_row(self, checkpoint: Checkpoint, current: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
         counted_tensors = list_counted(current)
-        squares = [figures.squares for _, figures in counted_tensors if figures.squares is not None]
+        norms = [figures.norm for _, figures in counted_tensors if figures.norm is not None]
         row = CheckpointRow(
             checkpoint.path,
             checkpoint.step,
             current.state.format,
             len(current.model.tensors),
             sum(tensor.elements for tensor, _ in counted_tensors),
-            math.sqrt(math.fsum(squares)) if squares else None,
+            math.hypot(*norms) if norms else None,
             nan=sum(figures.nan for figures in current.figures),
             inf=sum(figures.inf for figures in current.figures),
             became_nan=self._find_new_nan(current, pairs),
@@ -167,8 +167,7 @@ class Follower:
                 self._modules[name] = _Module([None] * self._count, [None] * self._count)
         for name, module in self._modules.items():
             entry = sums.get(name)
-            norm = None if entry is None or entry.squares is None else math.sqrt(entry.squares)
-            module.norms.append(norm)
+            module.norms.append(None if entry is None else entry.norm)
             module.changes.append(None if entry is None or is_repeated else _compute_relative(entry))
             if entry is None:
                 continue
@@ -221,7 +220,7 @@ def _compute_relative(sums: _Sums) -> float | None:
         return None
     if not sums.change:
         return 0.0
-    return math.sqrt(sums.change / sums.before) if sums.before else math.inf
+    return sums.change / sums.before if sums.before else math.inf
 
 
 def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
@@ -230,7 +229,7 @@ def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[Compa
     for tensor, figures in counted_tensors:
         entry = sums.setdefault(tensor.fqn.rpartition(".")[0], _Sums())
         entry.elements += tensor.elements
-        entry.squares = _add(entry.squares, figures.squares)
+        entry.norm = _join_norms(entry.norm, figures.norm)
         entry.has_nan = entry.has_nan or bool(figures.nan or figures.inf)
     if last is None:
         return sums
@@ -245,10 +244,10 @@ def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[Compa
         if entry.previous_name != name:
             entry.previous_name = old.fqn.rpartition(".")[0]
         entry.parameters_changed.append(_has_changed(pair))
-        entry.change = _add(entry.change, pair.change.squares)
-        entry.before = _add(entry.before, old_figures[id(old)].squares)
+        entry.change = _join_norms(entry.change, pair.change.norm)
+        entry.before = _join_norms(entry.before, old_figures[id(old)].norm)
     return sums
 
 
-def _add(total: float | None, value: float | None) -> float | None:
-    return None if total is None or value is None else total + value
+def _join_norms(total: float | None, norm: float | None) -> float | None:
+    return None if total is None or norm is None else math.hypot(total, norm)

@@ -22,20 +22,21 @@ from statecli.storage import files
 from statecli.storage.file_version import read_versions, refuse_changed
 from statecli.storage.store import FileVersion
 from statecli.values.delta import CompareOptions, Delta
-from statecli.values.norm import sum_squares
+from statecli.values.norm import compute_norm
 
-#: Types of cached figures: sums of squares and counts are not negative.
-Square = Annotated[float, msgspec.Meta(ge=0)]
+#: Types of cached figures: norms and counts are not negative.
+Norm = Annotated[float, msgspec.Meta(ge=0)]
+Cosine = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Figures of a tensor: the sum of the squares of its finite values, and the number of all other values.
+    """Figures of a tensor: the L2 norm of its finite values, and the number of all other values.
 
-    `squares` is None if the values are not real numbers, or the sum is too large for a float; then `reason` is set.
+    `norm` is None if the values are not real numbers, or the norm is too large for a float; then `reason` is set.
     """
 
-    squares: Square | None = None
+    norm: Norm | None = None
     nan: Count = 0
     inf: Count = 0
     reason: str | None = None
@@ -46,11 +47,13 @@ class TensorChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         differs: True if the values differ; None if unknown: then `reason` is set.
-        squares: Sum of the squares of the difference, over positions finite on both sides; None if not known.
+        norm: L2 norm of the difference, over positions finite on both sides; None if not known.
+        cosine: Cosine of the two tensors, over the same positions; 0 if a tensor is zero.
     """
 
     differs: bool | None = False
-    squares: Square | None = 0.0
+    norm: Norm | None = 0.0
+    cosine: Cosine = 1.0
     reason: str | None = None
 
 
@@ -111,9 +114,9 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
 
 def _convert_to_figures(tensor: TensorInfo) -> Figures:
     stats = tensor.stats or Stats()
-    squares = sum_squares(stats, tensor.elements)
+    norm = compute_norm(stats, tensor.elements)
     counts = stats.nan or 0, stats.inf or 0
-    return Figures(None, *counts, squares) if isinstance(squares, str) else Figures(squares, *counts)
+    return Figures(None, *counts, norm) if isinstance(norm, str) else Figures(norm, *counts)
 
 
 class ComparedPair(msgspec.Struct, frozen=True, gc=False):
@@ -157,15 +160,13 @@ def _read_changes(matches: Sequence[Match], versions: Mapping[str, FileVersion |
 
 def _convert_to_change(outcome: object, match: Match) -> TensorChange:
     if outcome is None:
-        return TensorChange(True, None, "its shape changed")
+        return TensorChange(True, None, reason="its shape changed")
     if isinstance(outcome, Delta):
         if not outcome.changed:
             return TensorChange()
-        squares = None if outcome.l2 is None else outcome.l2**2
-        is_known = squares is not None and math.isfinite(squares)
-        return TensorChange(True, squares, None) if is_known else TensorChange(True, None, outcome.reason)
+        return TensorChange(True, outcome.l2, outcome.cosine or 0.0, outcome.reason if outcome.l2 is None else None)
     reason = str(outcome) if isinstance(outcome, StateError) else str(getattr(outcome, "reason", outcome))
-    return TensorChange(None, None, f"{match.output_row.fqn}: {reason}")
+    return TensorChange(None, None, reason=f"{match.output_row.fqn}: {reason}")
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Distance(msgspec.Struct, frozen=True):
 
     Attributes:
         change: L2 norm of the difference.
-        relative_change: `change` divided by the norm before; None if the norm is zero.
+        relative_change: `change` divided by the norm before; None if the norm is zero, or infinite beyond float64.
         cosine: Cosine of the two, over tensors finite on both sides, or None.
         left_out: Number of tensors left out of the cosine.
     """
@@ -204,32 +205,52 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
     """Return the distance of two models, from the figures and changes of their parameters."""
     old_figures = map_figures(before)
     new_figures = {id(tensor): figures for tensor, figures in list_counted(after)}
-    change = norm_before = finite_before = finite_after = finite_change = 0.0
-    compared = count = finite_count = 0
+    changes: list[float] = []
+    norms_before: list[float] = []
+    finite_pairs: list[tuple[float, float, float]] = []  # the norm before, the norm after, and the cosine
+    compared = 0
     for pair in pairs:
         old, new, difference = pair.match.before, pair.match.after, pair.change
         if old is None or new is None or id(new) not in new_figures:
             continue
         compared += 1
-        figures = old_figures[id(old)], new_figures[id(new)]
-        if difference.squares is None or figures[0].squares is None or figures[1].squares is None:
+        before_figures, after_figures = old_figures[id(old)], new_figures[id(new)]
+        norm_before, norm_after = before_figures.norm, after_figures.norm
+        if difference.norm is None or norm_before is None or norm_after is None:
             continue
-        count += 1
-        change += difference.squares
-        norm_before += figures[0].squares
-        if not any(side.nan or side.inf for side in figures):
-            finite_count += 1
-            finite_before += figures[0].squares
-            finite_after += figures[1].squares
-            finite_change += difference.squares
-    if not count:
+        changes.append(difference.norm)
+        norms_before.append(norm_before)
+        if not any(side.nan or side.inf for side in (before_figures, after_figures)):
+            cosine = _refine_cosine(difference, norm_before, norm_after)
+            finite_pairs.append((norm_before, norm_after, cosine))
+    if not changes:
         return Distance()
-    relative = math.sqrt(change / norm_before) if norm_before else None
-    cosine = None
-    if finite_count and finite_before and finite_after:
-        product = (finite_before + finite_after - finite_change) / 2
-        cosine = max(-1.0, min(1.0, product / math.sqrt(finite_before) / math.sqrt(finite_after)))
-    return Distance(math.sqrt(change), relative, cosine, compared - finite_count)
+    change, norm = math.hypot(*changes), math.hypot(*norms_before)
+    return Distance(
+        change, change / norm if norm else None, _combine_cosines(finite_pairs), compared - len(finite_pairs)
+    )
+
+
+def _refine_cosine(difference: TensorChange, before: float, after: float) -> float:
+    """Return the cosine with the precision of the norms if the change is small.
+
+    The product of float32 values is rounded to 1e-7. The law of cosines multiplies this error by the square of the
+    relative change. After a large change, it would subtract almost equal numbers.
+    """
+    if difference.norm is None or difference.norm >= min(before, after):
+        return difference.cosine
+    gap = abs(before - after)
+    return 1 - (difference.norm - gap) / before * (difference.norm / after + gap / after) / 2
+
+
+def _combine_cosines(pairs: Sequence[tuple[float, float, float]]) -> float | None:
+    """Return the cosine of all tensors together, from their norms and cosines; None if a side is zero."""
+    before, after = (math.hypot(*(pair[side] for pair in pairs)) for side in (0, 1))
+    if not (before and after):
+        return None
+    # Each norm is divided before the product, because a product of two norms may be beyond float64.
+    cosine = math.fsum(old / before * (new / after) * cosine for old, new, cosine in pairs)
+    return max(-1.0, min(1.0, cosine))
 
 
 def map_figures(measured: Measured) -> dict[int, Figures]:
