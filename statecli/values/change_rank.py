@@ -15,7 +15,7 @@ from statecli.core.dtypes import SPACING
 from statecli.core.model_state import TensorData
 from statecli.values.data_task import DataTask
 from statecli.values.delta import MAX_RANK
-from statecli.values.elements import Array
+from statecli.values.elements import MAX_UNSCALED, Array
 from statecli.values.read import iter_row_blocks
 
 #: Number of columns of the sketch: slightly more than the largest rank to report.
@@ -46,14 +46,23 @@ class RankTask(DataTask, frozen=True, gc=False):
         relative, smallest = SPACING[self.after.dtype]
         triangle: Array = np.zeros((0, _SKETCH_COLUMNS if is_sketch else width))
         largest_row, by_column = 0.0, np.zeros(width)
+        exponent = _find_exponent(smallest)
         for rows in iter_row_blocks(self.before, self.after, self.name):
             with np.errstate(all="ignore"):
                 change = rows.after - rows.before
             if not np.isfinite(change).all():
                 return None
+            # A power of two keeps all digits, and squares within float64.
+            largest = max(float(np.abs(rows.after).max()), float(np.abs(change).max()), smallest)
+            shift = min(0, exponent - _find_exponent(largest))
+            exponent -= shift
+            triangle, by_column = np.ldexp(triangle, shift), np.ldexp(by_column, 2 * shift)
+            largest_row = math.ldexp(largest_row, 2 * shift)
+            after, change = np.ldexp(rows.after, -exponent), np.ldexp(change, -exponent)
             # Rounding errors are uniform between two adjacent floats, so their variance is spacing² / 12. A computed
             # change has some roundings of its own.
-            spacing = relative * (np.abs(rows.after) + _ROUNDINGS_OF_CHANGE * np.abs(change)) + smallest
+            spacing = relative * (np.abs(after) + _ROUNDINGS_OF_CHANGE * np.abs(change))
+            spacing += math.ldexp(smallest, -exponent)
             variance = spacing**2 / 12
             largest_row = max(largest_row, float(variance.sum(axis=1).max()))
             by_column += variance.sum(axis=0)
@@ -65,3 +74,8 @@ class RankTask(DataTask, frozen=True, gc=False):
         bound = norm if random is None else norm * math.sqrt(_SKETCH_COLUMNS) + math.sqrt(float(by_column.sum()))
         precision = float(values[0]) * max(height, width) * np.finfo(np.float64).eps
         return min(int(np.count_nonzero(values > max(_BOUND_MARGIN * bound, precision))), MAX_RANK)
+
+
+def _find_exponent(size: float) -> int:
+    """Return the exponent of the largest value; 0 for values whose squares fit float64."""
+    return 0 if 1 / MAX_UNSCALED < size < MAX_UNSCALED else math.frexp(size)[1]

@@ -97,9 +97,9 @@ def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
     if not squares:
         return 0.0
     if (
-        not math.isfinite(products)
+        not (math.isfinite(products) and math.isfinite(change_squares))
         or not change_squares
-        or change_squares - products**2 / squares > _MAX_RESIDUAL**2 * change_squares
+        or change_squares - products * (products / squares) > _MAX_RESIDUAL**2 * change_squares
     ):
         return None
     factor, rank = products / squares, left.shape[1]

@@ -99,22 +99,26 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Spectrum:
     if not np.isfinite(matrix).all():
         return Spectrum(reason="it has NaN or Inf")
     # A power of two, because it scales without rounding; the squares of scaled float64 values are finite.
-    scale = math.ldexp(1.0, math.frexp(float(np.abs(matrix).max()))[1])
+    exponent = math.frexp(float(np.abs(matrix).max()))[1]
     try:
-        singular: Array = np.linalg.svd(matrix / scale, compute_uv=False)
+        singular: Array = np.linalg.svd(np.ldexp(matrix, -exponent), compute_uv=False)
     except np.linalg.LinAlgError:
         return Spectrum(reason="numpy's computation did not converge")
-    return _describe(singular, scale, max(rows, columns))
+    with np.errstate(all="ignore"):
+        is_representable = math.isfinite(np.ldexp(singular[0], exponent))
+    if not is_representable:
+        return Spectrum(reason="its singular values are too large for float64")
+    return _describe(singular, exponent, max(rows, columns))
 
 
-def _describe(values: Array, scale: float, longer_side: int) -> Spectrum:
+def _describe(values: Array, exponent: int, longer_side: int) -> Spectrum:
     places = np.unique(np.linspace(0, values.size - 1, min(values.size, MAX_VALUES)).round().astype(np.int64))
     largest = float(values[0])
     smallest_counted = largest * longer_side * np.finfo(np.float64).eps
     return Spectrum(
         count=values.size,
         ranks=tuple((places + 1).tolist()),
-        values=tuple((values[places] * scale).tolist()),
+        values=tuple(np.ldexp(values[places], exponent).tolist()),
         rank=int(np.count_nonzero(values > smallest_counted)),
         stable_rank=float(np.sum(values**2)) / largest**2 if largest else None,
     )

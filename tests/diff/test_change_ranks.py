@@ -38,6 +38,17 @@ def test_rank_of_a_low_rank_update_is_exact(rank, dtype, shape, true_rank, size)
     assert rank(before, after) == true_rank
 
 
+@pytest.mark.parametrize("exponent", [-1000, -600, 600, 1000])
+@pytest.mark.parametrize("shape", [(60, 80), (3000, 300)])
+def test_the_scale_of_the_values_does_not_change_the_rank(rank, shape, exponent):
+    """The matrix of 3000 rows is read in blocks, and the first block is zero."""
+    torch.manual_seed(0)
+    before = torch.randn(shape).double()
+    after = before + build_update(shape, 3, float(before.norm()))
+    before[: shape[0] * 2 // 3] = after[: shape[0] * 2 // 3] = 0
+    assert rank(before * 2.0**exponent, after * 2.0**exponent) == 3
+
+
 def test_a_full_update_has_a_full_rank(rank):
     """From 128 on, the rank is a lower bound."""
     before = torch.randn(300, 200)

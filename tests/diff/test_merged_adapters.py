@@ -16,6 +16,9 @@ from safetensors.torch import load_file, save_file
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import TransformationKind
 from statecli.commands.diff.run import compare_targets
+from statecli.commands.diff.transformations import views
+from statecli.targets.load import read_checkpoint
+from statecli.values.merged_update import MergeTask
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -290,3 +293,15 @@ def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(adapt, tmp_pat
     save_file({name: tensor.clone() for name, tensor in whole_state.items()}, tmp_path / "whole.safetensors")
     table = statecli("diff", tmp_path / "base", tmp_path / "whole.safetensors", "-f", "table").out
     assert "D model.norm.weight" in table
+
+
+def test_the_factor_of_large_values_is_found(tmp_path):
+    """The square of the product of update and change is beyond float64."""
+    torch.manual_seed(0)
+    left, right = torch.randn(6, 2).double() * 1e75, torch.randn(2, 8).double() * 1e75
+    before = torch.randn(6, 8).double() * 1e150
+    torch.save({"before": before, "after": before + 3 * left @ right, "left": left, "right": right}, tmp_path / "a.pt")
+    rows = read_checkpoint(str(tmp_path / "a.pt")).tensors
+    result = MergeTask("w", *(views.locate(row.data, row.fqn) for row in rows)).compute()
+    assert result is not None
+    assert (result.factor, result.exceptions) == (3.0, 0)

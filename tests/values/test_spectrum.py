@@ -56,6 +56,7 @@ def test_each_matrix_without_values_has_a_reason(compute):
         "nan": torch.tensor([[1.0, float("nan")]]),
         "integers": torch.ones(2, 2, dtype=torch.int64),
         "empty": torch.ones(0, 3),
+        "large": torch.full((8, 8), -1e308, dtype=torch.float64),
         "sparse": torch.eye(3).to_sparse(),
     }
     actual = compute(vector=torch.ones(3), scalar=torch.tensor(1.0), **tensors)
@@ -64,6 +65,7 @@ def test_each_matrix_without_values_has_a_reason(compute):
         "nan": "it has NaN or Inf",
         "integers": "its values are integers",
         "empty": "it has no elements",
+        "large": "its singular values are too large for float64",
         "sparse": "stored as several tensors (indices, values), so statistics are not available",
     }
 

@@ -143,13 +143,18 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
     """
     relative = values.relative_l2 or 0.0
     ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)
-    after = (ratio * l2 / relative) ** 2 if relative else 0.0
+    after = ratio / relative * l2 if relative else 0.0
+    if not after:
+        return True
+    # All errors are shares of the norm of after, because the square of a float64 norm may be beyond float64.
     spacing, smallest = SPACING.get(dtype, (1.0, 0.0))
-    rounding = ((_MAX_ROUNDINGS * spacing) ** 2 + _ERROR_OF_SUMS) * after + values.elements * (
-        _MAX_ROUNDINGS * smallest
-    ) ** 2
-    exceptions = int(MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
-    return (1 - cosine**2) * after <= exceptions + rounding
+    shares = [
+        _MAX_ROUNDINGS * spacing,
+        math.sqrt(_ERROR_OF_SUMS),
+        math.sqrt(values.elements) * _MAX_ROUNDINGS * (smallest / after),
+        math.sqrt(int(MAX_EXCEPTIONS * values.elements)) * 2 * ((values.max_abs or 0.0) / after),
+    ]
+    return 1 - cosine**2 <= sum(share * share for share in shares)
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
@@ -161,5 +166,6 @@ def _keeps_projection(relative: float, cosine: float | None) -> bool:
 
 def _list_norm_ratios(relative: float, cosine: float) -> tuple[float, float]:
     """Return the two values that |after| / |before| can have: the roots of x² - 2 x cosine + 1 = relative²."""
-    root = math.sqrt(max(0.0, relative**2 - (1 - cosine**2)))
+    sine = math.sqrt(1 - cosine**2)
+    root = math.sqrt(max(0.0, relative - sine)) * math.sqrt(relative + sine)
     return cosine - root, cosine + root
