@@ -322,6 +322,28 @@ BROKEN_MODELS = {
         ("torch.view_as_real(torch.polar(", "torch.view_as_complex(self.f.float())"),
         "2x4",
     ),
+    "complex128-buffer": BrokenModel(
+        net(
+            'self.register_buffer("f", torch.randn(4, dtype=torch.complex128))',
+            "return self.fc(x) * self.f.real",
+        ),
+        ("torch.view_as_complex(self.f.double())",),
+        "2x4",
+    ),
+    "another-name-of-torch": BrokenModel(
+        net(
+            'self.register_buffer("f", th.polar(th.ones(4), th.arange(4.)))',
+            "return (self.fc(x) * self.f).abs() + th.ones(4)",
+            head="import torch as th\nfrom torch import nn\n\n\n",
+        ),
+        (
+            "th.view_as_real(th.polar(",
+            "th.view_as_complex(self.f.float())",
+            "= th.view_as_real(f)",
+            "th.ones(4, device=x.device)",
+        ),
+        "2x4",
+    ),
     "buffer-with-grad": BrokenModel(
         net('self.register_buffer("s", torch.ones(4).requires_grad_())', "return self.fc(x) * self.s"),
         ("self.s = nn.Parameter(torch.ones(4))",),

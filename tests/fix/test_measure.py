@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from statecli.commands.fix.measure import _list_tensors
+from statecli.commands.fix.measure import _list_tensors, is_same_output
 
 
 @dataclass
@@ -31,3 +31,19 @@ def test_all_tensors_of_an_output_are_compared():
     ):
         assert [tensor.item() for tensor in _list_tensors(output)] == [0, 1, 2]
     assert _list_tensors("text") == []
+
+
+def test_outputs_are_compared_in_their_own_precision():
+    """Rounding of the last digits is equal; a lost precision, another dtype or another whole number is not."""
+    thirds = torch.ones(4, dtype=torch.float64) / 3
+    assert is_same_output((thirds,), (thirds * (1 + 1e-15),))
+    assert is_same_output((torch.tensor([torch.nan]),), (torch.tensor([torch.nan]),))
+    for first, second in (
+        (thirds, thirds.float().double()),
+        (thirds, thirds.float()),
+        (thirds * 1j, thirds.float().double() * 1j),
+        (torch.tensor(1_000_000), torch.tensor(1_000_001)),
+        (thirds, thirds[:2]),
+    ):
+        assert not is_same_output((first,), (second,))
+    assert not is_same_output((thirds,), ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -56,18 +55,23 @@ def _drop_requires_grad(value: cst.BaseExpression) -> cst.BaseExpression:
 _LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
     {name} = state_dict.get(prefix + "{name}")
     if {name} is not None and {name}.is_complex():
-        state_dict[prefix + "{name}"] = torch.view_as_real({name})
+        state_dict[prefix + "{name}"] = {torch}.view_as_real({name})
     super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)"""
 
 
-def store_real_parts(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
+#: Methods that cast real parts of each complex dtype, possibly cast with the model, to their own precision.
+_CASTS = {"complex32": "half", "complex64": "float", "complex128": "double"}
+
+
+def store_real_parts(source: ParsedFile, name: str, line: int, dtype: str) -> Iterator[Changes]:
     """Yield the change of a complex buffer to a real buffer that older state_dicts can load into. Raises NoEdit."""
     call, method, _ = _find_registration(source, name, line)
     owner = source.find_class(call)
     is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)
     if is_saved and source.find_method(owner, "_load_from_state_dict") is not None:
         raise NoEdit(f"the fix adds _load_from_state_dict, which {owner.name.value} already defines")
-    if not re.search(r"(?m)^import torch$|^import torch\b(?!\.)", source.module.code):
+    torch = source.find_torch_name()
+    if torch is None:
         raise NoEdit("the fix uses torch, which the file does not import")
     inside = set(map(id, source.find(cst.Attribute, within=owner.body)))
     outside = [node for node in source.find(cst.Attribute) if node.attr.value == name and id(node) not in inside]
@@ -75,7 +79,7 @@ def store_real_parts(source: ParsedFile, name: str, line: int) -> Iterator[Chang
         line = source.get_line(outside[0])
         raise NoEdit(f"code outside of {owner.name.value} uses {name} as a complex tensor (line {line})")
     value = call.args[1].value
-    changes: Changes = {value: [source.parse_expression(f"torch.view_as_real({source.format(value)})")]}
+    changes: Changes = {value: [source.parse_expression(f"{torch}.view_as_real({source.format(value)})")]}
     for node in source.find(cst.Attribute, within=owner.body):
         enclosing_method = source.find_around(node, cst.FunctionDef)
         if node.attr.value != name or enclosing_method is None or enclosing_method is method:
@@ -84,10 +88,11 @@ def store_real_parts(source: ParsedFile, name: str, line: int) -> Iterator[Chang
             continue
         if isinstance(source.get_parent(node), (cst.AssignTarget, cst.AugAssign)):
             raise NoEdit(f"the method {enclosing_method.name.value} also assigns {name}")
-        expression = source.parse_expression(f"torch.view_as_complex({source.format(node)}.float())")
+        parts = f"{source.format(node)}.{_CASTS[dtype]}()"
+        expression = source.parse_expression(f"{torch}.view_as_complex({parts})")
         changes = join_changes(changes, {node: [expression]})
     if is_saved:
-        loading = source.parse_statements(source.indent(_LOADING.format(name=name)))[0]
+        loading = source.parse_statements(source.indent(_LOADING.format(name=name, torch=torch)))[0]
         loading_method = loading.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
         changes = join_changes(changes, {method: [method, loading_method]})
     yield changes

@@ -41,6 +41,7 @@ class Defect(msgspec.Struct, frozen=True):
         fix: The printed fix: code, or comments.
         message: The problem in one line.
         proofs: The failed proofs.
+        dtype: The dtype of the first tensor; "" if unknown.
     """
 
     cause: DefectCause
@@ -51,6 +52,7 @@ class Defect(msgspec.Struct, frozen=True):
     fix: str
     message: str
     proofs: tuple[Name, ...]
+    dtype: str = ""
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
@@ -101,6 +103,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
         (row.fix if is_registration and row else first.strip_line()) or "",
         message,
         tuple(dict.fromkeys(proof for proof, _ in group)),
+        row.dtype if row is not None else "",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from statecli.commands.fix.defects import Defect, DefectCause, find_defects
-from statecli.commands.fix.measure import Measurement
+from statecli.commands.fix.measure import Measurement, is_same_output
 from statecli.commands.fix.result import ProofChange
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
 from statecli.core.lazy_pattern import compile_on_use
@@ -192,14 +192,8 @@ def _describe_load(after: Measurement, allowed_names: TensorNames) -> str:
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
     """Describe that forward computes other values; "" for equal values, or if forward could not be called."""
-    import torch
-
     if old.output is None:
         return ""
     if after.output is None:
         return "forward of the fixed model raises an error"
-    has_equal_output = len(old.output) == len(after.output) and all(
-        first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
-        for first, second in zip(old.output, after.output, strict=True)
-    )
-    return "" if has_equal_output else "forward of the fixed model returns other values"
+    return "" if is_same_output(old.output, after.output) else "forward of the fixed model returns other values"

@@ -48,11 +48,12 @@ def _is_tensor(parameter: cst.Param) -> bool:
 
 def add_device(source: ParsedFile, line: int) -> Iterator[Changes]:
     """Yield the changes that create the tensors of a line on the device of an input. Raises NoEdit."""
+    torch = source.find_torch_name()
+    factories = {f"{torch}.{name}" for name in _FACTORIES}
     calls = [
         call
         for call in source.find(cst.Call, line)
-        if source.format(call.func).partition(".")[0] == "torch"
-        and source.format(call.func).rpartition(".")[2] in _FACTORIES
+        if source.format(call.func) in factories
         and not any(arg.keyword is not None and arg.keyword.value == "device" for arg in call.args)
         and source.find_around(call, cst.FunctionDef) is not None
     ]

@@ -61,7 +61,7 @@ def _propose_changes(defect: Defect, source: ParsedFile, filename: str) -> Itera
     if defect.cause is DefectCause.BUFFER_WITH_GRAD:
         return buffer_edits.make_parameter(source, attribute, defect.line, filename)
     if defect.cause is DefectCause.COMPLEX_BUFFER:
-        return buffer_edits.store_real_parts(source, attribute, defect.line)
+        return buffer_edits.store_real_parts(source, attribute, defect.line, defect.dtype)
     if defect.cause is DefectCause.STALE_VIEW:
         return _replace_view(source, attribute, defect.line)
     if defect.cause is DefectCause.UNREGISTERED:
@@ -128,7 +128,8 @@ def _check_single_target(assigned: Assigned, name: str) -> None:
 
 
 def _add_property(source: ParsedFile, assigned: Assigned, name: str, value: str) -> Changes:
-    kind = "torch.Tensor" if re.search(r"(?m)^import torch$", source.module.code) else ""
+    torch = source.find_torch_name()
+    kind = f"{torch}.Tensor" if torch is not None else ""
     property_changes = init_edits.add_property(source, assigned.owner, name, value, replaced=assigned, kind=kind)
     return join_changes(init_edits.remove_statement(assigned), property_changes)
 

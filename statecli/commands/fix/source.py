@@ -90,6 +90,15 @@ class ParsedFile:
         methods = (node for node in owner.body.body if isinstance(node, cst.FunctionDef))
         return next((method for method in methods if method.name.value == name), None)
 
+    def find_torch_name(self) -> str | None:
+        """Return the file's name of torch; None if the top of the file does not import torch."""
+        for node in self.find(cst.Import):
+            for alias in node.names if self.find_around(node, cst.FunctionDef) is None else ():
+                module, name = alias.evaluated_name, alias.evaluated_alias
+                if module == "torch" or (module.startswith("torch.") and name is None):
+                    return name or "torch"
+        return None
+
     def format(self, node: cst.CSTNode) -> str:
         """Return the code of a node."""
         return self.module.code_for_node(node)
