@@ -36,10 +36,11 @@ class Assignment:
 class AttributeUse:
     """A use of an attribute, other than the assignment that creates it.
 
-    `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `right operand` (of `+`), `out`
-    (the argument of this name), `batch_norm`, `instance_norm` (an argument of either), or the name of the called
-    method. `function`: the function around it; `constructs`: `__init__` runs this function. `value`: the assigned
-    expression; `arguments`: the number of arguments of the method.
+    `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `left operand` and `right
+    operand` (of `+`), `out` (the argument of this name), `batch_norm`, `instance_norm` (an argument of either), `torch
+    argument` (of another function of torch), or the name of the called method. `function`: the function around it;
+    `constructs`: `__init__` runs this function. `value`: the assigned expression, or the function of torch;
+    `arguments`: the number of arguments of the method.
     """
 
     action: str
@@ -65,7 +66,7 @@ class _SourceFile:
     """A parsed source file.
 
     `early_statements`: statements before `super().__init__()` of their function, where nothing can be registered.
-    `constructing`: the functions that `__init__` runs.
+    `constructing`: the functions that `__init__` runs. `torch_names`: names imported from torch, or torch itself.
     """
 
     def __init__(self, text: str) -> None:
@@ -75,6 +76,7 @@ class _SourceFile:
         self.early_statements: set[ast.stmt] = set()
         self.parents: dict[ast.AST, ast.AST] = {}
         self.attributes: dict[str, list[ast.Attribute]] = {}
+        self.torch_names: set[str] = set()
         calls: dict[str, set[str]] = {}
         for node in ast.walk(self.tree):
             self.parents.update((child, node) for child in ast.iter_child_nodes(node))
@@ -83,6 +85,8 @@ class _SourceFile:
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self.assignments.setdefault(line, []).append(node)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.torch_names.update(_find_torch_names(node))
             if isinstance(node, ast.FunctionDef):
                 calls.setdefault(node.name, set()).update(_find_called_functions(node))
                 if node.name == "__init__":
@@ -130,6 +134,14 @@ def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
             yield call.id
         elif isinstance(call, ast.Attribute) and ast.unparse(call.value) in (instance, "super()"):
             yield call.attr
+
+
+def _find_torch_names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """Yield the names that an import takes from torch: `torch`, `F`, `stack`."""
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else None
+    for alias in node.names:
+        if (alias.name if module is None else module).partition(".")[0] == "torch":
+            yield alias.asname or (alias.name.partition(".")[0] if module is None else alias.name)
 
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
@@ -304,7 +316,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
     while (isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.ctx, ast.Load)) or (
         isinstance(parent, ast.Attribute) and parent.attr == "data"
     ):
-        is_nested = is_nested or isinstance(parent, ast.Subscript)
+        is_nested = is_nested or (isinstance(parent, ast.Subscript) and not isinstance(parent.slice, ast.Slice))
         node, parent = parent, file.parents[parent]
     use = functools.partial(AttributeUse, function=name, constructs=name in file.constructing, nested=is_nested)
     if isinstance(parent, ast.Subscript) and parent.value is node:
@@ -319,12 +331,23 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
         return use("augment") if is_augment else use("set", value=getattr(statement, "value", None))
     if isinstance(parent, ast.keyword) and parent.arg == "out":
         return use("out")
-    if isinstance(parent, ast.Call) and parent.func is not node:
-        function_name = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
-        # torch's functions that update running statistics
-        return use(function_name if function_name in ("batch_norm", "instance_norm") else "read")
-    is_right_operand = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add) and parent.right is node
-    return use("right operand" if is_right_operand else "read")
+    call = file.parents[parent] if isinstance(parent, ast.keyword) else parent
+    if isinstance(call, ast.Call) and call.func is not node:
+        return _describe_argument(file, call.func, use)
+    if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add):
+        return use("right operand" if parent.right is node else "left operand")
+    return use("read")
+
+
+def _describe_argument(file: _SourceFile, function: ast.expr, use: functools.partial[AttributeUse]) -> AttributeUse:
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    if name in ("batch_norm", "instance_norm"):  # torch's functions that update running statistics
+        return use(name)
+    root = function
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    is_of_torch = isinstance(root, ast.Name) and root.id in file.torch_names
+    return use("torch argument", value=function) if is_of_torch else use("read")
 
 
 def reads(value: ast.expr | None, name: str) -> bool:

@@ -452,35 +452,43 @@ def _is_named_module(member: Any) -> bool:
 def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> str:
     """Return `self.name = nn.kind(value)`; `{}` in `value` stands for the present value."""
     lacking_uses = _find_lacking(kind, site, container)
-    if lacking_uses or site.source is None or not _is_complete(site, container):
+    if any(use.constructs for use in lacking_uses) or site.source is None or not _is_complete(site, container):
         text = f"{AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
     else:
         text = f"{' = '.join(site.source.targets)} = nn.{kind}({value.format(site.source.text)})"
-    return text + "".join(f"\n{_describe_lacking(use, kind, site.name)}" for use in lacking_uses if not use.constructs)
+    changes = [_describe_lacking(use, kind, site.name) for use in lacking_uses if not use.constructs]
+    return "\n".join(dict.fromkeys((text, *changes)))
 
 
 def _find_lacking(kind: str, site: _Site, container: Any) -> list[AttributeUse]:
-    """Return the uses of a list or dictionary that nn.kind does not support, one for each kind of use."""
+    """Return the uses of a list or dictionary that nn.kind does not support."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
-    actions = {use.action: use for use in sorted(site.uses, key=lambda use: not use.constructs) if not use.nested}
-    has_pop = is_dict or not any(use.action == "pop" and not use.arguments for use in site.uses)
-    supported = {"augment": hasattr(new_class, "__ior__" if is_dict else "__iadd__"), "pop": has_pop}
-    supported["right operand"] = is_dict
+    pops_last = not is_dict and any(use.action == "pop" and not use.arguments for use in site.uses)
+    supported = {
+        "augment": hasattr(new_class, "__ior__" if is_dict else "__iadd__"),
+        "left operand": is_dict or hasattr(new_class, "__add__"),
+        "pop": hasattr(new_class, "pop") and not pops_last,
+        "right operand": is_dict,
+        "torch argument": kind != "ParameterList",
+    }
     known_actions = set(dir(type(container))) | supported.keys()
     return [
         use
-        for action, use in actions.items()
-        if action in known_actions and not _supports_action(new_class, action, supported)
+        for use in site.uses
+        if not use.nested
+        and use.action in known_actions
+        and not supported.get(use.action, hasattr(new_class, use.action))
     ]
-
-
-def _supports_action(new_class: type, action: str, supported: dict[str, bool]) -> bool:
-    return supported.get(action, True) and (action in ("augment", "right operand") or hasattr(new_class, action))
 
 
 def _describe_lacking(use: AttributeUse, kind: str, name: str) -> str:
     if use.action == "right operand":
         return f"# and write list + list({name}) instead of list + {name}, because list + nn.{kind} raises TypeError"
+    if use.action == "left operand":
+        return f"# and write list({name}) + list instead of {name} + list, because nn.{kind} does not support +"
+    if use.action == "torch argument" and use.value is not None:
+        call_text = f"{ast.unparse(use.value)}(list({name}))"
+        return f"# and write {call_text} in {use.function}(), because torch refuses an nn.{kind}"
     if use.action == "augment":
         return f"# and replace the |= in {use.function}(), because nn.{kind} does not support |="
     call_text = "()" if use.action != "pop" else "() without an index"

@@ -344,6 +344,20 @@ BROKEN_MODELS = {
         ),
         "2x4",
     ),
+    **{
+        f"parameters-as-{name}": BrokenModel(
+            net("self.ps = [nn.Parameter(torch.randn(4)) for _ in range(3)]", f"return self.fc(x) * {before}.sum(0)"),
+            ("self.ps = nn.ParameterList([", after),
+            shape,
+        )
+        for shape in ("", "2x4")
+        for name, before, after in (
+            (f"argument-{shape}", "torch.stack(self.ps)", "torch.stack(list(self.ps))"),
+            (f"keyword-{shape}", "torch.stack(tensors=self.ps)", "torch.stack(tensors=list(self.ps))"),
+            (f"slice-{shape}", "torch.stack(self.ps[:])", "torch.stack(list(self.ps[:]))"),
+            (f"operand-{shape}", "torch.stack(self.ps + [x[0]])", "torch.stack(list(self.ps) + [x[0]])"),
+        )
+    },
     "buffer-with-grad": BrokenModel(
         net('self.register_buffer("s", torch.ones(4).requires_grad_())', "return self.fc(x) * self.s"),
         ("self.s = nn.Parameter(torch.ones(4))",),

@@ -446,6 +446,16 @@ def test_change_in_another_class_does_not_affect_the_fix(inspect):
             "self.b = [nn.PReLU()]",
             "write list + list(b) instead of list + b, because list + nn.ModuleList raises TypeError",
         ),
+        (
+            "torch.stack(self.b)",
+            "self.b = [nn.Parameter(torch.ones(3))]",
+            "write torch.stack(list(b)) in forward(), because torch refuses an nn.ParameterList",
+        ),
+        (
+            "self.b + [x]",
+            "self.b = [nn.Parameter(torch.ones(3))]",
+            "write list(b) + list instead of b + list, because nn.ParameterList does not support +",
+        ),
         ("self.b[3]", "self.b = {3: nn.PReLU()}", "read self.b['3'] instead of self.b[3]"),
         (
             "self.t = self.t * 2",

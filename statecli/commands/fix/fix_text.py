@@ -19,7 +19,7 @@ _KNOWN_COMMENTS = (
     "# and read each tensor as getattr",
     "# and iterate over the items()",
     "# the keys must be strings without dots",
-    "# and write list + ",
+    "# and write ",
     "# and import torch.nn",
     "# older checkpoints",
     "# to save the value too",

@@ -51,8 +51,9 @@ def apply_code(source: ParsedFile, text: str, attribute: str, line: int, names: 
         changes = join_changes(changes, _iterate_items(source, assigned, attribute))
     if fix.find_comment("# the keys must be strings without dots"):
         changes = join_changes(changes, _rename_keys(source, assigned, attribute, fix.code))
-    if fix.find_comment("# and write list + "):
-        changes = join_changes(changes, _convert_operands(source, assigned, attribute))
+    if fix.find_comment("# and write "):
+        is_parameters = ".ParameterList(" in fix.code
+        changes = join_changes(changes, _convert_to_lists(source, assigned, attribute, is_parameters))
     if fix.find_comment("# and import torch.nn"):
         changes = join_changes(changes, init_edits.add_import(source, "from torch import nn"))
     return changes
@@ -162,14 +163,34 @@ def _format_key(source: ParsedFile, key: cst.BaseExpression, formula: str) -> st
     return formula.replace("str(k)", f"str({source.format(key)})")
 
 
-def _convert_operands(source: ParsedFile, assigned: Assigned, name: str) -> Changes:
-    """Return the change of `a_list + self.name` to `a_list + list(self.name)`."""
+def _convert_to_lists(source: ParsedFile, assigned: Assigned, name: str, is_parameters: bool) -> Changes:
+    """Return the change of `a_list + self.name` to `a_list + list(self.name)`; for parameters also of other uses.
+
+    A ParameterList, unlike a ModuleList, also refuses `self.name + a_list`, and torch refuses it for a list of tensors.
+    """
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
-    for node in _list_reads(source, assigned, name):
+    for read in _list_reads(source, assigned, name):
+        node: cst.BaseExpression = read
+        while isinstance(part := source.get_parent(node), cst.Subscript) and _is_slice(part):
+            node = part
         parent = source.get_parent(node)
-        if isinstance(parent, cst.BinaryOperation) and parent.right is node:
+        if isinstance(parent, cst.BinaryOperation) and isinstance(parent.operator, cst.Add):
+            is_refused = is_parameters or parent.right is node
+        else:
+            is_refused = is_parameters and _is_of_torch(source, parent)
+        if is_refused:
             changes[node] = [cst.Call(cst.Name("list"), [cst.Arg(node)])]
     return changes
+
+
+def _is_slice(subscript: cst.Subscript) -> bool:
+    return len(subscript.slice) == 1 and isinstance(subscript.slice[0].slice, cst.Slice)
+
+
+def _is_of_torch(source: ParsedFile, argument: cst.CSTNode) -> bool:
+    """Return True for an argument, without a star, of a function of torch."""
+    call = source.get_parent(argument) if isinstance(argument, cst.Arg) and not argument.star else None
+    return isinstance(call, cst.Call) and source.format(call.func).partition(".")[0] in source.list_torch_names()
 
 
 def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:
