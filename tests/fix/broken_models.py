@@ -547,6 +547,14 @@ UNFIXABLE_MODELS = {
         ("line 17 reads .m.reverse, which nn.ModuleList does not have",),
         "2x4",
     ),
+    **{
+        f"cache-of-{name}": BrokenModel(
+            net("self.m = None", f"x = self.fc(x)\nif self.m is None:\n    self.m = {value}\nreturn x - self.m"),
+            ("another input gives m other values",),
+            "2x4",
+        )
+        for name, value in (("the-input", "x.detach().mean(0)"), ("random-values", "torch.rand(4)"))
+    },
     "a-function-reads-the-complex-buffer": BrokenModel(
         net(
             'self.register_buffer("z", torch.ones(4) * 1j)',

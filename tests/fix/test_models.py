@@ -80,6 +80,14 @@ def test_an_edit_without_a_proof_is_refused(name, tmp_path, in_tmp_path):
     assert path.read_bytes() == model.text.encode()
 
 
+def test_cache_of_the_input_is_not_created_again_for_a_fixed_batch(tmp_path, in_tmp_path):
+    """A function that returns the same batch each time shows the dependence only with changed values."""
+    text = UNFIXABLE_MODELS["cache-of-the-input"].text
+    write(tmp_path, f"{text}\n\ndef make():\n    return torch.ones(2, 4)\n")
+    (edit,) = fix("net.py:Net", inputs="net.py:make").edits
+    assert edit.reason.startswith("another input gives m other values")
+
+
 @pytest.mark.parametrize("name", HONEST_MODELS)
 def test_an_honest_model_gets_no_edit(name, tmp_path, in_tmp_path):
     """There is nothing to fix."""

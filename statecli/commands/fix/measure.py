@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from statecli import live
 from statecli.commands.fix.project_copy import Project, ProjectCopy, copy_project
 from statecli.commands.verify import run as verify_run
+from statecli.commands.verify.inputs import map_tensors
 from statecli.commands.verify.result import Verification
 from statecli.core.errors import ModelError
 
@@ -38,6 +41,7 @@ class Measurement:
         output: The result tensors of forward after a load of the old state_dict; None if forward was not called.
         load: Result of loading the old state_dict.
         attributes: Names of the attributes of each module, by the name of the module.
+        input_dependent: Names of the tensors that forward creates with other values for another input or another seed.
         copy: The measured copy.
     """
 
@@ -47,6 +51,7 @@ class Measurement:
     output: tuple[torch.Tensor, ...] | None = None
     load: OldStateLoad = OldStateLoad()
     attributes: dict[str, frozenset[str]] = field(default_factory=dict)
+    input_dependent: frozenset[str] = frozenset()
 
 
 def measure(
@@ -62,7 +67,8 @@ def measure(
             subject = verify_run.build_model_under_test(request)
             verification = verify_run.verify_model(subject, request)
             attributes = _list_attributes(subject.build_fresh())
-            return Measurement(verification, copy, *_measure_instance(subject, old), attributes)
+            dependent_names = _list_input_dependent(subject)
+            return Measurement(verification, copy, *_measure_instance(subject, old), attributes, dependent_names)
         except ModelError as error:
             raise ModelError(copy.hide(str(error))) from error
 
@@ -85,6 +91,38 @@ def _measure_instance(
         with suppress(ModelError):
             output = tuple(_list_tensors(subject.call(module)))
     return entries, output, load
+
+
+def _list_input_dependent(subject: ModelUnderTest) -> frozenset[str]:
+    """Return the names of tensors created by forward that differ for another input; all names if forward fails."""
+    if subject.inputs is None or not subject.created_by_forward:
+        return frozenset()
+    inputs = subject.inputs
+
+    def make_other_call(seed: int = 0) -> Any:
+        return map_tensors(inputs.make_call(seed=seed), _change_values)
+
+    other_subject = dataclasses.replace(subject, inputs=dataclasses.replace(inputs, make_call=make_other_call))
+    try:
+        first, second = subject.build_fresh(values=True), subject.build_fresh(values=True)
+        subject.call(first)
+        other_subject.call(second, seed=1)
+    except ModelError:
+        return subject.created_by_forward
+    tensors, other_tensors = live.measure.map_tensors(first), live.measure.map_tensors(second)
+    return frozenset(
+        name
+        for name in subject.created_by_forward
+        if name not in tensors
+        or name not in other_tensors
+        or not live.tensor_bits.is_same(tensors[name], other_tensors[name])
+    )
+
+
+def _change_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in reverse order, and halved if these are not indices: a user's function may ignore seeds."""
+    changed = tensor.flatten().flip(0).reshape(tensor.shape)
+    return changed / 2 if tensor.is_floating_point() or tensor.is_complex() else changed
 
 
 def _list_attributes(module: torch.nn.Module) -> dict[str, frozenset[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from statecli.commands.fix import git_status, other_classes
-from statecli.commands.fix.defects import Defect, find_defects
+from statecli.commands.fix.defects import Defect, DefectCause, find_defects
 from statecli.commands.fix.edit_check import TensorNames, compare_proofs, judge
 from statecli.commands.fix.line_diff import list_blocks
 from statecli.commands.fix.measure import Measurement, measure
@@ -136,8 +136,13 @@ class Session:
         file = self.project.format_path(path) if path else ""
         line = self._find_original_line(path, defect.line)
         hide = self.current.copy.hide
-        advice = hide(defect.fix) if reason else ""
+        advice = hide(defect.fix) if reason and not self._depends_on_input(defect) else ""
         return Edit(defect.rule, file, line, names, proofs=proofs, reason=hide(reason), advice=advice)
+
+    def _depends_on_input(self, defect: Defect) -> bool:
+        """Return True for a cache that cannot be created again: its values come from an input, or are random."""
+        is_cache = defect.cause is DefectCause.CACHED_BY_FORWARD
+        return is_cache and not self.current.input_dependent.isdisjoint(defect.names)
 
     def _find_original_line(self, path: str, line: int) -> int:
         """Return the number that a line has in the user's file."""
@@ -151,7 +156,12 @@ class Session:
         return line
 
     def _locate(self, defect: Defect) -> str:
-        """Return the file to edit. Raises NoEdit for a file that is not the user's own."""
+        """Return the file to edit. Raises NoEdit for a file that is not the user's own, or for values of an input."""
+        if self._depends_on_input(defect):
+            raise NoEdit(
+                f"another input gives {defect.names[0]} other values, so creating the tensor again would change results; "
+                "register the tensor in __init__ with its final shape"
+            )
         if not defect.file or not defect.line:
             raise NoEdit(f"the source line of the defect is not known: {defect.message}")
         path = self.current.copy.locate(defect.file)
