@@ -521,10 +521,16 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
         names = [
             target.removeprefix(f"{source.owner}.") for target in source.targets if target.startswith(source.owner)
         ]
-        text = f"{' = '.join(source.targets)} = nn.Parameter({source.text})"
+        value = source.text if _is_parameter_call(source.value) else f"nn.Parameter({source.text})"
+        text = f"{' = '.join(source.targets)} = {value}"
         return _add_loading(text, ", ".join(names) or site.name)
     further_targets = "".join(f"\n{target} = {source.targets[0]}" for target in source.targets[1:])
     return _format_buffer(source.owner, site.name, source.text, rebuild, further_targets)
+
+
+def _is_parameter_call(value: ast.expr) -> bool:
+    """Return True for `nn.Parameter(…)`, which a class body assigns to no module."""
+    return isinstance(value, ast.Call) and getattr(value.func, "attr", getattr(value.func, "id", "")) == "Parameter"
 
 
 def _is_refused_by_leaf(use: AttributeUse) -> bool:

@@ -116,6 +116,11 @@ BROKEN_MODELS = {
         ('super().__init__()\n        self.register_buffer("t", torch.arange(4.), persistent=False)\n',),
         "2x4",
     ),
+    "class-attribute-with-a-parameter": BrokenModel(
+        net("", "return self.fc(x) * self.p", before="    p = nn.Parameter(torch.ones(4) * 3)\n"),
+        ("super().__init__()\n        self.p = nn.Parameter(torch.ones(4) * 3)\n",),
+        "2x4",
+    ),
     "class-without-init": BrokenModel(
         HEAD + 'class Net(nn.Module):\n    """A net."""\n\n    t = torch.arange(4.)\n\n    def forward(self, x):\n'
         "        return x + self.t\n",
@@ -555,6 +560,15 @@ UNFIXABLE_MODELS = {
         )
         for name, value in (("the-input", "x.detach().mean(0)"), ("random-values", "torch.rand(4)"))
     },
+    "tensor-subclass": BrokenModel(
+        net(
+            "self.t = torch.randn(4).as_subclass(Named)",
+            "return self.fc(x) * self.t.as_subclass(torch.Tensor)",
+            head=HEAD + "class Named(torch.Tensor):\n    pass\n\n\n",
+        ),
+        ("with the fix, the check move is inconclusive: moving the model",),
+        "2x4",
+    ),
     "a-function-reads-the-complex-buffer": BrokenModel(
         net(
             'self.register_buffer("z", torch.ones(4) * 1j)',

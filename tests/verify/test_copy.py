@@ -41,6 +41,14 @@ def test_tensor_that_torch_cannot_copy_is_named():
     assert map_rules(run_copy(body)) == {"adjacency": "not-copyable"}
 
 
+def test_tensor_subclass_that_torch_cannot_copy_is_named():
+    """The class is the reason, not the layout or the dtype."""
+    code = "---\nclass Odd(torch.Tensor):\n    pass"
+    (finding,) = run_copy(f"self.t = torch.ones(3).as_subclass(self.Odd)\n{code}").findings
+    assert (finding.rule, finding.fqn) == ("not-copyable", "t")
+    assert finding.message.startswith("t: Odd, a tensor subclass that torch does not copy")
+
+
 OWN_COPY = """
 self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))
 ---

@@ -242,6 +242,15 @@ def test_extra_state_with_tensors_or_objects_fails():
     assert actual == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
 
 
+def test_saved_tensor_of_a_subclass_is_named():
+    """The entry is a tensor, so the help does not name get_extra_state."""
+    code = "---\nclass Odd(torch.Tensor):\n    pass"
+    check = run_save(f'self.register_buffer("t", torch.ones(3).as_subclass(self.Odd))\n{code}')
+    (finding,) = [finding for finding in check.findings if finding.rule == "not-plain-data"]
+    assert finding.fqn == "t"
+    assert "get_extra_state" not in finding.help
+
+
 def test_shared_memory_is_found_despite_extra_state():
     """Tensors that share memory are found, although safetensors cannot write the state_dict as a whole."""
     check = run_save(EXTRA_STATE.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))

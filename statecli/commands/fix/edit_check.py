@@ -10,6 +10,7 @@ from statecli.commands.fix.defects import Defect, DefectCause, find_defects
 from statecli.commands.fix.measure import Measurement, is_same_output
 from statecli.commands.fix.result import ProofChange
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind
 from statecli.core.registration_rules import UNREGISTERED_MODULE
@@ -101,11 +102,14 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
     check = next((check for check in verification.checks if check.check is proof), None)
     if check is None or check.verdict is Verdict.SKIPPED:
         return Verdict.SKIPPED
+    all_verdicts = _list_verdicts(check)
+    if check.verdict is Verdict.INCONCLUSIVE and Verdict.INCONCLUSIVE not in all_verdicts.values():
+        return Verdict.INCONCLUSIVE  # for a reason that concerns every tensor
     if not defect.names:
         has_same_defect = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
         return Verdict.FAILED if has_same_defect else Verdict.PASSED
     named, revealed = TensorNames(defect.names), _list_revealed(defect, verification)
-    defect_verdicts = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
+    defect_verdicts = {name: verdict for name, verdict in all_verdicts.items() if name in named}
     verdicts = {verdict for name, verdict in defect_verdicts.items() if name not in revealed}
     return next((verdict for verdict in _BAD_VERDICTS if verdict in verdicts), Verdict.PASSED)
 
@@ -117,7 +121,7 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
     findings = [
         (finding.fqn, Verdict.FAILED)
         for finding in check.findings
-        if finding.fqn is not None and finding.severity.value != "note"
+        if finding.fqn is not None and finding.severity is not Severity.NOTE
     ]
     order = (*_BAD_VERDICTS, Verdict.PASSED, Verdict.SKIPPED)
     for fqn, verdict in (*cells, *findings):
@@ -129,7 +133,9 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
 def _find_remaining(defects: Sequence[Defect], after: Measurement) -> str:
     changes = [(defect, change) for defect in defects for change in compare_proofs(defect, after)]
     for defect, change in changes:
-        if change.proof in _PROOFS_BY_CAUSE.get(defect.cause, Name) and change.after is not Verdict.PASSED:
+        is_next = change.proof in _EARLY_STOPPING_PROOFS and change.after is Verdict.INCONCLUSIVE
+        is_required = change.proof in _PROOFS_BY_CAUSE.get(defect.cause, Name) and not is_next
+        if is_required and change.after is not Verdict.PASSED:
             result = _describe(change.after, change.proof, after.verification, TensorNames(defect.names))
             return f"with the fix, the check {change.proof.value} {result}"
     return "" if any(change.after is Verdict.PASSED for _, change in changes) else "no failed check passes with the fix"
@@ -165,6 +171,14 @@ def _find_worse_proof(before: Verification, after: Verification, named: TensorNa
         ]
         if worse:
             return f"with the fix, the check {check.check.value} fails for {join_names(worse, 3)}"
+        old_rules = {finding.rule for finding in old.findings if finding.fqn is None}
+        new_findings = [
+            finding
+            for finding in check.findings
+            if finding.fqn is None and finding.severity is not Severity.NOTE and finding.rule not in old_rules
+        ]
+        if new_findings and not stopped:
+            return f"with the fix, the check {check.check.value} fails: {new_findings[0].message}"
     present_names = {normalize(row.fqn) for row in after.state.tensors}
     aliases = {normalize(alias) for row in after.state.tensors for alias in row.aliases}
     missing_names = [

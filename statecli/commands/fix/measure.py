@@ -65,10 +65,12 @@ def measure(
         request = replace(request, target=copy.text)
         try:
             subject = verify_run.build_model_under_test(request)
+            # Before the proofs, because their training steps change a parameter in the body of a class for good.
+            instance = _measure_instance(subject, old)
+            dependent_names = _list_input_dependent(subject)
             verification = verify_run.verify_model(subject, request)
             attributes = _list_attributes(subject.build_fresh())
-            dependent_names = _list_input_dependent(subject)
-            return Measurement(verification, copy, *_measure_instance(subject, old), attributes, dependent_names)
+            return Measurement(verification, copy, *instance, attributes, dependent_names)
         except ModelError as error:
             raise ModelError(copy.hide(str(error))) from error
 

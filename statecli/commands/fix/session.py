@@ -159,8 +159,8 @@ class Session:
         """Return the file to edit. Raises NoEdit for a file that is not the user's own, or for values of an input."""
         if self._depends_on_input(defect):
             raise NoEdit(
-                f"another input gives {defect.names[0]} other values, so creating the tensor again would change results; "
-                "register the tensor in __init__ with its final shape"
+                f"another input gives {defect.names[0]} other values, so creating the tensor again would change the "
+                "results; register the tensor in __init__ with its final shape"
             )
         if not defect.file or not defect.line:
             raise NoEdit(f"the source line of the defect is not known: {defect.message}")

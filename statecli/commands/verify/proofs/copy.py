@@ -319,6 +319,9 @@ def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
 
 
 def _describe_form(tensor: torch.Tensor) -> str:
+    kind = type(tensor)
+    if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return f"{kind.__name__}, a tensor subclass that torch does not copy"
     return f"{tensor.layout} {tensor.dtype}, which torch does not copy".replace("torch.", "", 2)
 
 

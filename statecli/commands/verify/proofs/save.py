@@ -88,10 +88,14 @@ class _Proof(Proof):
             loaded_state, refused_type = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward has values that torch itself refuses, so this is not a finding.
         if refused_type is not None and "Uninitialized" not in refused_type:
+            name = _find_refused_tensor(state, refused_type)
+            refused_type = type(state[name]).__name__ if name is not None else refused_type
             refused_text = f", which contains a {refused_type}" if refused_type else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{refused_text}"
             help = "return only plain data from get_extra_state: tensors, numbers, text, and lists and dicts of these"
-            self.report(rules.NOT_PLAIN_DATA, message, None, help=help)
+            if name is not None:
+                help = f"before torch.load, call torch.serialization.add_safe_globals([{refused_type}])"
+            self.report(rules.NOT_PLAIN_DATA, message, name, help=help)
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
@@ -302,6 +306,19 @@ _IN_CONSTRUCTOR = (
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
 _KEEP_HELP = "keep in {} all entries that super() saves"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
+
+
+def _find_refused_tensor(state: Mapping[str, Any], refused_type: str) -> str | None:
+    """Return the name of the first saved tensor of a class that torch.load refuses.
+
+    `refused_type`: the name of the class; a class within a class is pickled as a call of getattr.
+    """
+    kinds = {name: type(value) for name, value in state.items() if issubclass(type(value), torch.Tensor)}
+    plain_kinds = (torch.Tensor, nn.Parameter, nn.Buffer)
+    refused = (
+        name for name, kind in kinds.items() if refused_type in (kind.__name__, "getattr") and kind not in plain_kinds
+    )
+    return next(refused, None)
 
 
 class _Safetensors:
