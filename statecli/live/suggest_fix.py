@@ -177,13 +177,22 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Return how to treat the value: DIFFERENT, like a random value to save, if methods accumulate in it."""
+    """Return how to treat the value: DIFFERENT, like a random value to save, if methods accumulate in it.
+
+    IDENTICAL if the class saves the value in its own way, because a buffer would save the value a second time.
+    """
+    if any(use.function in _SAVING_METHODS for use in site.uses):
+        return Rebuild.IDENTICAL
     if rebuild is not Rebuild.IDENTICAL:
         return rebuild
     changes = [use for use in site.find_uses_after_init() if use.action in _CHANGING_ACTIONS or _is_write(use)]
     if any(_accumulates(use, site.name) for use in changes):
         return Rebuild.DIFFERENT
     return Rebuild.UNKNOWN if changes else rebuild
+
+
+#: Methods by which a class saves attributes that are not registered.
+_SAVING_METHODS = frozenset(["get_extra_state", "state_dict", "_save_to_state_dict"])
 
 
 def _is_write(use: AttributeUse) -> bool:

@@ -327,6 +327,28 @@ BROKEN_MODELS = {
         ("torch.view_as_real(torch.polar(", "torch.view_as_complex(self.f.float())"),
         "2x4",
     ),
+    **{
+        f"saved-by-{name.strip('_')}": BrokenModel(
+            net("self.t = torch.randn(4)", "return self.fc(x) * self.t", more=f"\n    def {name}{code}\n"),
+            ('self.register_buffer("t", torch.randn(4), persistent=False)',),
+            "2x4",
+        )
+        for name, code in (
+            (
+                "get_extra_state",
+                "(self):\n        return self.t\n\n    def set_extra_state(self, state):\n        self.t = state",
+            ),
+            (
+                "_save_to_state_dict",
+                "(self, entries, prefix, keep_vars):\n"
+                "        super()._save_to_state_dict(entries, prefix, keep_vars)\n"
+                '        entries[prefix + "table"] = self.t\n\n'
+                "    def _load_from_state_dict(self, entries, prefix, *args):\n"
+                '        self.t = entries.pop(prefix + "table")\n'
+                "        super()._load_from_state_dict(entries, prefix, *args)",
+            ),
+        )
+    },
     "complex128-buffer": BrokenModel(
         net(
             'self.register_buffer("f", torch.randn(4, dtype=torch.complex128))',
