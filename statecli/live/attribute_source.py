@@ -261,6 +261,16 @@ def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
     return (filename, min(lines)) if lines else None
 
 
+def locate_variable(filename: str, name: str) -> int | None:
+    """Return the first line that assigns a variable at the top of a file; None if the file has no such line."""
+    file = _parse_file(filename)
+    for node in file.tree.body if file is not None else ():
+        targets = _get_targets(node) if isinstance(node, (ast.Assign, ast.AnnAssign)) else ()
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return node.lineno
+    return None
+
+
 def read_scope(place: tuple[str, int] | None) -> SourceScope | None:
     """Return the class and the function around the line; None if the source cannot be read."""
     file = _parse_file(place[0]) if place else None

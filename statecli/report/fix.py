@@ -84,10 +84,8 @@ def _split_lines(text: str) -> list[str]:
     return list(io.StringIO(text, newline="\n"))
 
 
-def _describe_names(edit: Edit) -> str:
-    if edit.names:
-        return _shorten_names(edit.names)
-    return f"a tensor created at {edit.file}:{edit.line}" if edit.file else "a tensor of unknown origin"
+def _describe_subject(edit: Edit) -> str:
+    return _shorten_names(edit.names) if edit.names else edit.message
 
 
 def _shorten_names(names: Sequence[str]) -> str:
@@ -103,10 +101,10 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     failed_proofs = [change.proof.value for change in edit.proofs if change.after is not Verdict.PASSED]
     if edit.kept:
         verb = "pass" if len(passed_proofs) > 1 else "passes"
-        message = f"{_describe_names(edit)}: {', '.join(passed_proofs)} {verb} with the fix"
+        message = f"{_describe_subject(edit)}: {', '.join(passed_proofs)} {verb} with the fix"
     else:
         verb = "fail" if len(failed_proofs) > 1 else "fails"
-        message = f"{_describe_names(edit)}: {', '.join(failed_proofs)} {verb} ({edit.rule})"
+        message = f"{_describe_subject(edit)}: {', '.join(failed_proofs)} {verb} ({edit.rule})"
     effects = []
     if edit.kept and failed_proofs:
         effects.append(f"not repaired: {', '.join(failed_proofs)}")

@@ -349,6 +349,14 @@ BROKEN_MODELS = {
             ),
         )
     },
+    "parameters-in-a-list-of-tensors": BrokenModel(
+        net(
+            "self.ps = [nn.Parameter(torch.eye(4)), nn.Parameter(torch.eye(4))]",
+            "return torch.linalg.multi_dot([self.fc(x), *self.ps])",
+        ),
+        ("self.ps = nn.ParameterList([",),
+        "2x4",
+    ),
     "complex128-buffer": BrokenModel(
         net(
             'self.register_buffer("f", torch.randn(4, dtype=torch.complex128))',
@@ -589,6 +597,11 @@ UNFIXABLE_MODELS = {
             head=HEAD + "class Named(torch.Tensor):\n    pass\n\n\n",
         ),
         ("with the fix, the check move is inconclusive: moving the model",),
+        "2x4",
+    ),
+    "variable-of-the-file": BrokenModel(
+        net("", "return self.fc(x) * GT", head=HEAD + "GT = torch.ones(4)\n\n\n"),
+        ("the line assigns a variable of the file, which no method can register",),
         "2x4",
     ),
     "a-function-reads-the-complex-buffer": BrokenModel(

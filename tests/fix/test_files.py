@@ -171,6 +171,20 @@ def test_a_file_in_another_folder_is_named_as_typed(desk, statecli, monkeypatch,
     assert "statecli-fix-" not in result.out
 
 
+def test_defect_without_a_tensor_is_described_by_its_problem(desk, statecli):
+    """A method `to` that returns None is no tensor. The variable of a file is reported once, with its line."""
+    text = NET.replace("self.t = torch.ones(4)", "self.p = nn.Parameter(torch.ones(4))")
+    text = text.replace("class", "GT = torch.ones(4)\n\n\nclass", 1)
+    text += "\n    def to(self, *args):\n        super().to(*args)\n"
+    (desk / "net.py").write_text(f"{text}\n    def forward(self, x):\n        return self.p * GT\n")
+    result = statecli("fix", "net.py:Net", "--input", "4", "-f", "json")
+    assert [(edit["message"], edit["line"]) for edit in result.json["edits"]] == [
+        ("GT of net.py: on cpu while p is on cuda:0, in mul at net.py:17", 5),
+        ("Net.to returns None, so model = model.to(...) loses the model", 13),
+    ]
+    assert "warning[not-fixed]: Net.to returns None" in statecli("fix", "net.py:Net", "--input", "4").out
+
+
 def test_an_installed_class_is_not_edited(statecli):
     """The message is a single line, and the status is 2."""
     result = statecli("fix", "torch.nn:Linear(2, 2)")

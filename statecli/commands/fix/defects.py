@@ -61,7 +61,10 @@ class Defect(msgspec.Struct, frozen=True):
 
 
 def find_defects(verification: Verification) -> tuple[Defect, ...]:
-    """Return the defects with a warning or an error, in the order of their lines."""
+    """Return the defects with a warning or an error, in the order of their lines; unknown lines come last.
+
+    The edit of another defect may repair a defect whose line is unknown.
+    """
     rows = {row.fqn: row for row in verification.state.tensors}
     groups: dict[object, list[tuple[Name, Finding]]] = {}
     for check in verification.checks:
@@ -69,13 +72,13 @@ def find_defects(verification: Verification) -> tuple[Defect, ...]:
             if finding.severity is not Severity.NOTE:
                 groups.setdefault(_get_cause(finding, rows), []).append((check.check, finding))
     defects = (_build_defect(group, rows) for group in groups.values())
-    return tuple(sorted(defects, key=lambda defect: (defect.file, defect.line)))
+    return tuple(sorted(defects, key=lambda defect: (not defect.line, defect.file, defect.line)))
 
 
 def _get_cause(finding: Finding, rows: dict[str, TensorInfo]) -> object:
     row = rows.get(finding.fqn or "")
     if finding.rule == STALE_VIEW.name or row is None:
-        return (finding.fqn, finding.origin) if finding.fqn else (finding.rule, finding.message)
+        return (finding.fqn, finding.origin) if finding.fqn else (finding.rule, finding.origin or finding.message)
     if row.kind is Kind.UNREGISTERED:
         return row.kind, row.origin or row.fqn, row.fix
     return finding.rule, row.origin or row.fqn

@@ -31,6 +31,7 @@ class Edit(msgspec.Struct, frozen=True):
         reason: Why there is no edit; "" for a kept edit.
         advice: The remedy printed by `verify`; "" for a kept edit.
         new_keys: Names that only the state_dict of the edited class has.
+        message: The problem in one line, as in `verify`.
     """
 
     rule: str
@@ -44,6 +45,7 @@ class Edit(msgspec.Struct, frozen=True):
     reason: str = ""
     advice: str = ""
     new_keys: tuple[str, ...] = ()
+    message: str = ""
 
 
 class ChangedFile(msgspec.Struct, frozen=True):

@@ -118,6 +118,8 @@ class Session:
             )
             self.repaired += defect.names
         self.contents, self.current = contents, after
+        remaining = {defect.key for defect in find_defects(after.verification)}
+        self.edits = {key: edit for key, edit in self.edits.items() if edit.kept or key in remaining}
         return ""
 
     def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
@@ -137,7 +139,8 @@ class Session:
         line = self._find_original_line(path, defect.line)
         hide = self.current.copy.hide
         advice = hide(defect.fix) if reason and not self._depends_on_input(defect) else ""
-        return Edit(defect.rule, file, line, names, proofs=proofs, reason=hide(reason), advice=advice)
+        message = hide(defect.message)
+        return Edit(defect.rule, file, line, names, proofs=proofs, reason=hide(reason), advice=advice, message=message)
 
     def _depends_on_input(self, defect: Defect) -> bool:
         """Return True for a cache that cannot be created again: its values come from an input, or are random."""
@@ -163,7 +166,7 @@ class Session:
                 "results; register the tensor in __init__ with its final shape"
             )
         if not defect.file or not defect.line:
-            raise NoEdit(f"the source line of the defect is not known: {defect.message}")
+            raise NoEdit("statecli cannot tell which line to change")
         path = self.current.copy.locate(defect.file)
         if is_installed_file(path):
             raise NoEdit("the line is in an installed package: report this to the library")

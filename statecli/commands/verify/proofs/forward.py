@@ -40,6 +40,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, TensorInfo
 from statecli.core.units import format_origin
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
+from statecli.live.attribute_source import locate_variable
 from statecli.live.device_rules import DeviceWatch
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
@@ -492,8 +493,10 @@ def _describe_source(
         ) if source.fqn in subject.created_by_forward else None
     if source.file_variable is not None:
         name, filename = source.file_variable
+        file, line = tensor_sources.format_file(filename, subject.target), locate_variable(filename, name)
         help = f"register the tensor as a buffer, or use {name}.to(x.device) in forward"
-        return f"{name} of {tensor_sources.format_file(filename, subject.target)}: {is_on}", help
+        placed_help = check_builder.PlacedHelp(help, Origin(file, line) if line is not None else None)
+        return f"{name} of {file}: {is_on}", placed_help
     place, help = _format_place(subject, source.place), _ADVICE[source.how]
     if source.place is not None and is_installed_file(source.place[0]):
         help = f"report this to the library: {help}"
