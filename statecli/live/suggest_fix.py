@@ -82,6 +82,10 @@ class _Site:
     placement: str = AT_END_OF_INIT
     is_foreign: bool = False
 
+    def get_key(self) -> str:
+        """Return the name in the state_dict of the class that assigns the attribute: `m.0.t` of `self.m[0].t`."""
+        return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", f"{self.owner}.{self.name}").partition(".")[2]
+
     def is_filled(self) -> bool:
         """Return True if other statements put something into the container or take something out."""
         return any(_FILLING_ACTION.fullmatch(use.action) for use in self.uses)
@@ -322,7 +326,7 @@ def _suggest_registration(
         )
     if issubclass(type(steps[0].value), nn.Module) and steps[0].how == "attribute":  # in __dict__
         text = f'{AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
-        return _add_loading(text, f"{site.name}.*")
+        return _add_loading(text, f"{site.get_key()}.*")
     if not _is_container(steps[0].value) or len(steps) < 2 or steps[1].how != "item":
         return None
     fix = suggestions.suggest_for_container(unregistered, site, rebuild)
@@ -390,7 +394,7 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
             _suggest_single_attributes(site.name, "the entries that share its memory"), needs_single_name
         )
     if any(parameters):
-        text = _add_loading(_format_container("Parameter", container, site), f"{site.name}.*")
+        text = _add_loading(_format_container("Parameter", container, site), f"{site.get_key()}.*")
         return _ContainerFix(text, needs_single_name)
     return _ContainerFix(_format_loop(container, site, rebuild, share_storages), needs_single_name)
 
@@ -406,7 +410,7 @@ def _suggest_for_modules(container: Any, site: _Site) -> str:
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
-    return _add_loading(text, "the keys of these modules" if text.startswith("# keep ") else f"{site.name}.*")
+    return _add_loading(text, "the keys of these modules" if text.startswith("# keep ") else f"{site.get_key()}.*")
 
 
 def _list_modules(container: Any) -> list[nn.Module]:
@@ -524,17 +528,19 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
     source = site.source
     if source is None or is_disjoint or (tensor.requires_grad and any(_is_refused_by_leaf(use) for use in site.uses)):
         value = f'self.__dict__.pop("{site.name}")' + ".clone()" * is_disjoint
-        registration = _format_buffer_or_parameter(tensor, site.name, value, rebuild)
+        registration = _format_buffer_or_parameter(tensor, site, value, rebuild)
         return f"{AT_END_OF_INIT}{registration}"
     if tensor.requires_grad:
         names = [
-            target.removeprefix(f"{source.owner}.") for target in source.targets if target.startswith(source.owner)
+            replace(site, name=target.removeprefix(f"{source.owner}.")).get_key()
+            for target in source.targets
+            if target.startswith(f"{source.owner}.")
         ]
         value = source.text if _is_parameter_call(source.value) else f"nn.Parameter({source.text})"
         text = f"{' = '.join(source.targets)} = {value}"
-        return _add_loading(text, ", ".join(names) or site.name)
+        return _add_loading(text, ", ".join(names) or site.get_key())
     further_targets = "".join(f"\n{target} = {source.targets[0]}" for target in source.targets[1:])
-    return _format_buffer(source.owner, site.name, source.text, rebuild, further_targets)
+    return _format_buffer(site, source.owner, source.text, rebuild, further_targets)
 
 
 def _is_parameter_call(value: ast.expr) -> bool:
@@ -547,11 +553,11 @@ def _is_refused_by_leaf(use: AttributeUse) -> bool:
     return use.constructs and (use.action in ("item", "augment") or _is_write(use))
 
 
-def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_lines: str = "") -> str:
+def _format_buffer(site: _Site, owner: str, value: str, rebuild: Rebuild, further_lines: str = "") -> str:
     """Return the registration of a buffer: persistent for a random value, not persistent for any other value."""
     if rebuild is Rebuild.DIFFERENT:
-        return _add_loading(f'{owner}.register_buffer("{name}", {value}){further_lines}', name)
-    text = f'{owner}.register_buffer("{name}", {value}, persistent=False){further_lines}'
+        return _add_loading(f'{owner}.register_buffer("{site.name}", {value}){further_lines}', site.get_key())
+    text = f'{owner}.register_buffer("{site.name}", {value}, persistent=False){further_lines}'
     return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_SAVING_COMMENT}"
 
 
@@ -768,7 +774,7 @@ def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild
     )
     if is_module:
         return text + _add_loading(f"self.{name} = {name}", f"{name}.*")
-    return text + _format_buffer_or_parameter(tensor, name, name, rebuild)
+    return text + _format_buffer_or_parameter(tensor, _Site(name), name, rebuild)
 
 
 def _get_captured_name(step: WalkStep) -> str:
@@ -811,10 +817,10 @@ def _add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> st
     return _add_loading(text, "its key") if is_new else text
 
 
-def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, rebuild: Rebuild) -> str:
+def _format_buffer_or_parameter(tensor: torch.Tensor, site: _Site, value: str, rebuild: Rebuild) -> str:
     if tensor.requires_grad:
-        return _add_loading(f"self.{name} = nn.Parameter({value})", name)
-    return _format_buffer("self", name, value, rebuild)
+        return _add_loading(f"self.{site.name} = nn.Parameter({value})", site.get_key())
+    return _format_buffer(site, "self", value, rebuild)
 
 
 def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:

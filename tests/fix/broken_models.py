@@ -357,6 +357,11 @@ BROKEN_MODELS = {
         ("self.ps = nn.ParameterList([",),
         "2x4",
     ),
+    "tensor-of-a-submodule": BrokenModel(
+        net("del self.fc.bias\nself.fc.bias = torch.randn(4)"),
+        ('self.fc.register_buffer("bias", torch.randn(4))',),
+        "2x4",
+    ),
     "complex128-buffer": BrokenModel(
         net(
             'self.register_buffer("f", torch.randn(4, dtype=torch.complex128))',

@@ -472,6 +472,20 @@ def test_fix_says_what_to_change_in_forward(inspect, forward, body, expected_tex
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("body", "keys"),
+    [
+        ("self.m.t = torch.randn(3)", "m.t"),
+        ("self.m.t = torch.ones(3, requires_grad=True)", "m.t"),
+        ("self.m[0].t = [nn.Linear(2, 2)]", "m.0.t.*"),
+    ],
+)
+def test_new_key_of_a_submodule_has_its_name(inspect, body, keys):
+    """The key in the state_dict begins with the attribute that holds the submodule."""
+    _, row = _inspect_with_forward(inspect, "return x", f"self.m = nn.Sequential(nn.ReLU())\n        {body}")
+    assert f"# older checkpoints lack {keys};" in row.fix
+
+
 def test_a_file_that_imports_neither_torch_nor_nn_gets_the_import(tmp_path, in_tmp_path):
     """`torch.nn.Parameter` would raise NameError in a file with `from torch.nn import Module`."""
     source = "from torch import ones\nfrom torch.nn import Module\nclass Net(Module):\n    def __init__(self):\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from statecli.commands.fix.project_copy import Project, copy_project
 from statecli.core.errors import ModelError, UsageError
@@ -21,16 +21,21 @@ _REGISTERED_CALLS = frozenset(["Parameter", "ModuleList", "ModuleDict", "Paramet
 #: Largest number of related classes of a file that are built.
 MAX_CLASSES = 20
 
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+
 Classes = Mapping[str, ast.ClassDef]
 
 
 def find_conflict(before: bytes, after: bytes) -> str:
     """Return why other code of the file contradicts the edit; "" if no code does."""
-    tree = ast.parse(before)
-    old, new = _list_classes(tree), _list_classes(ast.parse(after))
+    tree, new_tree = ast.parse(before), ast.parse(after)
+    old, new = _list_classes(tree), _list_classes(new_tree)
+    kept = {ast.dump(node) for node in ast.walk(new_tree) if isinstance(node, _ASSIGNMENTS)}
     for name, owner in old.items():
         for attribute, kinds in _list_changed_attributes(owner, new.get(name)).items():
-            conflict = _find_assignment(tree, old, name, attribute) or _find_lost_method(tree, owner, attribute, kinds)
+            conflict = _find_assignment(tree, old, name, attribute, kept) or _find_lost_method(
+                tree, owner, attribute, kinds
+            )
             if conflict:
                 return conflict
     return ""
@@ -182,8 +187,11 @@ def _list_ancestors(classes: Classes, name: str) -> set[str]:
     return ancestors
 
 
-def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str) -> str:
-    """Return the code that assigns the attribute of a related class, or of any object from outside of its methods."""
+def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str]) -> str:
+    """Return the code that assigns the attribute of a related class, or of any object from outside of its methods.
+
+    `kept`: the assignments that the edit does not replace, as dumps.
+    """
     heirs = _list_descendants(classes, owner)
     related = {name for heir in (owner, *heirs) for name in _list_ancestors(classes, heir)} | heirs
     for name, class_node in classes.items():
@@ -193,7 +201,7 @@ def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: 
         if line is not None:
             kind = "a subclass" if name in heirs else "a base class"
             return f"{name}, {kind} of {owner}, also defines {attribute} (line {line})"
-    line = _find_outer_line(tree, attribute)
+    line = _find_outer_line(tree, attribute, kept)
     return "" if line is None else f"code outside of {owner} assigns {attribute} (line {line})"
 
 
@@ -212,7 +220,7 @@ def _find_own_line(owner: ast.ClassDef, attribute: str) -> int | None:
     return None
 
 
-def _find_outer_line(tree: ast.Module, attribute: str) -> int | None:
+def _find_outer_line(tree: ast.Module, attribute: str, kept: Set[str]) -> int | None:
     """Return the line with `model.name = …`, where `model` is not the first argument of a method."""
     owners = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     instances = {id(node): instance for owner in owners for node, instance in _walk_methods(owner)}
@@ -222,7 +230,7 @@ def _find_outer_line(tree: ast.Module, attribute: str) -> int | None:
                 continue
             is_none = isinstance(value, ast.Constant) and value.value is None
             is_own = isinstance(target.value, ast.Name) and target.value.id == instances.get(id(node))
-            if not is_none and not is_own:
+            if not is_none and not is_own and ast.dump(node) in kept:
                 return target.lineno
     return None
 
