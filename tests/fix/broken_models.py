@@ -362,6 +362,27 @@ BROKEN_MODELS = {
         ('self.fc.register_buffer("bias", torch.randn(4))',),
         "2x4",
     ),
+    **{
+        f"stored-with-a-graph-as-{kind}": BrokenModel(
+            net(init, f"x = self.fc(x)\n{update}\nreturn x * self.t.detach()"),
+            ('self.register_buffer("t", torch.zeros(4))', after),
+            "2x4",
+        )
+        for kind, init, update, after in (
+            (
+                "an-attribute",
+                "self.t = torch.zeros(4)",
+                "self.t = 0.9 * self.t + 0.1 * x.mean(0)",
+                "self.t = (0.9 * self.t + 0.1 * x.mean(0)).detach()",
+            ),
+            (
+                "a-buffer",
+                'self.register_buffer("t", torch.zeros(4))',
+                "self.t = torch.lerp(self.t, x.mean(0), 0.1)",
+                "self.t = torch.lerp(self.t, x.mean(0), 0.1).detach()",
+            ),
+        )
+    },
     "complex128-buffer": BrokenModel(
         net(
             'self.register_buffer("f", torch.randn(4, dtype=torch.complex128))',
@@ -607,6 +628,11 @@ UNFIXABLE_MODELS = {
     "variable-of-the-file": BrokenModel(
         net("", "return self.fc(x) * GT", head=HEAD + "GT = torch.ones(4)\n\n\n"),
         ("the line assigns a variable of the file, which no method can register",),
+        "2x4",
+    ),
+    "stored-and-read-with-a-graph": BrokenModel(
+        net('self.register_buffer("t", torch.zeros(4))', "self.t = self.t + self.fc(x).mean(0)\nreturn x * self.t"),
+        ("line 13 reads t with its graph, so .detach() would change the gradients",),
         "2x4",
     ),
     "a-function-reads-the-complex-buffer": BrokenModel(

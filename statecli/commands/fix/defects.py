@@ -8,7 +8,14 @@ from enum import Enum
 import msgspec
 
 from statecli.commands.verify.result import Name, Verification
-from statecli.commands.verify.rules import DEVICE_MISMATCH, IMAGINARY_LOST, KEEPS_DTYPE, NO_GRADIENT, NOT_IN_OPTIMIZER
+from statecli.commands.verify.rules import (
+    DEVICE_MISMATCH,
+    IMAGINARY_LOST,
+    KEEPS_DTYPE,
+    NO_GRADIENT,
+    NON_LEAF_ATTRIBUTE,
+    NOT_IN_OPTIMIZER,
+)
 from statecli.core import registration_rules
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
@@ -25,6 +32,7 @@ class DefectCause(Enum):
     BUFFER_WITH_GRAD = "buffer with grad"
     CUT_GRAPH = "cut graph"
     COMPLEX_BUFFER = "complex buffer"
+    STORED_GRAPH = "stored graph"
     CREATED_IN_FORWARD = "created in forward"
     OTHER = "other"
 
@@ -146,6 +154,10 @@ _CAUSES: tuple[tuple[DefectCause, Callable[[Finding, TensorInfo | None], bool]],
     (
         DefectCause.COMPLEX_BUFFER,
         lambda finding, row: finding.rule == IMAGINARY_LOST.name and row is not None and row.kind is Kind.BUFFER,
+    ),
+    (
+        DefectCause.STORED_GRAPH,
+        lambda finding, row: finding.rule == NON_LEAF_ATTRIBUTE.name and row is not None and row.kind is Kind.BUFFER,
     ),
     (
         DefectCause.CREATED_IN_FORWARD,

@@ -58,6 +58,8 @@ def _propose_changes(defect: Defect, source: ParsedFile, filename: str) -> Itera
         return forward_edits.recreate_on_device(source, attribute, defect.line)
     if defect.cause is DefectCause.CUT_GRAPH:
         return forward_edits.keep_graph(source, _list_layers(defect), defect.line)
+    if defect.cause is DefectCause.STORED_GRAPH:
+        return forward_edits.detach_when_stored(source, attribute, defect.line)
     if defect.cause is DefectCause.BUFFER_WITH_GRAD:
         return buffer_edits.make_parameter(source, attribute, defect.line, filename)
     if defect.cause is DefectCause.COMPLEX_BUFFER:
@@ -189,9 +191,7 @@ def _detach(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_single_target(assigned, name)
-    text, instance = source.format(assigned.value), get_instance_name(assigned.method)
-    is_simple = isinstance(assigned.value, (cst.Call, cst.Name, cst.Attribute))
-    value = f"{text}.detach()" if is_simple else f"({text}).detach()"
+    value, instance = source.format_detached(assigned.value), get_instance_name(assigned.method)
     for code in printed_fix.build_registrations(name, value, instance, None):
         yield init_edits.replace_statement(source, assigned, code)
 

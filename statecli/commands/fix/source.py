@@ -117,6 +117,11 @@ class ParsedFile:
         """Return the code of a node."""
         return self.module.code_for_node(node)
 
+    def format_detached(self, value: cst.BaseExpression) -> str:
+        """Return the code of a value without its graph."""
+        is_simple = bool(value.lpar) or isinstance(value, (cst.Call, cst.Name, cst.Attribute))
+        return f"{self.format(value)}.detach()" if is_simple else f"({self.format(value)}).detach()"
+
     def indent(self, code: str) -> str:
         """Return code with the indentation of the file in place of four spaces."""
         return re.sub(r"(?m)^(?: {4})+", lambda spaces: self.module.default_indent * (len(spaces[0]) // 4), code)
