@@ -301,6 +301,12 @@ def test_command_line_names_the_line(statecli, in_tmp_path):
     assert "with SGD" in result.out
 
 
+def test_fix_of_a_random_number_draws_a_number_for_each_model(in_tmp_path):
+    """The fix repeats the constructor's expression, because each model would have a pasted number."""
+    check = prove(net("self.s = torch.rand(1).item()", "return self.fc(x) * self.s"))
+    assert 'self.register_buffer("s", torch.tensor(torch.rand(1).item()))' in check.findings[0].help
+
+
 def test_real_classes_pass():
     """A sample of the classes on which the proof was measured passes."""
     expect_pass(

@@ -31,6 +31,7 @@ from statecli.core.finding import Consequence, Wording
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
 from statecli.core.units import format_origin, plural
+from statecli.live.attribute_source import read_assignment
 from statecli.live.metric_states import MAKE_PERSISTENT_HELP, SAVED_ON_REQUEST_REASON, MetricStates
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
@@ -241,11 +242,21 @@ class _Proof(Proof):
             return _EXTRA_STATE.format(f"self.{slot.name}.get_state()")
         if slot.owner_kind != "module":
             return "keep the value in a buffer of the model, and do not change the buffer in other code"
-        initial = training.initial.get(slot, {}).get("")
         if type(value) in (bool, int, float):
-            start = initial if isinstance(initial, str) and initial != "None" else repr(value)
+            start = self._find_start(slot, training) or repr(value)
             return f'call self.register_buffer("{slot.name}", torch.tensor({start})), and change the buffer in place'
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
+
+    def _find_start(self, slot: Slot, training: SavedTraining) -> str:
+        """Return the first value as the constructor writes the value, which may be random; "" without a value."""
+        initial = training.initial.get(slot, {}).get("")
+        if not isinstance(initial, str) or initial == "None":
+            return ""
+        place = self._subject.origins.locate(training.module.get_submodule(slot.path), slot.name)
+        assignment = read_assignment(place, slot.name)
+        if assignment is None or assignment.is_unpacked or "\n" in assignment.text:
+            return initial
+        return assignment.text
 
     def _find_line(self, slot: Slot, training: SavedTraining) -> Origin | None:
         if slot.owner_kind != "module":
