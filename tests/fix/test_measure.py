@@ -31,6 +31,7 @@ def test_all_tensors_of_an_output_are_compared():
     ):
         assert [tensor.item() for tensor in _list_tensors(output)] == [0, 1, 2]
     assert _list_tensors("text") == []
+    assert [tensor.item() for tensor in _list_tensors((0.5, True, None))] == [0.5, 1]
 
 
 def test_outputs_are_compared_in_their_own_precision():
@@ -47,3 +48,7 @@ def test_outputs_are_compared_in_their_own_precision():
     ):
         assert not is_same_output((first,), (second,))
     assert not is_same_output((thirds,), ())
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        first, second = (torch.eye(2, layout=torch.strided).mul(n).to_sparse(layout=layout) for n in (1, 2))
+        assert is_same_output((first,), (first.clone(),))
+        assert not is_same_output((first,), (second,))
