@@ -1,4 +1,4 @@
-"""Spellings of the options that the start of the program knows before it imports the table of options."""
+"""Spellings of the options that the program must recognise at its start, before it imports the table of options."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def find_import_folder(path: str, level: int | None = None) -> str | None:
 
 @contextmanager
 def _record_siblings(folder: str) -> Iterator[None]:
-    """Record the modules that the block imports from `folder`, and forget modules imported from other folders before.
+    """Record the modules that the block imports from `folder`; first forget modules imported from other folders.
 
     `a/net.py` and `b/net.py` may both `import layers`.
     """

@@ -687,7 +687,7 @@ def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
         comment = (
             f"# the keys must be strings without dots; they end in _, because nn.{kind} has attributes of these names"
         )
-    return f"# use an nn.{kind} whose keys are strings without dots and not names of its attributes"
+    return f"# use an nn.{kind} whose keys are strings without dots that are not attributes of nn.{kind}"
 
 
 def _add_comment(comment: str, text: str) -> str:

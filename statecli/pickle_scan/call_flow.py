@@ -127,7 +127,7 @@ class Flow:
                 )
 
     def note_change(self, target: Value) -> None:
-        """Check an item, an element or a state set on `target`, which must be a new object without a state.
+        """Check an item, an element or a state that `target` gets; `target` must be a new object without a state.
 
         Picklers write the elements of an object, then its items, then its state, each once.
         """

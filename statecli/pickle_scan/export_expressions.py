@@ -67,7 +67,7 @@ _GUARD_TOKEN = compile_on_use(
 
 
 def is_plain_expression(text: str) -> bool:
-    """Return True if the text calls only functions of expressions: no attribute, no other function, only names.
+    """Return True if the text has only names and calls of functions of expressions: no attribute, no other call.
 
     `for` and `lambda` would give a function another meaning, and sympy has Python's own functions as values of names.
     """

@@ -35,7 +35,7 @@ class Misuse(NamedTuple):
 
 
 def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[Misuse]:
-    """Yield the first node of a graph with too large a number. Raises OutOfSteps."""
+    """Yield the first node of a graph that has a too large number as an argument. Raises OutOfSteps."""
     bits: dict[str, float] = {}
     total = 0.0
     for node in graph["nodes"]:

@@ -52,7 +52,7 @@ ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 
 def strip_tags(value: Value) -> Value:
-    """Return the value without the calls that record its type."""
+    """Return the inner value, without the calls around it that record its type."""
     while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAG_FUNCTIONS:
         value = value.args[0]
     return value

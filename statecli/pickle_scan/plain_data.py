@@ -275,7 +275,7 @@ class _Walk:
                 yield Hazard(f"{self.describe_path(node)}[{key!r}] is {noun}", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
-        """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
+        """Check numbers that HQQ reads as the letters of a dtype. If they are in a tensor, `audit` checks them."""
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:

@@ -147,7 +147,7 @@ def _format_command(state: ModelState) -> str:
 
 
 def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:
-    """Return other names by which `-i` selects a row: the tensors of a quantized weight, or the weight of a tensor."""
+    """Return other names by which `-i` selects a row: of the tensors of a quantized weight, or of a tensor's weight."""
     names = {key: [part.fqn for part in weight.parts] for key, weight in list_weights_by_row(inspection).items()}
     if not names:
         names = {(part.section, part.fqn): [weight.fqn] for weight in inspection.weights for part in weight.parts}

@@ -185,7 +185,7 @@ def _get_use(path: str) -> tuple[str, str]:
 
 
 def _expand_text(text: str, empty_status: TargetStatus, model_folders: ModelFolders) -> Iterator[_Candidate]:
-    """Yield the targets for a typed text. `empty_status` is the status of an unmatched glob."""
+    """Yield the targets for a text that the user typed. `empty_status`: exit status if a glob matches nothing."""
     if text.partition("#")[0] == files.STANDARD_INPUT and os.path.lexists(files.STANDARD_INPUT):
         reason = f"{text}: means standard input, but a file of this name exists too; to read the file, write ./{text}"
         yield TargetResult(text, TargetStatus.FAILED, reason)

@@ -58,7 +58,7 @@ def _iter_code(auto_map: Any) -> Iterator[CodeReference]:
 
 
 def _iter_templates(value: Any) -> Iterator[Template]:
-    """Yield the templates: a text, a dict of texts, or a list of dicts with `name` and `template`."""
+    """Yield each template of a setting: a text, a dict of texts, or a list of dicts with `name` and `template`."""
     if isinstance(value, str):
         yield Template(_CHAT_TEMPLATE, value)
     entries = value if isinstance(value, list) else [value]

@@ -516,7 +516,7 @@ def _list_unread_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file, and the tensors that a reader left out, because often only a diff is run."""
+    """Yield the oddities of a file, and the tensors that a reader left out. Many users run no command but `diff`."""
     for oddity in state.oddities:
         if oddity.kind in _UNREAD_TENSOR_KINDS:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

@@ -53,7 +53,7 @@ def format_loss(loss: float) -> str:
 
 
 def compare_logs(before: str, after: str) -> LogChange | None:
-    """Compare the logs in two folders. None without a log on both sides."""
+    """Compare the logs in two folders. Return None unless both folders have a log."""
     try:
         old, new = _read_log(before), _read_log(after)
     except UnreadableError:

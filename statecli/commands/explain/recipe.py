@@ -119,7 +119,7 @@ class Recipe(msgspec.Struct, frozen=True):
         )
 
     def rename_entries(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the loaded names, each with its name in the checkpoint: the effect of the printed lines."""
+        """Return what the printed lines load: the name in the checkpoint for each name in the model."""
         if self.in_order:
             renamed_names = dict(zip(self.in_order, names, strict=True))
         else:

@@ -236,7 +236,7 @@ def _find_outer_line(tree: ast.Module, attribute: str, kept: Set[str]) -> int | 
 
 
 def _find_lost_method(tree: ast.Module, owner: ast.ClassDef, attribute: str, kinds: set[str]) -> str:
-    """Return the call outside of the class of a list's or dict's method that the container of torch.nn lacks."""
+    """Return a call, outside of the class, of a list or dict method that the container of torch.nn lacks."""
     from torch import nn
 
     containers = [getattr(nn, kind) for kind in kinds if kind in _REGISTERED_CALLS and kind != "Parameter"]

@@ -74,7 +74,7 @@ class ProjectCopy:
     text: str
 
     def locate(self, file: str) -> str:
-        """Return the absolute path of the original of a file, named as in results about the copy."""
+        """Return the absolute path of the original file, for the name of a file in results about the copy."""
         if file.startswith(self.root + os.sep):
             return os.path.join(self.project.root, file[len(self.root) + 1 :])
         return os.path.normpath(os.path.join(self.project.start or os.path.dirname(self.project.file), file))

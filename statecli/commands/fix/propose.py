@@ -145,7 +145,7 @@ def _compute_when_read(source: ParsedFile, name: str, line: int) -> Iterator[Cha
 
 
 def _replace_view(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of a second name to a property; to a buffer with a copy if a method changes the first."""
+    """Yield the edit that makes a second name of a tensor a property, or a copy if a method changes the tensor."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
     value = init_edits.express_with_attributes(source, assigned)

@@ -67,7 +67,7 @@ class CalledModel:
 def call_built_model(
     built_model: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: object = None
 ) -> CalledModel:
-    """Call an instance of the model, and so change the module of `built_model`.
+    """Call an instance of the model. The call may change the module of `built_model`.
 
     `python_inputs` are inputs from the Python API.
 

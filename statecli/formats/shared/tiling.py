@@ -36,7 +36,7 @@ def find_fault(shape: Sizes, boxes: Sequence[IndexBox]) -> str | None:
     The sentence describes an element that is in two boxes, in no box, or outside the array.
     """
     if len(shape) > MAX_DIMENSIONS:
-        return f"the shape has {len(shape):,} dimensions, but torch indexes at most {MAX_DIMENSIONS}"
+        return f"the shape has {len(shape):,} dimensions, but torch can index at most {MAX_DIMENSIONS}"
     region = IndexBox((0,) * len(shape), shape)
     for box in boxes:
         if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
