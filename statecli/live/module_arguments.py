@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.python_names import write_example
@@ -14,6 +13,9 @@ from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_arguments import parse_arguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: nn.Module) -> None:
