@@ -47,6 +47,8 @@ _DVC = compile_on_use(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: Beginning of a file of `torch.compiler.save_cache_artifacts` or `CompiledArtifact.save`: a checksum of the rest
 #: (missing in older files), then a version, a name, or the key of the code.
 _COMPILED = compile_on_use(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{4})", re.DOTALL)
+#: Start of a JSON object or list. A template of Jinja also begins with a brace, and a line of a log with a bracket.
+_JSON_START = compile_on_use(rb'\{\s*(?:["}]|\Z)|\[\s*(?:[\[\]{"\d-]|true|false|null|\Z)')
 _LFS_SIZE = compile_on_use(rb"\nsize (\d{1,20})\s")
 
 
@@ -207,7 +209,7 @@ def _describe_text(head: bytes, size: int) -> str:
         return "an XML document: the server sent an error page"
     if start.startswith((b'{"error', b'{"message', b'{ "error')):
         return "a JSON error message: the download failed"
-    if start.startswith((b"{", b"[")):
+    if _JSON_START.match(start):
         return _JSON
     if _DVC.match(head):
         return "a DVC pointer, not the weights; run: dvc pull"

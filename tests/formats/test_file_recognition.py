@@ -88,6 +88,9 @@ FOREIGN_FILES: dict[str, tuple[bytes, str]] = {
         "is a JSON document; to read a sharded checkpoint, give its *.index.json file or its folder",
     ),
     "text": (b"Entry not found", "is not a checkpoint (text file)"),
+    "a template": (b"{%- for message in messages %}", "is not a checkpoint (text file)"),
+    "a template with an expression first": (b"{{ bos_token }}", "is not a checkpoint (text file)"),
+    "a log": (b"[INFO] epoch 1\n", "is not a checkpoint (text file)"),
     "long text": ("déjà vu ".encode() * 100, "is not a checkpoint (text file)"),
     "text cut in a character": (
         b"x" * 511 + "é".encode() * 20,
