@@ -519,6 +519,8 @@ def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, 
     try:
         return m.intern_name(str(module, encoding), str(m.data[start:end], encoding), pos), end + 1
     except UnicodeDecodeError as error:
+        if end < 0:  # the bytes may end inside of a character
+            raise m.build_truncated_error(NO_LINE_BREAK) from error
         raise m.build_error(pos, f"the name of an imported function or class is not {encoding} text") from error
 
 

@@ -356,6 +356,20 @@ def test_a_line_of_any_length_is_read(tmp_path, name):
         assert begins_as_pickle(source)
 
 
+@pytest.mark.parametrize("start", [b"I0\n0", b"\x80\x02"], ids=["text", "protocol"])
+def test_a_character_across_the_end_of_a_window_does_not_end_the_pickle(tmp_path, start):
+    """The first window ends inside of a name; the name without its last byte ends inside of a character."""
+    head = start + b"N0" * 30_000 + b"ctorch.ops\n"
+    name = b"a" * (FIRST_WINDOW_BYTES - 2 - len(head)) + "é".encode()
+    path = tmp_path / "model.dat"
+    path.write_bytes(head + name + b"a\n0cos\nsystem\n(S'id'\ntR.")
+    (finding,) = scan_pickles(str(path))
+    assert finding.unread is None
+    assert ("os", "system", True) in [(mention.module, mention.name, mention.called) for mention in finding.names]
+    with ByteSource(str(path)) as source:
+        assert begins_as_pickle(source)
+
+
 @pytest.mark.parametrize("text", [b"I1,", b"cos,", b"F0,", b"{", b"S", b"V(I", b"I am ", b"0"], ids=ascii)
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n1\n"], ids=ascii)
 def test_long_line_of_text_is_not_a_pickle(tmp_path, text, end):
