@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -15,6 +15,24 @@ from statecli.pickles.nodes import Global, Obj, SetOf, Value
 
 #: Depth to which nested tuples are hashed to find collisions; every deeper tuple counts as hash 0.
 _MAX_HASHED_NESTING = 100
+
+
+#: Elements of one hash in a frozenset that are compared.
+_MAX_SAME_HASHES = 8
+#: Types whose values are compared as Python compares them.
+_PLAIN_TYPES = frozenset([type(None), bool, int, float, str, bytes])
+
+
+class _Hashed:
+    """Object with a chosen hash, so that Python computes the hash of the container; it equals only itself."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self, number: int) -> None:
+        self._hash = number
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class KeyHashes:
@@ -37,20 +55,37 @@ class KeyHashes:
 
     def _hash_container(self, value: Value, nesting: int) -> int:
         if type(value) in (tuple, list):
-            return hash(tuple(self.compute_hash(child, nesting) for child in value))
+            return self._hash_tuple(value, nesting)
         if type(value) is SetOf:
-            return hash(frozenset(self.compute_hash(child, nesting) for child in value.elems))
+            return self._hash_set(value.elems, nesting)
         assert type(value) is Obj  # noqa: S101  # the only other container
         return self._hash_call(value, nesting)
+
+    def _hash_tuple(self, children: Iterable[Value], nesting: int) -> int:
+        return hash(tuple(_Hashed(self.compute_hash(child, nesting)) for child in children))
+
+    def _hash_set(self, children: Iterable[Value], nesting: int) -> int:
+        """Return the hash of a frozenset; a constant if it is unknown which children of the same hash are equal."""
+        groups: dict[int, list[Value]] = {}
+        for child in children:
+            group = groups.setdefault(self.compute_hash(child, nesting), [])
+            if any(child is other for other in group):
+                continue
+            if group and not _PLAIN_TYPES.issuperset(map(type, (child, *group))):
+                return 0
+            if child not in group:
+                group.append(child)
+            if len(group) > _MAX_SAME_HASHES:
+                return 0
+        return hash(frozenset(_Hashed(number) for number, group in groups.items() for _ in group))
 
     def _hash_call(self, call: Obj, nesting: int) -> int:
         """Return Python's hash of an object, or one hash for all objects of a class that may hash chosen numbers."""
         name, args = _get_class_name(call), call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
-            return hash(args[0]) + 1_000_003 * hash(args[1] if len(args) > 1 else 0)
+            return _hash_complex(call)
         if name in ("torch.Size", "builtins.tuple", "builtins.frozenset") and args and type(args[0]) in (tuple, list):
-            hashes = tuple(self.compute_hash(child, nesting) for child in args[0])
-            return hash(frozenset(hashes) if name.endswith("frozenset") else hashes)
+            return (self._hash_set if name.endswith("frozenset") else self._hash_tuple)(args[0], nesting)
         if name.endswith(".multiarray.scalar") and len(args) > 1:
             return hash(name) if _is_hashed_by_sum(args[0]) else self.compute_hash(args[1], nesting)
         if not reads_contents(call):
@@ -82,6 +117,14 @@ def _get_class_name(call: Obj) -> str:
     """Return the plain name of the class of an object; "" for an unknown class."""
     cls = call.args[0] if is_copyreg_call(call) else call.cls
     return get_plain_name(cls) if type(cls) is Global else ""
+
+
+def _hash_complex(call: Obj) -> int:
+    try:
+        number = complex(*call.args[:2])
+    except OverflowError:
+        return 0  # loading fails
+    return hash(number) if number == number else id(call)  # NaN is hashed by address
 
 
 def _hash_number(name: str, args: Sequence[Any], state: Any) -> int | None:

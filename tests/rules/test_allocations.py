@@ -335,6 +335,14 @@ BOMBS = {
         build_keys(b"(" + number(P * n) + b"\x91" for n in range(1, 601)),
         COLLIDING_KEYS_MESSAGE,
     ),
+    "frozensets of pairs of one hash": (
+        build_keys(b"(" + number(n) + number(n + P) + b"\x91" for n in range(1, 601)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
+    "frozensets of pairs of tuples of one hash": (
+        build_keys(b"(" + number(n) + b"\x85" + number(n + P) + b"\x85\x91" for n in range(1, 601)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
     "decimals of one hash": (
         build_keys(call_global("decimal", "Decimal", text(str(P * n))) for n in range(600)),
         COLLIDING_KEYS_MESSAGE,
@@ -697,6 +705,9 @@ MANY_KEYS = {
     "partials": lambda n: functools.partial(int, n),
     "objects": lambda _: object(),
     "exceptions": lambda n: ValueError(n),
+    "complex numbers": lambda n: complex(n - 300, n * 1e300),
+    "frozensets": lambda n: frozenset({n, -1, -2}),
+    "nested tuples": lambda n: ((n, (n - 300, 0.5)), frozenset({(n, n), n})),
     "nodes": lambda _: Node(),
 }
 
@@ -710,13 +721,28 @@ def test_keys_with_different_hashes_are_not_a_bomb(name, protocol, tmp_path):
     assert list_bombs(tmp_path / "a.pkl", pickle.dumps(keys, protocol)) == []
 
 
-@pytest.mark.parametrize("name", ["decimals", "decimals with exponents", "fractions", "ranges", "networks", "UUIDs"])
-def test_the_hash_of_a_number_is_the_hash_in_python(name):
+#: Keys whose hashes statecli computes as Python does.
+_COMPUTED_HASHES = [
+    *("decimals", "decimals with exponents", "fractions", "ranges", "networks", "UUIDs"),
+    *("complex numbers", "frozensets", "nested tuples"),
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", _COMPUTED_HASHES)
+def test_the_hash_of_a_number_is_the_hash_in_python(name, protocol):
     """Collisions with keys of other classes are found too."""
     keys = [MANY_KEYS[name](n) for n in range(600)]
-    scanner = Scanner(pickle.dumps(keys), "a")
+    scanner = Scanner(pickle.dumps(keys, protocol), "a")
     scanner.run(0)
     assert [KeyHashes().compute_hash(key) for key in scanner.root] == list(map(hash, keys))
+
+
+def test_a_frozenset_with_an_element_twice_has_the_hash_in_python():
+    """The unpickler drops equal elements, and keeps elements of the same hash that are not equal."""
+    scanner = Scanner(b"\x80\x04(" + number(7) * 2 + number(7 + P) + number(9) + b"K\x09I9\n" + b"\x91.", "a")
+    scanner.run(0)
+    assert KeyHashes().compute_hash(scanner.root) == hash(frozenset({7, 7 + P, 9}))
 
 
 def test_linked_objects_as_keys_take_no_steps_to_hash(tmp_path, monkeypatch):
