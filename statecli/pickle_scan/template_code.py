@@ -2,13 +2,14 @@
 
 A chat template is a Jinja program. Without a sandbox, `x.__init__.__globals__` gives a template every function of
 Python (CVE-2024-34359 of llama-cpp-python). The search does not parse the template, so that no error of a parser hides
-an attribute: it finds a name after a dot, at either end of a text in quotes, and in a field of `format`. It does not
-find a name that the template computes from shorter texts.
+an attribute: it finds a name after a dot, a text in quotes that is the name or begins with the name and a dot, and a
+name in a field of `format`. It does not find a name that the template computes from shorter texts.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, TracebackType
 
 from statecli.core import quoting
@@ -22,20 +23,24 @@ _FURTHER_NAMES = (
     " gi_frame gi_code cr_frame cr_code ag_frame ag_code f_back f_builtins f_globals f_locals tb_frame tb_next"
     " func_globals func_code func_closure im_func im_self"
 )
-_NAMES = "|".join(
-    sorted({*(name for cls in _TYPES for name in dir(cls) if name.startswith("__")), *_FURTHER_NAMES.split()})
-)
+#: Names that prompts about Python mention (`super().__init__()`, `"__init__.py"`). Only a second attribute leads on.
+_MENTIONED_NAMES = frozenset(["__init__", "__name__", "__doc__"])
+_ALL_NAMES = {*(name for cls in _TYPES for name in dir(cls) if name.startswith("__")), *_FURTHER_NAMES.split()}
+_NAMES = "|".join(sorted(_ALL_NAMES))
+_TELLING_NAMES = "|".join(sorted(_ALL_NAMES - _MENTIONED_NAMES))
 _SIGNS = (
-    compile_on_use(rf"\.\s*(?P<name>{_NAMES}|_[A-Z]\w+__\w+)(?!\w)"),
-    compile_on_use(rf"['\"](?P<name>{_NAMES})['\"]"),
+    compile_on_use(rf"\.\s*(?P<name>{_TELLING_NAMES}|_[A-Z]\w+__\w+)(?!\w)"),
+    compile_on_use(rf"['\"](?P<name>(?:{_NAMES})(?=['\"])|(?:{_TELLING_NAMES})(?=\.))"),
     compile_on_use(rf"\{{\w*[.\[](?P<name>{_NAMES})(?!\w)"),
     # A text of the filter `attr` that is not a plain name, such as `'__cl' ~ 'ass__'` or a variable.
     compile_on_use(r"\|\s*(?P<name>attr)\s*\(\s*(?!['\"][A-Za-z]\w*['\"]\s*[,)])"),
     # The first half of a name in a subscript.
     compile_on_use(r"\[\s*['\"](?P<name>__\w*)['\"]"),
 )
-#: Escapes in the texts of a template.
-_ESCAPE = compile_on_use(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|N\{(LOW LINE)\}|([0-7]{2,3}))")
+#: Escapes in the texts of a template; a line break after a backslash is dropped.
+_ESCAPE = compile_on_use(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|N\{([^{}\\]{1,100})\}|([0-7]{2,3})|\r\n|\r|\n)"
+)
 
 
 def find_escape(template: str) -> str | None:
@@ -55,6 +60,12 @@ def describe_escape(name: str, escape: str) -> str:
 
 def _decode_escape(match: re.Match[str]) -> str:
     if match[4]:
-        return "_"
-    code = int(match[5], 8) if match[5] else int(match[1] or match[2] or match[3], 16)
+        try:
+            return unicodedata.lookup(match[4])
+        except KeyError:
+            return match[0]
+    digits = match[1] or match[2] or match[3]
+    if not digits and not match[5]:
+        return ""
+    code = int(digits, 16) if digits else int(match[5], 8)
     return chr(code) if code < 0x110000 else match[0]

@@ -95,6 +95,15 @@ ESCAPES = [
     "{# {{ ' #}{{ x.__class__.__mro__ }}",
     "{% raw %}{{ ' {% endraw %}{{ x.__class__ }}",
     "{{ self._TemplateReference__context }}",
+    "{{ ([lipsum]|map(attribute='__globals__.os')|first).popen('id').read() }}",
+    "{{ [x]|map(attribute='__init__.__globals__')|first }}",
+    r"{{ lipsum['__\N{LATIN SMALL LETTER G}lobals__'] }}",
+    r"{{ lipsum['__\N{latin small letter g}lobals__'] }}",
+    "{{ lipsum['__glo\\\nbals__'] }}",
+    "{{ lipsum['__glo\\\r\nbals__'] }}",
+    "{{ x.__init__['__globals__'] }}",
+    "{{ (x.__init__)['__globals__'] }}",
+    "{{ '{0.__init__.__globals__}'.format(x) }}",
 ]
 
 
@@ -190,6 +199,8 @@ ORDINARY = {
     "Granite": "{%- set documents = documents | selectattr('title') | map(attribute='doc_id') | join(', ') %}"
     "{%- generation %}{{ message['content'] }}{%- endgeneration %}",
     "Code": "In Python, write if __name__ == '__main__'. {{ messages[0]['content'] }} Use `def __init__(self)`.",
+    "Classes": "{{ 'Call super().__init__() first, and print type(x).__name__ or f.__doc__.' }}"
+    "{{ 'Create \"__init__.py\".' }}\\N{NO SUCH NAME}",
     "gpt-oss": "{%- macro render_typescript_type(param_spec, is_nullable=false) -%}{%- if param_spec.enum is defined "
     "and param_spec.enum|length > 0 -%}{{- param_spec['enum']|join('\" | \"') -}}{%- endif -%}{%- endmacro -%}"
     "{%- if param_spec.oneOf[0].type == 'object' %}{{- model_identity or 'You are ChatGPT' }}{% endif %}",
