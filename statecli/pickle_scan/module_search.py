@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 from statecli.core.errors import UnreadableError
@@ -12,7 +12,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import name_lists
 from statecli.pickles.nodes import Global
 from statecli.pickles.python2_names import rename_python2
-from statecli.storage import files
+from statecli.storage import files, lifetime
 
 #: Suffixes of files that Python imports.
 _MODULE_SUFFIX = compile_on_use(r"\.(?:py|pyc|pyw|so|pyd)\Z")
@@ -28,6 +28,10 @@ _INSTALLED_FOLDERS = frozenset(["site-packages", "dist-packages"])
 _IMPORTS_OF_CALLS = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "tzdata"}
 
 
+#: Results that are kept; a file that is not a pickle may name any number of modules.
+_MAX_RESULTS = 10_000
+
+
 class _Listing(NamedTuple):
     """Names in a folder, and the files that Python imports by the name of their module."""
 
@@ -36,11 +40,11 @@ class _Listing(NamedTuple):
 
 
 class ModuleSearch:
-    """Search in folders; each folder is listed once, and each module is searched once in each folder."""
+    """Search in folders; each folder is listed once, and the latest results are kept."""
 
     def __init__(self) -> None:
         self._list_folder = cache(_list_folder)
-        self._find_in_folder = cache(self._search_folder)
+        self._find_in_folder = lru_cache(_MAX_RESULTS)(self._search_folder)
 
     def find_import(self, module: str, name: str, folders: Sequence[str], *, by_torch_load: bool = False) -> str | None:
         """Return the first file in the folders that Python imports for a name; None if there is none.
@@ -78,11 +82,13 @@ class ModuleSearch:
 
 
 class AdjacentFiles:
-    """Files in the folder of a file and in its parent folders, which Python may import for names in the file."""
+    """Files in the folder of a file and in its parent folders, which Python may import for names in the file.
+
+    A command lists each folder once for all files.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._search = ModuleSearch()
 
     @cached_property
     def _folders(self) -> tuple[str, ...]:
@@ -92,12 +98,13 @@ class AdjacentFiles:
 
     def has_import(self, names: Iterable[Global]) -> bool:
         """Return True if Python may import one of the names from a file."""
-        return any(self._search.find_import(name.module, name.name, self._folders) for name in names)
+        search = lifetime.for_command(ModuleSearch)
+        return any(search.find_import(name.module, name.name, self._folders) for name in names)
 
 
 @cache
 def _list_indirect_imports() -> dict[str, list[str]]:
-    """Return the modules that importing a module of the standard library imports, by its name."""
+    """Return the modules that importing a module imports, by its name; for the standard library and numpy."""
     return {module: imports.split() for module, imports in name_lists.read_lines("names.txt", "imports")}
 
 

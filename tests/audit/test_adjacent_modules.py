@@ -18,11 +18,14 @@ import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
+from statecli.storage import files
+from statecli.storage.lifetime import forget_command
 from statecli.targets.target_result import TargetStatus
 
 
 def list_findings(*targets):
     """Return the findings about modules next to a pickle, as text."""
+    forget_command()
     results = audit(Request(tuple(map(str, targets)))).targets
     findings = [finding for result in results for finding in result.findings if finding.rule == "unsafe-global"]
     return [finding.message for finding in findings if "Python may import" in finding.message]
@@ -159,6 +162,21 @@ def test_text_next_to_other_modules_is_not_a_pickle(folder, data):
         write(folder / name)
     (target,) = [target for target in audit(Request((".",))).targets if target.target.endswith("words.txt")]
     assert target.status is TargetStatus.SKIPPED
+
+
+def test_a_folder_is_listed_as_often_for_any_number_of_texts(folder, monkeypatch):
+    """A table whose first column is `id` begins like an import."""
+    listed, list_names, counts = [], files.list_names, []
+    monkeypatch.setattr(files, "list_names", lambda path: (listed.append(path), list_names(path))[1])
+    for count in (10, 40):
+        for number in range(count):
+            write(folder / str(count) / f"{number}.csv", b"id,name\n1,a\n")
+        write(folder / str(count) / "model.pkl", pickle.dumps([1]))
+        forget_command()
+        listed.clear()
+        audit(Request((str(count),)))
+        counts.append(len(listed))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(("target", "count"), [(".", 1), ("a", 1), ("a/b/cfg.pkl", 1)])
