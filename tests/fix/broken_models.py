@@ -635,6 +635,22 @@ UNFIXABLE_MODELS = {
         ("line 13 reads t with its graph, so .detach() would change the gradients",),
         "2x4",
     ),
+    "stored-and-read-by-another-class-with-a-graph": BrokenModel(
+        net(
+            "self.stat = Stat()",
+            "h = self.stat(x)\nreturn self.fc(h) * self.stat.t",
+            head=HEAD + "class Stat(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            '        self.fc = nn.Linear(4, 4)\n        self.register_buffer("t", torch.zeros(4))\n\n'
+            "    def forward(self, x):\n        y = self.fc(x)\n        self.t = y.mean(0)\n        return y\n\n\n",
+        ),
+        ("line 25 reads t with its graph, so .detach() would change the gradients",),
+        "2x4",
+    ),
+    "stored-under-two-names": BrokenModel(
+        net('self.register_buffer("t", torch.zeros(2, 4))', "y = self.t = self.fc(x)\nreturn y * x + self.fc(x)"),
+        ("the statement also assigns other names; assign t in its own statement",),
+        "2x4",
+    ),
     "a-function-reads-the-complex-buffer": BrokenModel(
         net(
             'self.register_buffer("z", torch.ones(4) * 1j)',

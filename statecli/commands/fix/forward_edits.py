@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from statecli.commands.fix.init_edits import Assigned, find_assigned, list_assignments
+from statecli.commands.fix.init_edits import Assigned, check_single_target, find_assigned, list_assignments
 from statecli.commands.fix.source import (
     Changes,
     NoEdit,
@@ -165,7 +165,7 @@ def move_where_read(source: ParsedFile, name: str, line: int) -> Iterator[Change
 def detach_when_stored(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of `self.name = value` outside of the constructor to `value.detach()`. Raises NoEdit.
 
-    A read of the new value with its graph is refused, because the edit would change the gradients.
+    A read of the new value with its graph, anywhere in the file, is refused, because the edit would change gradients.
     """
     owner = next(reversed(list(source.find(cst.ClassDef, line))), None)
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
@@ -175,16 +175,17 @@ def detach_when_stored(source: ParsedFile, name: str, line: int) -> Iterator[Cha
         value = getattr(node, "value", None)
         if value is None or method is None or method.name.value == "__init__":
             continue
+        if not isinstance(node, cst.AugAssign):
+            check_single_target(node, name)
         inside.update(map(id, source.find(cst.Attribute, within=node)))
         changes[value] = [source.parse_expression(source.format_detached(value))]
     if owner is None or not changes:
         raise NoEdit(f"no method other than __init__ assigns {name}")
-    for read in source.find(cst.Attribute, within=owner.body):
-        method, parent = source.find_around(read, cst.FunctionDef), source.get_parent(read)
+    for read in source.find(cst.Attribute):
+        parent = source.get_parent(read)
         is_detached = isinstance(parent, cst.Attribute) and parent.attr.value in ("data", "detach")
-        if method is None or not is_attribute(read, get_instance_name(method), name):
-            continue
-        if id(read) not in inside and not is_detached:
+        is_read = not is_detached and not isinstance(parent, cst.AssignTarget)
+        if read.attr.value == name and id(read) not in inside and is_read:
             raise NoEdit(
                 f"line {source.get_line(read)} reads {name} with its graph, so .detach() would change the gradients"
             )

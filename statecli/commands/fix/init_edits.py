@@ -411,3 +411,9 @@ def list_assignments(source: ParsedFile, owner: cst.ClassDef, name: str) -> list
             if any(isinstance(target, cst.Attribute) and _names(target, name) for target in targets):
                 statements.append(node)
     return statements
+
+
+def check_single_target(statement: cst.CSTNode, name: str) -> None:
+    """Raise NoEdit if a statement assigns its value to more names than `self.name`."""
+    if len(list_targets(statement)) != 1:
+        raise NoEdit(f"the statement also assigns other names; assign {name} in its own statement")

@@ -124,11 +124,6 @@ def _check_assigned_once(source: ParsedFile, assigned: Assigned, name: str) -> N
         raise NoEdit(f"{assigned.owner.name.value} assigns {name} more than once")
 
 
-def _check_single_target(assigned: Assigned, name: str) -> None:
-    if len(list_targets(assigned.node)) != 1:
-        raise NoEdit(f"the statement also assigns other names; assign {name} in its own statement")
-
-
 def _add_property(source: ParsedFile, assigned: Assigned, name: str, value: str) -> Changes:
     torch = source.find_torch_name()
     kind = f"{torch}.Tensor" if torch is not None else ""
@@ -140,7 +135,7 @@ def _compute_when_read(source: ParsedFile, name: str, line: int) -> Iterator[Cha
     """Yield the change of an attribute computed from parameters to a property."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
-    _check_single_target(assigned, name)
+    init_edits.check_single_target(assigned.node, name)
     yield _add_property(source, assigned, name, init_edits.express_with_attributes(source, assigned))
 
 
@@ -151,7 +146,7 @@ def _replace_view(source: ParsedFile, name: str, line: int) -> Iterator[Changes]
     value = init_edits.express_with_attributes(source, assigned)
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
-    _check_single_target(assigned, name)
+    init_edits.check_single_target(assigned.node, name)
     instance = get_instance_name(assigned.method)
     expression = source.parse_expression(value)
     bases = {node.attr.value for node in source.find(cst.Attribute, within=expression) if is_attribute(node, instance)}
@@ -190,7 +185,7 @@ def _detach(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
     assigned = find_assigned(source, name, line)
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
-    _check_single_target(assigned, name)
+    init_edits.check_single_target(assigned.node, name)
     value, instance = source.format_detached(assigned.value), get_instance_name(assigned.method)
     for code in printed_fix.build_registrations(name, value, instance, None):
         yield init_edits.replace_statement(source, assigned, code)
