@@ -36,11 +36,11 @@ class Assignment:
 class AttributeUse:
     """A use of an attribute, other than the assignment that creates it.
 
-    `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `left operand` and `right
-    operand` (of `+`), `out` (the argument of this name), `batch_norm`, `instance_norm` (an argument of either), `torch
-    argument` (of another function of torch), or the name of the called method. `function`: the function around it;
-    `constructs`: `__init__` runs this function. `value`: the assigned expression, or the function of torch;
-    `arguments`: the number of arguments of the method.
+    `action`: `read`, `stored` (as a whole, in a result or under a key), `set` (assigned), `augment` (`+=`), `item` (an
+    item is assigned), `left operand` and `right operand` (of `+`), `out` (the argument of this name), `batch_norm`,
+    `instance_norm` (an argument of either), `torch argument` (of another function of torch), or the name of the called
+    method. `function`: the function around it; `constructs`: `__init__` runs this function. `value`: the assigned
+    expression, or the function of torch; `arguments`: the number of arguments of the method.
     """
 
     action: str
@@ -346,7 +346,17 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
         return _describe_argument(file, call.func, use)
     if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add):
         return use("right operand" if parent.right is node else "left operand")
-    return use("read")
+    return use("stored" if node is attribute and _is_stored(file, node) else "read")
+
+
+def _is_stored(file: _SourceFile, value: ast.expr) -> bool:
+    """Return True for the value of `return value`, `entries["t"] = value`, and of both with `{"t": value}`."""
+    node, parent = value, file.parents[value]
+    while isinstance(parent, (ast.Dict, ast.List, ast.Tuple)):
+        node, parent = parent, file.parents[parent]
+    if not isinstance(parent, (ast.Assign, ast.AnnAssign)):
+        return isinstance(parent, ast.Return)
+    return node is not value or any(isinstance(target, ast.Subscript) for target in _get_targets(parent))
 
 
 def _describe_argument(file: _SourceFile, function: ast.expr, use: functools.partial[AttributeUse]) -> AttributeUse:

@@ -185,7 +185,7 @@ def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
 
     IDENTICAL if the class saves the value in its own way, because a buffer would save the value a second time.
     """
-    if any(use.function in _SAVING_METHODS for use in site.uses):
+    if any(use.action == "stored" and use.function in _SAVING_METHODS for use in site.uses):
         return Rebuild.IDENTICAL
     if rebuild is not Rebuild.IDENTICAL:
         return rebuild

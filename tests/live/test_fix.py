@@ -427,6 +427,25 @@ def test_fix_of_a_cache_or_state_shows_both_kinds_of_buffer(inspect, write, forw
     _load_older_checkpoint(_build(write(_apply_fix(source, row))), _build(write(source)), row.fix)
 
 
+@pytest.mark.parametrize(
+    ("method", "is_saved"),
+    [
+        ("get_extra_state(self): return {'t': self.t}", True),
+        ("state_dict(self, *args, **kw): return {**super().state_dict(*args, **kw), 'u': self.t}", True),
+        ("get_extra_state(self): return {'shape': tuple(self.t.shape)}", False),
+        ("get_extra_state(self): return {'first': self.t[0]}", False),
+        (
+            "state_dict(self, *args, **kw): assert self.t.isfinite().all(); return super().state_dict(*args, **kw)",
+            False,
+        ),
+    ],
+)
+def test_a_tensor_is_saved_by_its_class_only_as_a_whole(inspect, method, is_saved):
+    """A saved shape or a check in a saving method does not restore random values."""
+    (row,) = inspect(f"{HEADER}        self.t = torch.randn(4)\n    def {method}\n").tensors
+    assert ("persistent=False" in row.fix) == is_saved
+
+
 def test_change_in_another_class_does_not_affect_the_fix(inspect):
     """A change to an attribute of the same name in another class does not count."""
     other = "class Other:\n    def step(self):\n        self.t += 1\n        self.b.pop()\n"
