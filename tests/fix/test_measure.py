@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from statecli.commands.fix.measure import _list_tensors, is_same_output
+from statecli.commands.fix.measure import _list_values, is_same_output
 
 
 @dataclass
@@ -29,9 +29,24 @@ def test_all_tensors_of_an_output_are_compared():
         Pair(first, {"x": [second, Output(third, ())]}),
         {"x": (first, second), "y": third},
     ):
-        assert [tensor.item() for tensor in _list_tensors(output)] == [0, 1, 2]
-    assert _list_tensors("text") == []
-    assert [tensor.item() for tensor in _list_tensors((0.5, True, None))] == [0.5, 1]
+        assert [tensor.item() for tensor in _list_values(output)] == [0, 1, 2]
+    assert _list_values("text") == []
+    assert _list_values((0.5, True, None)) == [0.5, True]
+
+
+def test_numbers_of_an_output_are_compared_exactly():
+    """A whole number has no rounding, and a bool is no number; a float has the precision of Python."""
+    for output in (2**2000, 20_000, True, 1 / 3, float("nan")):
+        assert is_same_output(_list_values(output), _list_values(output))
+    for first, second in (
+        (20_000, 20_001),
+        (True, 1.0),
+        (True, 1),
+        (1, 1.0),
+        (1 / 3, 1 / 3 + 1e-9),
+        (2**60, 2**60 + 1),
+    ):
+        assert not is_same_output(_list_values(first), _list_values(second))
 
 
 def test_outputs_are_compared_in_their_own_precision():

@@ -38,7 +38,7 @@ class Measurement:
     Attributes:
         verification: Result of the proofs.
         entries: The state_dict of an instance built with seed 0.
-        output: The result tensors of forward after a load of the old state_dict; None if forward was not called.
+        output: The values that forward returns after a load of the old state_dict; None if forward was not called.
         load: Result of loading the old state_dict.
         attributes: Names of the attributes of each module, by the name of the module.
         input_dependent: Names of the tensors that forward creates with other values for another input or another seed.
@@ -48,7 +48,7 @@ class Measurement:
     verification: Verification
     copy: ProjectCopy
     entries: dict[str, Any] = field(default_factory=dict)
-    output: tuple[torch.Tensor, ...] | None = None
+    output: tuple[torch.Tensor | int, ...] | None = None
     load: OldStateLoad = OldStateLoad()
     attributes: dict[str, frozenset[str]] = field(default_factory=dict)
     input_dependent: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ def measure(
 
 def _measure_instance(
     subject: ModelUnderTest, old: Measurement | None
-) -> tuple[dict[str, Any], tuple[torch.Tensor, ...] | None, OldStateLoad]:
+) -> tuple[dict[str, Any], tuple[torch.Tensor | int, ...] | None, OldStateLoad]:
     """Return the state_dict, the output of forward, and the result of loading the old state_dict."""
     import torch
 
@@ -88,10 +88,10 @@ def _measure_instance(
     except ModelError as error:
         return {}, None, OldStateLoad(error=str(error))
     load = OldStateLoad() if old is None else _load(subject, module, old.entries)
-    output: tuple[torch.Tensor, ...] | None = None
+    output: tuple[torch.Tensor | int, ...] | None = None
     if subject.inputs is not None and not load.error:
         with suppress(ModelError):
-            output = tuple(_list_tensors(subject.call(module)))
+            output = tuple(_list_values(subject.call(module)))
     return entries, output, load
 
 
@@ -174,14 +174,16 @@ def _is_restored(value: torch.Tensor, loaded_value: torch.Tensor) -> bool:
     return value.shape == loaded_value.shape and torch.allclose(value, loaded_value.to(value.dtype), equal_nan=True)
 
 
-def is_same_output(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> bool:
-    """Return True if two calls of forward returned the same tensors, but for rounding in the precision of each."""
-    return len(old) == len(new) and all(map(_is_same_tensor, old, new))
+def is_same_output(old: Sequence[torch.Tensor | int], new: Sequence[torch.Tensor | int]) -> bool:
+    """Return True if two calls of forward returned the same values, but for rounding in the precision of each."""
+    return len(old) == len(new) and all(map(_is_same_value, old, new))
 
 
-def _is_same_tensor(old: torch.Tensor, new: torch.Tensor) -> bool:
+def _is_same_value(old: torch.Tensor | int, new: torch.Tensor | int) -> bool:
     import torch
 
+    if isinstance(old, int) or isinstance(new, int):
+        return type(old) is type(new) and old == new
     if live.tensor_bits.is_same(old, new):
         return True
     is_rounded = old.layout is torch.strided and (old.is_floating_point() or old.is_complex())
@@ -191,18 +193,20 @@ def _is_same_tensor(old: torch.Tensor, new: torch.Tensor) -> bool:
     return torch.allclose(old, new, rtol=1e-4 * precision, atol=1e-6 * precision, equal_nan=True)
 
 
-def _list_tensors(output: Any) -> list[torch.Tensor]:
-    """Return the tensors and numbers of a result: in tuples, lists, dicts as in transformers, and dataclasses."""
+def _list_values(output: Any) -> list[torch.Tensor | int]:
+    """Return the tensors and numbers of a result, in tuples, lists, dicts and dataclasses; a float as a tensor."""
     import torch
 
     if isinstance(output, torch.Tensor):
         return [output.detach()]
-    if isinstance(output, (bool, int, float)):
-        return [torch.tensor(float(output), dtype=torch.float32)]
+    if isinstance(output, int):
+        return [output]
+    if isinstance(output, float):
+        return [torch.tensor(output, dtype=torch.float64)]
     if isinstance(output, dict):
-        return [tensor for value in output.values() for tensor in _list_tensors(value)]
+        return [value for part in output.values() for value in _list_values(part)]
     if is_dataclass(output):
         output = [getattr(output, output_field.name, None) for output_field in fields(output)]
     if isinstance(output, (tuple, list)):
-        return [tensor for value in output for tensor in _list_tensors(value)]
+        return [value for part in output for value in _list_values(part)]
     return []
