@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from statecli.commands.fix.measure import _list_values, is_same_output
@@ -67,3 +68,17 @@ def test_outputs_are_compared_in_their_own_precision():
         first, second = (torch.eye(2, layout=torch.strided).mul(n).to_sparse(layout=layout) for n in (1, 2))
         assert is_same_output((first,), (first.clone(),))
         assert not is_same_output((first,), (second,))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_compared_part_by_part(layout):
+    """Their parts differ in shape, so a nested tensor has no shape of its own."""
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    first, second, third = (
+        torch.nested.nested_tensor(tensors, layout=layout) for tensors in (parts, parts, [parts[0], parts[1] * 2])
+    )
+    assert is_same_output((first,), (second,))
+    for other in (third, torch.nested.nested_tensor(parts[:1], layout=layout), parts[0]):
+        assert not is_same_output((first,), (other,))
+        assert not is_same_output((other,), (first,))

@@ -184,10 +184,12 @@ def _is_same_value(old: torch.Tensor | int, new: torch.Tensor | int) -> bool:
 
     if isinstance(old, int) or isinstance(new, int):
         return type(old) is type(new) and old == new
+    if old.is_nested and new.is_nested:
+        return old.layout is new.layout and is_same_output(old.unbind(), new.unbind())
     if live.tensor_bits.is_same(old, new):
         return True
     is_rounded = old.layout is torch.strided and (old.is_floating_point() or old.is_complex())
-    if not is_rounded or old.shape != new.shape or old.dtype != new.dtype:
+    if not is_rounded or old.is_nested or new.is_nested or old.shape != new.shape or old.dtype != new.dtype:
         return False
     precision = min(1.0, torch.finfo(old.dtype).eps / torch.finfo(torch.float32).eps)
     return torch.allclose(old, new, rtol=1e-4 * precision, atol=1e-6 * precision, equal_nan=True)
