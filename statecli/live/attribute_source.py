@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 import tokenize
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 
@@ -38,7 +38,7 @@ class AttributeUse:
 
     `action`: `read`, `stored` (as a whole, in a result or under a key), `set` (assigned), `augment` (`+=`), `item` (an
     item is assigned), `left operand` and `right operand` (of `+`), `out` (the argument of this name), `batch_norm`,
-    `instance_norm` (an argument of either), `torch argument` (of another function of torch), or the name of the called
+    `instance_norm` (an argument of either), `torch argument` (see `refuses_parameter_list`), or the name of the called
     method. `function`: the function around it; `constructs`: `__init__` runs this function. `value`: the assigned
     expression, or the function of torch; `arguments`: the number of arguments of the method.
     """
@@ -66,7 +66,7 @@ class _SourceFile:
     """A parsed source file.
 
     `early_statements`: statements before `super().__init__()` of their function, where nothing can be registered.
-    `constructing`: the functions that `__init__` runs. `torch_names`: names imported from torch, or torch itself.
+    `constructing`: the functions that `__init__` runs. `torch_names`: see `find_torch_names`.
     """
 
     def __init__(self, text: str) -> None:
@@ -76,7 +76,7 @@ class _SourceFile:
         self.early_statements: set[ast.stmt] = set()
         self.parents: dict[ast.AST, ast.AST] = {}
         self.attributes: dict[str, list[ast.Attribute]] = {}
-        self.torch_names: set[str] = set()
+        self.torch_names: dict[str, str] = {}
         calls: dict[str, set[str]] = {}
         for node in ast.walk(self.tree):
             self.parents.update((child, node) for child in ast.iter_child_nodes(node))
@@ -136,12 +136,26 @@ def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
             yield call.attr
 
 
-def _find_torch_names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    """Yield the names that an import takes from torch: `torch`, `F`, `stack`."""
-    module = (node.module or "") if isinstance(node, ast.ImportFrom) else None
+def find_torch_names(text: bytes) -> dict[str, str]:
+    """Return the full name of each name that a file imports from torch: `torch.stack` of `stack`."""
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return dict(pair for node in nodes for pair in _find_torch_names(node))
+
+
+def _find_torch_names(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    """Yield the names that an import takes from torch, each with its full name."""
     for alias in node.names:
-        if (alias.name if module is None else module).partition(".")[0] == "torch":
-            yield alias.asname or (alias.name.partition(".")[0] if module is None else alias.name)
+        full_name = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        if full_name.partition(".")[0] == "torch":
+            is_root = isinstance(node, ast.Import) and not alias.asname
+            yield alias.asname or ("torch" if is_root else alias.name), "torch" if is_root else full_name
+
+
+def refuses_parameter_list(function: str, torch_names: Mapping[str, str]) -> bool:
+    """Return True for a function of torch or torch.linalg, which takes lists of tensors, but no nn.ParameterList."""
+    root, dot, rest = function.partition(".")
+    module, _, name = f"{torch_names.get(root, '')}{dot}{rest}".rpartition(".")
+    return module in ("torch", "torch.linalg") and name != "save"
 
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
@@ -363,11 +377,8 @@ def _describe_argument(file: _SourceFile, function: ast.expr, use: functools.par
     name = getattr(function, "attr", getattr(function, "id", ""))
     if name in ("batch_norm", "instance_norm"):  # torch's functions that update running statistics
         return use(name)
-    root = function
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    is_of_torch = isinstance(root, ast.Name) and root.id in file.torch_names
-    return use("torch argument", value=function) if is_of_torch else use("read")
+    is_refused = refuses_parameter_list(ast.unparse(function), file.torch_names)
+    return use("torch argument", value=function) if is_refused else use("read")
 
 
 def reads(value: ast.expr | None, name: str) -> bool:

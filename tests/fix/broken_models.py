@@ -416,9 +416,19 @@ BROKEN_MODELS = {
             (f"argument-{shape}", "torch.stack(self.ps)", "torch.stack(list(self.ps))"),
             (f"keyword-{shape}", "torch.stack(tensors=self.ps)", "torch.stack(tensors=list(self.ps))"),
             (f"slice-{shape}", "torch.stack(self.ps[:])", "torch.stack(list(self.ps[:]))"),
+            (f"vector-{shape}", *["nn.utils.parameters_to_vector(self.ps).view(3, 4)"] * 2),
             (f"operand-{shape}", "torch.stack(self.ps + [x[0]])", "torch.stack(list(self.ps) + [x[0]])"),
         )
     },
+    "parameters-of-a-function-imported-in-forward": BrokenModel(
+        net(
+            "self.ps = [nn.Parameter(th.randn(4)) for _ in range(3)]",
+            "import torch\nreturn self.fc(x) * torch.stack(self.ps).sum(0)",
+            head="import torch as th\nfrom torch import nn\n\n\n",
+        ),
+        ("self.ps = nn.ParameterList([", "torch.stack(list(self.ps))"),
+        "2x4",
+    ),
     "buffer-with-grad": BrokenModel(
         net('self.register_buffer("s", torch.ones(4).requires_grad_())', "return self.fc(x) * self.s"),
         ("self.s = nn.Parameter(torch.ones(4))",),

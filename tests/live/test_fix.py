@@ -492,6 +492,24 @@ def test_fix_says_what_to_change_in_forward(inspect, forward, body, expected_tex
 
 
 @pytest.mark.parametrize(
+    ("call", "is_refused"),
+    [
+        ("nn.utils.clip_grad_norm_(self.b, 1.0)", False),
+        ("torch.nn.utils.parameters_to_vector(self.b)", False),
+        ("torch.optim.SGD(self.b, 0.1)", False),
+        ("torch.save(self.b, 'b.pt')", False),
+        ("from torch.optim import SGD; SGD(self.b, 0.1)", False),
+        ("torch.linalg.multi_dot(self.b)", True),
+        ("from torch import stack; stack(self.b)", True),
+    ],
+)
+def test_only_functions_of_torch_itself_refuse_a_parameter_list(inspect, call, is_refused):
+    """An optimizer, or a function of torch.nn.utils, takes any iterable."""
+    _, row = _inspect_with_forward(inspect, call, "self.b = [nn.Parameter(torch.ones(3))]")
+    assert ("because torch refuses an nn.ParameterList" in row.fix) == is_refused
+
+
+@pytest.mark.parametrize(
     ("body", "keys"),
     [
         ("self.m.t = torch.randn(3)", "m.t"),

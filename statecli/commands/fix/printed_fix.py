@@ -25,6 +25,7 @@ from statecli.commands.fix.source import (
     join_changes,
     list_targets,
 )
+from statecli.live.attribute_source import refuses_parameter_list
 from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
 
@@ -177,7 +178,7 @@ def _convert_to_lists(source: ParsedFile, assigned: Assigned, name: str, is_para
         if isinstance(parent, cst.BinaryOperation) and isinstance(parent.operator, cst.Add):
             is_refused = is_parameters or parent.right is node
         else:
-            is_refused = is_parameters and _is_of_torch(source, parent)
+            is_refused = is_parameters and _is_refused(source, parent)
         if is_refused:
             changes[node] = [cst.Call(cst.Name("list"), [cst.Arg(node)])]
     return changes
@@ -187,10 +188,10 @@ def _is_slice(subscript: cst.Subscript) -> bool:
     return len(subscript.slice) == 1 and isinstance(subscript.slice[0].slice, cst.Slice)
 
 
-def _is_of_torch(source: ParsedFile, argument: cst.CSTNode) -> bool:
-    """Return True for an argument, without a star, of a function of torch."""
+def _is_refused(source: ParsedFile, argument: cst.CSTNode) -> bool:
+    """Return True for an argument, without a star, of a function that refuses an nn.ParameterList."""
     call = source.get_parent(argument) if isinstance(argument, cst.Arg) and not argument.star else None
-    return isinstance(call, cst.Call) and source.format(call.func).partition(".")[0] in source.list_torch_names()
+    return isinstance(call, cst.Call) and refuses_parameter_list(source.format(call.func), source.find_torch_names())
 
 
 def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:

@@ -10,6 +10,8 @@ from typing import TypeVar, cast
 import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 
+from statecli.live.attribute_source import find_torch_names
+
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Line = TypeVar("_Line", cst.SimpleStatementLine, cst.SimpleStatementSuite)
 #: Nodes of the tree, each with the nodes that replace it.
@@ -99,19 +101,9 @@ class ParsedFile:
                     return name or "torch"
         return None
 
-    def list_torch_names(self) -> set[str]:
-        """Return the names that the file imports from torch, and its name of torch."""
-        torch = self.find_torch_name()
-        names = {torch} if torch is not None else set()
-        imports: list[cst.Import | cst.ImportFrom] = [*self.find(cst.Import), *self.find(cst.ImportFrom)]
-        for node in imports:
-            module = node.module if isinstance(node, cst.ImportFrom) else None
-            for alias in node.names if not isinstance(node.names, cst.ImportStar) else ():
-                root = self.format(module) if module is not None else alias.evaluated_name
-                name = alias.evaluated_alias or (alias.evaluated_name if module is not None else None)
-                if root.partition(".")[0] == "torch" and name is not None:
-                    names.add(name)
-        return names
+    def find_torch_names(self) -> dict[str, str]:
+        """Return the full name of each name that the file imports from torch."""
+        return find_torch_names(self.module.bytes)
 
     def format(self, node: cst.CSTNode) -> str:
         """Return the code of a node."""
