@@ -83,8 +83,17 @@ class _Site:
     is_foreign: bool = False
 
     def get_key(self) -> str:
-        """Return the name in the state_dict of the class that assigns the attribute: `m.0.t` of `self.m[0].t`."""
-        return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", f"{self.owner}.{self.name}").partition(".")[2]
+        """Return the name in the state_dict of the class that assigns the attribute: `m.0.t` of `self.m[0].t`.
+
+        Return "its key" if the source does not show the name, as in `self.m[i].t`.
+        """
+        path = _WRITTEN_INDEX.sub(r".\1\2", f"{self.owner}.{self.name}").partition(".")[2]
+        return path if re.fullmatch(r"[\w.]+", path) else "its key"
+
+    def get_keys(self) -> str:
+        """Return the pattern of the names of several tensors: `m.0.t.*`; "its keys" if the source does not show it."""
+        key = self.get_key()
+        return "its keys" if key == "its key" else f"{key}.*"
 
     def is_filled(self) -> bool:
         """Return True if other statements put something into the container or take something out."""
@@ -95,6 +104,8 @@ class _Site:
         return [use for use in self.uses if use.function and not use.constructs]
 
 
+#: An index or a key written as itself: `[0]`, `['a']`.
+_WRITTEN_INDEX = compile_on_use(r"""\[(?:(\d+)|['"](\w+)['"])\]""")
 #: Uses of a container that change its contents.
 _FILLING_ACTION = compile_on_use(
     r"(append|extend)(left)?|augment|clear|insert|item|pop(item|left)?|remove|reverse|rotate|setdefault|sort|update"
@@ -326,7 +337,7 @@ def _suggest_registration(
         )
     if issubclass(type(steps[0].value), nn.Module) and steps[0].how == "attribute":  # in __dict__
         text = f'{AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
-        return _add_loading(text, f"{site.get_key()}.*")
+        return _add_loading(text, site.get_keys())
     if not _is_container(steps[0].value) or len(steps) < 2 or steps[1].how != "item":
         return None
     fix = suggestions.suggest_for_container(unregistered, site, rebuild)
@@ -394,7 +405,7 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
             _suggest_single_attributes(site.name, "the entries that share its memory"), needs_single_name
         )
     if any(parameters):
-        text = _add_loading(_format_container("Parameter", container, site), f"{site.get_key()}.*")
+        text = _add_loading(_format_container("Parameter", container, site), site.get_keys())
         return _ContainerFix(text, needs_single_name)
     return _ContainerFix(_format_loop(container, site, rebuild, share_storages), needs_single_name)
 
@@ -410,7 +421,7 @@ def _suggest_for_modules(container: Any, site: _Site) -> str:
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
-    return _add_loading(text, "the keys of these modules" if text.startswith("# keep ") else f"{site.get_key()}.*")
+    return _add_loading(text, "the keys of these modules" if text.startswith("# keep ") else site.get_keys())
 
 
 def _list_modules(container: Any) -> list[nn.Module]:
@@ -538,7 +549,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
         ]
         value = source.text if _is_parameter_call(source.value) else f"nn.Parameter({source.text})"
         text = f"{' = '.join(source.targets)} = {value}"
-        return _add_loading(text, ", ".join(names) or site.get_key())
+        return _add_loading(text, ", ".join(dict.fromkeys(names)) or site.get_key())
     further_targets = "".join(f"\n{target} = {source.targets[0]}" for target in source.targets[1:])
     return _format_buffer(site, source.owner, source.text, rebuild, further_targets)
 

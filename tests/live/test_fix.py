@@ -515,6 +515,10 @@ def test_only_functions_of_torch_itself_refuse_a_parameter_list(inspect, call, i
         ("self.m.t = torch.randn(3)", "m.t"),
         ("self.m.t = torch.ones(3, requires_grad=True)", "m.t"),
         ("self.m[0].t = [nn.Linear(2, 2)]", "m.0.t.*"),
+        ("for i in range(1): self.m[i].t = torch.randn(3)", "its key"),
+        ("self.m[-1].t = torch.randn(3)", "its key"),
+        ("self.m[-1].t = torch.ones(3, requires_grad=True)", "its key"),
+        ("self.m[-1].t = [nn.Linear(2, 2)]", "its keys"),
     ],
 )
 def test_new_key_of_a_submodule_has_its_name(inspect, body, keys):
