@@ -130,7 +130,10 @@ def _change_values(tensor: torch.Tensor) -> torch.Tensor:
 def _list_attributes(module: torch.nn.Module) -> dict[str, frozenset[str]]:
     """Return the names of the attributes of each module: of the instance, and of the class."""
     return {
-        name: frozenset((*vars(part), *part._parameters, *part._buffers, *part._modules, *dir(type(part))))
+        name: frozenset(
+            # keys(), because the stores of a ScriptModule refuse to be iterated over
+            (*vars(part), *part._parameters.keys(), *part._buffers.keys(), *part._modules.keys(), *dir(type(part)))
+        )
         for name, part in module.named_modules()
     }
 
