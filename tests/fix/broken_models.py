@@ -429,6 +429,14 @@ BROKEN_MODELS = {
         ("self.ps = nn.ParameterList([", "torch.stack(list(self.ps))"),
         "2x4",
     ),
+    "beside-compiled-code-that-no-check-reads": BrokenModel(
+        net(
+            "self.t = torch.ones(4)\nself.inner = torch.jit.trace(Shift(), torch.ones(4))",
+            head=HEAD + "class Shift(nn.Module):\n    def forward(self, x):\n"
+            "        return x + torch.tensor([1.0, 2.0, 3.0, 4.0])\n\n\n",
+        ),
+        ('self.register_buffer("t", torch.ones(4), persistent=False)',),
+    ),
     "buffer-with-grad": BrokenModel(
         net('self.register_buffer("s", torch.ones(4).requires_grad_())', "return self.fc(x) * self.s"),
         ("self.s = nn.Parameter(torch.ones(4))",),

@@ -45,7 +45,7 @@ def judge(
     revealed = {name for defect in defects for name in _list_revealed(defect, after.verification)}
     allowed_names = TensorNames((*named.names, *repaired))
     reason = (
-        _find_remaining(defects, after)
+        _find_remaining(defects, before, after)
         or _find_worse_proof(before.verification, after.verification, named, revealed)
         or _find_lost_attribute(old, after)
         or _describe_load(after, allowed_names)
@@ -54,10 +54,10 @@ def judge(
     return EditVerdict(reason, after.load.missing)
 
 
-def compare_proofs(defect: Defect, after: Measurement) -> tuple[ProofChange, ...]:
+def compare_proofs(defect: Defect, before: Measurement, after: Measurement) -> tuple[ProofChange, ...]:
     """Return the verdicts of the failed proofs for the tensors of the defect, before and after the edit."""
     return tuple(
-        ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, after.verification))
+        ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, before.verification, after.verification))
         for proof in defect.proofs
     )
 
@@ -97,14 +97,16 @@ def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
     }
 
 
-def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) -> Verdict:
+def _get_verdict_for(defect: Defect, proof: Name, before: Verification, verification: Verification) -> Verdict:
     """Return the worst verdict of the defect's tensors in a proof; PASSED if the tensors are gone."""
-    check = next((check for check in verification.checks if check.check is proof), None)
+    check = _get_check(verification, proof)
     if check is None or check.verdict is Verdict.SKIPPED:
         return Verdict.SKIPPED
     all_verdicts = _list_verdicts(check)
     if check.verdict is Verdict.INCONCLUSIVE and Verdict.INCONCLUSIVE not in all_verdicts.values():
-        return Verdict.INCONCLUSIVE  # for a reason that concerns every tensor
+        old = _get_check(before, proof)
+        if old is None or _drop_counts(old.reason) != _drop_counts(check.reason):
+            return Verdict.INCONCLUSIVE  # for a new reason that concerns every tensor
     if not defect.names:
         has_same_defect = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
         return Verdict.FAILED if has_same_defect else Verdict.PASSED
@@ -112,6 +114,18 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
     defect_verdicts = {name: verdict for name, verdict in all_verdicts.items() if name in named}
     verdicts = {verdict for name, verdict in defect_verdicts.items() if name not in revealed}
     return next((verdict for verdict in _BAD_VERDICTS if verdict in verdicts), Verdict.PASSED)
+
+
+def _get_check(verification: Verification, proof: Name) -> Check | None:
+    return next((check for check in verification.checks if check.check is proof), None)
+
+
+def _drop_counts(reason: str | None) -> str:
+    """Return a reason without its counts, which a repaired tensor changes: `5 more values`."""
+    return _COUNT.sub("", reason or "")
+
+
+_COUNT = compile_on_use(r"\b\d+ more \w+")
 
 
 def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
@@ -130,8 +144,8 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
     return verdicts
 
 
-def _find_remaining(defects: Sequence[Defect], after: Measurement) -> str:
-    changes = [(defect, change) for defect in defects for change in compare_proofs(defect, after)]
+def _find_remaining(defects: Sequence[Defect], before: Measurement, after: Measurement) -> str:
+    changes = [(defect, change) for defect in defects for change in compare_proofs(defect, before, after)]
     for defect, change in changes:
         is_next = change.proof in _EARLY_STOPPING_PROOFS and change.after is Verdict.INCONCLUSIVE
         is_required = change.proof in _PROOFS_BY_CAUSE.get(defect.cause, Name) and not is_next
@@ -142,7 +156,7 @@ def _find_remaining(defects: Sequence[Defect], after: Measurement) -> str:
 
 
 def _describe(verdict: Verdict, proof: Name, verification: Verification, named: TensorNames | None = None) -> str:
-    check = next((check for check in verification.checks if check.check is proof), None)
+    check = _get_check(verification, proof)
     findings = check.findings if check is not None else ()
     about = [finding for finding in findings if named is None or finding.fqn in named] or findings
     finding = about[0].message if about else check and check.reason

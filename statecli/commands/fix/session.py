@@ -108,7 +108,7 @@ class Session:
         if reason:
             return reason
         for defect, before_bytes, after_bytes in edited:
-            proofs = compare_proofs(defect, after)
+            proofs = compare_proofs(defect, self.current, after)
             edit = self._build_edit(defect)
             before_text, after_text = _compare_lines(before_bytes, after_bytes)
             names = TensorNames(defect.names)
