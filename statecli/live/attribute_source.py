@@ -96,9 +96,8 @@ class _SourceFile:
     def assigns(self, owner: type, node: ast.Assign | ast.AnnAssign, name: str) -> bool:
         """Return True for an assignment of the name in the body of a class that has the name of `owner`."""
         parent = self.parents[node]
-        names = (leaf.id for target in _get_targets(node) for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
         is_owner = isinstance(parent, ast.ClassDef) and parent.name == owner.__qualname__.rpartition(".")[2]
-        return is_owner and name in names
+        return is_owner and _names(node, name)
 
     def find_around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
         """Return the innermost node of the kind around `node`."""
@@ -247,6 +246,12 @@ def _get_targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
+def _names(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
+    """Return True if a target of the assignment is a variable of this name, also in a tuple."""
+    leaves = (leaf for target in _get_targets(node) for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
+    return any(leaf.id == name and isinstance(leaf.ctx, ast.Store) for leaf in leaves)
+
+
 def _get_source_text(lines: list[str], value: ast.expr) -> str:
     first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
     encoded_lines = [line.encode() for line in lines[first : last + 1]]
@@ -276,13 +281,10 @@ def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
 
 
 def locate_variable(filename: str, name: str) -> int | None:
-    """Return the first line that assigns a variable at the top of a file; None if the file has no such line."""
+    """Return the last line that assigns a variable at the top of a file; None if the file has no such line."""
     file = _parse_file(filename)
-    for node in file.tree.body if file is not None else ():
-        targets = _get_targets(node) if isinstance(node, (ast.Assign, ast.AnnAssign)) else ()
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return node.lineno
-    return None
+    nodes = (node for node in file.tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))) if file else ()
+    return max((node.lineno for node in nodes if node.value is not None and _names(node, name)), default=None)
 
 
 def read_scope(place: tuple[str, int] | None) -> SourceScope | None:

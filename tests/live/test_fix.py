@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from statecli.core.model_state import Kind
+from statecli.live.attribute_source import locate_variable
 from statecli.live.build import build
 from statecli.live.model_reader import read
 from statecli.live.spec import parse_spec
@@ -580,3 +581,11 @@ def test_a_module_that_saves_nothing_adds_no_key(statecli, in_tmp_path):
     text = statecli("inspect", "met.py:N").out
     assert "fix: self.acc = nn.ModuleList([torchmetrics.MeanSquaredError()])" in text
     assert "older checkpoints" not in text
+
+
+def test_variable_of_a_file_is_at_its_last_assignment(tmp_path):
+    """`GT = None` above does not create the tensor, and a tuple of names may."""
+    path = tmp_path / "net.py"
+    path.write_text("GT = None\nGT, HT = 1, 2\nGT[0] = 3\nHT: int\n", "utf-8")
+    assert locate_variable(str(path), "GT") == locate_variable(str(path), "HT") == 2
+    assert locate_variable(str(path), "IT") is None
