@@ -67,6 +67,7 @@ class Wording(msgspec.Struct, frozen=True, gc=False):
         consequence: The consequence that the finding adds to another problem of the tensor; None for `text`.
         assigned_at: Line that assigns the tensor, at the end of the message.
         has_no_path: Whether forward uses the parameter, or may use it, but no differentiable path leads to the output.
+        file_variable: The variable of a file that holds the tensor; None for other tensors.
     """
 
     text: str
@@ -76,6 +77,7 @@ class Wording(msgspec.Struct, frozen=True, gc=False):
     consequence: Consequence | None = None
     assigned_at: str | None = None
     has_no_path: bool = False
+    file_variable: str | None = None
 
     @property
     def message(self) -> str:

@@ -643,9 +643,14 @@ UNFIXABLE_MODELS = {
         ("with the fix, the check move is inconclusive: moving the model",),
         "2x4",
     ),
+    "variable-of-the-file-in-a-function": BrokenModel(
+        net("", "return self.fc(x) * GT", head=HEAD + "def make():\n    return torch.ones(4)\n\n\nGT = make()\n\n\n"),
+        ("GT is a variable of the file; statecli edits only classes",),
+        "2x4",
+    ),
     "variable-of-the-file": BrokenModel(
         net("", "return self.fc(x) * GT", head=HEAD + "GT = torch.ones(4)\n\n\n"),
-        ("the line assigns a variable of the file, which no method can register",),
+        ("GT is a variable of the file; statecli edits only classes",),
         "2x4",
     ),
     "stored-and-read-with-a-graph": BrokenModel(

@@ -33,6 +33,7 @@ class DefectCause(Enum):
     CUT_GRAPH = "cut graph"
     COMPLEX_BUFFER = "complex buffer"
     STORED_GRAPH = "stored graph"
+    FILE_VARIABLE = "file variable"
     CREATED_IN_FORWARD = "created in forward"
     OTHER = "other"
 
@@ -50,6 +51,7 @@ class Defect(msgspec.Struct, frozen=True):
         message: The problem in one line.
         proofs: The failed proofs.
         dtype: The dtype of the first tensor; "" if unknown.
+        file_variable: The variable of a file that holds the tensor; None for other tensors.
     """
 
     cause: DefectCause
@@ -61,6 +63,7 @@ class Defect(msgspec.Struct, frozen=True):
     message: str
     proofs: tuple[Name, ...]
     dtype: str = ""
+    file_variable: str | None = None
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
@@ -115,6 +118,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
         message,
         tuple(dict.fromkeys(proof for proof, _ in group)),
         row.dtype if row is not None else "",
+        first.wording.file_variable,
     )
 
 
@@ -159,6 +163,7 @@ _CAUSES: tuple[tuple[DefectCause, Callable[[Finding, TensorInfo | None], bool]],
         DefectCause.STORED_GRAPH,
         lambda finding, row: finding.rule == NON_LEAF_ATTRIBUTE.name and row is not None and row.kind is Kind.BUFFER,
     ),
+    (DefectCause.FILE_VARIABLE, lambda finding, _: finding.wording.file_variable is not None),
     (
         DefectCause.CREATED_IN_FORWARD,
         lambda finding, _: finding.rule == DEVICE_MISMATCH.name and finding.fqn is None and bool(finding.origin),

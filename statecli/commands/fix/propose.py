@@ -52,6 +52,8 @@ def _list_comments(source: ParsedFile) -> set[str]:
 
 def _propose_changes(defect: Defect, source: ParsedFile, filename: str) -> Iterator[Changes]:
     attribute = _get_attribute(defect)
+    if defect.cause is DefectCause.FILE_VARIABLE:
+        raise NoEdit(f"{defect.file_variable} is a variable of the file; statecli edits only classes")
     if defect.cause is DefectCause.CREATED_IN_FORWARD:
         return forward_edits.add_device(source, defect.line)
     if defect.cause is DefectCause.CACHED_BY_FORWARD:

@@ -452,7 +452,14 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
     name = mismatch.source.fqn if mismatch.fault is Fault.MIXED else None
     row = subject.rows_by_fqn.get(name or "")
     assigned_at = format_origin(row.origin) if row is not None and row.origin is not None else None
-    wording = Wording(consequence.message, name, consequence=consequence, assigned_at=assigned_at)
+    variable, _ = mismatch.source.file_variable or (None, "")
+    wording = Wording(
+        consequence.message,
+        name,
+        consequence=consequence,
+        assigned_at=assigned_at,
+        file_variable=variable if mismatch.fault is Fault.MIXED else None,
+    )
     return check_builder.build_finding(subject, DEVICE_MISMATCH, wording, mismatch.source.fqn, help=help)
 
 
