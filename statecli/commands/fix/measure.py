@@ -186,7 +186,7 @@ def _is_same_value(old: torch.Tensor | int, new: torch.Tensor | int) -> bool:
     import torch
 
     if isinstance(old, int) or isinstance(new, int):
-        return type(old) is type(new) and old == new
+        return bool(type(old) is type(new) and old == new)
     if old.is_nested and new.is_nested:
         return old.layout is new.layout and is_same_output(old.unbind(), new.unbind())
     if live.tensor_bits.is_same(old, new):
