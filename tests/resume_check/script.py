@@ -326,6 +326,65 @@ for _call in ("none", "metric", "closure"):
         )
 
 
+def ensemble(steps, save_every, save_to, checkpoint, hidden=False, lost=1):
+    """Models of one class in a list, each with an optimizer; the model at the index `lost` is not loaded."""
+    torch.manual_seed(0)
+    nets = [nn.Linear(4, 2) for _ in range(3)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    pairs = list(zip(nets, optimizers, strict=True))
+    start = 0
+    if checkpoint:
+        saved = torch.load(checkpoint)
+        start = saved["step"]
+        for number, net in enumerate(nets):
+            if number != lost:
+                net.load_state_dict(saved["nets"][number])
+    if hidden:
+        del nets
+    for step in range(start, steps):
+        for net, optimizer in pairs:
+            optimizer.zero_grad()
+            net(torch.full((2, 4), step + 1.0)).square().sum().backward()
+            optimizer.step()
+        if (step + 1) % save_every == 0:
+            states = [pair[0].state_dict() for pair in pairs]
+            torch.save({"nets": states, "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def hidden_ensemble(**options):
+    ensemble(**options, hidden=True)
+
+
+def loaded_ensemble(**options):
+    ensemble(**options, hidden=True, lost=None)
+
+
+def accumulating(steps, save_every, save_to, checkpoint, skipped=0):
+    """Four batches a step; `skipped`: number of batches that the first step of the resumed training leaves out."""
+    torch.manual_seed(0)
+    data = torch.randn(64, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = first = 0
+    if checkpoint:
+        saved = torch.load(checkpoint)
+        start = saved["step"]
+        first = start * 4 + skipped
+        model.load_state_dict(saved["model"])
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        for number in range(step * 4, step * 4 + 4):
+            if number >= first:
+                model(data[number * 4 :][:4]).square().mean(0)[0].backward()
+        optimizer.step()
+        if (step + 1) % save_every == 0:
+            torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def accumulating_less(**options):
+    accumulating(**options, skipped=3)
+
+
 class Opaque(torch.Tensor):
     """A tensor without bytes of its own; `inner` holds the values."""
 

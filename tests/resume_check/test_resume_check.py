@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,6 +157,17 @@ def test_a_lost_second_model_is_loaded_from_its_own_key():
     """The checkpoint has a key for each model."""
     (finding,) = check("two_models_none_head").findings
     assert finding.help.endswith("call head.load_state_dict(checkpoint['head'])")
+
+
+@pytest.mark.parametrize(
+    ("name", "lost_pattern"),
+    [("ensemble", r"nets\[1\]"), ("hidden_ensemble", "Linear( 2)?"), ("loaded_ensemble", None)],
+)
+def test_models_of_one_class_are_compared_separately(name, lost_pattern):
+    """Only the second of three models in a list is lost; without a variable, it is named by its class."""
+    messages = [finding.message for finding in check(name).findings]
+    assert len(messages) == (lost_pattern is not None)
+    assert all(re.fullmatch(rf"model: not resumed \({lost_pattern}: weight, bias\)", message) for message in messages)
 
 
 def test_random_numbers_that_no_step_uses_may_differ():

@@ -14,10 +14,13 @@ import msgspec
 from statecli.commands.resume_check.record import UNREADABLE, RunRecord, StepRecord
 from statecli.commands.resume_check.result import State, StateRow
 from statecli.commands.resume_check.saved_keys import SavedKeys
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import join_names, plural
 
 #: Largest number of names in a message.
 _MAX_NAMES = 3
+#: Number of a model of the same class, if the models have no variables.
+_NUMBER = compile_on_use(r" \d+$")
 #: Settings of an optimizer that a scheduler changes.
 _SCHEDULED_SETTINGS = ("lr", "initial_lr", "momentum", "betas")
 #: Generator -> the call that returns its state, and the function that sets its state.
@@ -192,13 +195,20 @@ def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
         return StateRow(State.MODEL, None)
     has_equal_calls = _end_alike(before.batches, after.batches)
     for name in names:
-        differing = _list_differing(before.parameters[name], after.parameters[name])
+        same_name = _find_same(name, before.parameters[name], after.parameters)
+        differing = _list_differing(before.parameters[name], after.parameters[same_name])
         if not differing and has_equal_calls:
-            differing = _list_differing(before.buffers[name], after.buffers[name])
+            differing = _list_differing(before.buffers[name], after.buffers[same_name])
         if differing:
             prefix = "" if name == next(iter(before.parameters)) else f"{name}: "
             return StateRow(State.MODEL, resumed=False, evidence=prefix + join_names(differing, _MAX_NAMES))
     return StateRow(State.MODEL, resumed=True)
+
+
+def _find_same(name: str, model: object, models: Mapping[str, object]) -> str:
+    """Return the name of the equal model: those without a variable, `Net` and `Net 2`, may be found in another order."""
+    kind = _NUMBER.sub("", name)
+    return next((other for other in models if _NUMBER.sub("", other) == kind and models[other] == model), name)
 
 
 def _end_alike(first: Sequence[str], second: Sequence[str]) -> bool:

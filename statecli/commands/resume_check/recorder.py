@@ -41,6 +41,8 @@ MAX_FUNCTIONS = 5
 _MAX_DEPTH = 20
 #: Largest number of objects and containers of a state whose values are read; further objects are unreadable.
 _MAX_OBJECTS = 100_000
+#: Largest number of items of a list, tuple or dict of the script in which models are searched.
+_MAX_ITEMS = 1000
 
 
 def main(arguments: list[str]) -> None:
@@ -223,8 +225,8 @@ class Recorder:
         averaged += [module for module in modules if type(module) in kinds and id(module) not in inner]
         shapes = {name: parameter.shape for model in models for name, parameter in model.named_parameters()}
         states = {
-            names.get(id(module), type(module).__name__): _read_tensors(module.state_dict().items())
-            for module in averaged
+            name: _read_tensors(module.state_dict().items())
+            for name, module in zip(_name_objects(averaged, names), averaged, strict=True)
         }
         for name, value in _iter_variables():
             if type(value) is dict and value and all(_has_shape(value, key, shapes) for key in value):
@@ -279,10 +281,27 @@ def _iter_variables() -> Iterator[tuple[str, Any]]:
 
 
 def _list_variables() -> dict[int, str]:
+    """Return the names of the values by id: a variable, or an item of a variable, such as `nets[0]`."""
     names: dict[int, str] = {}
+    item_names: dict[int, str] = {}
     for name, value in _iter_variables():
         names.setdefault(id(value), name)
-    return names
+        if type(value) in (list, tuple, dict) and len(value) <= _MAX_ITEMS:
+            for key, item in tuple(value.items() if type(value) is dict else enumerate(value)):
+                if issubclass(type(item), _TRACKED_CLASSES):
+                    item_names.setdefault(id(item), f"{name}[{key!r}]")
+    return item_names | names
+
+
+def _name_objects(objects: list[Any], names: dict[int, str]) -> list[str]:
+    """Return a name for each object: its variable, or else its class; the second object of a class is `Net 2`."""
+    counts: dict[str, int] = {}
+    unique_names = []
+    for item in objects:
+        name = names.get(id(item), type(item).__name__)
+        counts[name] = counts.get(name, 0) + 1
+        unique_names.append(name if counts[name] == 1 else f"{name} {counts[name]}")
+    return unique_names
 
 
 # --- digests ----------------------------------------------------------------------------------------------------------
@@ -378,8 +397,9 @@ def _read_models(
     names: dict[int, str],
     list_tensors: Callable[[nn.Module], Iterable[tuple[str, torch.Tensor]]],
 ) -> dict[str, Digests]:
-    """Read the tensors of each model. Each is named by its variable, or else by its class."""
-    return {names.get(id(model), type(model).__name__): _read_tensors(list_tensors(model)) for model in models}
+    """Read the tensors of each model, by name."""
+    model_names = _name_objects(models, names)
+    return {name: _read_tensors(list_tensors(model)) for name, model in zip(model_names, models, strict=True)}
 
 
 def _iter_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
@@ -411,9 +431,10 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
 
 
 def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
-    """Read the state of each object of a class. Each is named by its variable, or else by its class."""
+    """Read the state of each object of a class, by name."""
     matching_objects: list[Any] = [item for item in objects if isinstance(item, kind)]
-    return {names.get(id(item), type(item).__name__): _encode(item.state_dict()) for item in matching_objects}
+    object_names = _name_objects(matching_objects, names)
+    return {name: _encode(item.state_dict()) for name, item in zip(object_names, matching_objects, strict=True)}
 
 
 def _read_random() -> Digests:
