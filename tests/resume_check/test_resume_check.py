@@ -153,6 +153,15 @@ def test_calls_after_a_step_are_no_difference(call, drop, messages):
     assert [finding.message for finding in check(f"two_models_{call}_{drop}").findings] == messages
 
 
+def test_skipped_batches_of_a_step_are_a_difference():
+    """The last of four batches is equal, but the gradients are not, so the data is not called equal."""
+    assert check("accumulating").findings == ()
+    result = check("accumulating_less")
+    assert result.answer is ResumeAnswer.DIFFERENT
+    assert {row.state: row.resumed for row in result.states}[State.DATA] is not True
+    assert {row.state: row.resumed for row in result.states}[State.MODEL] is True
+
+
 def test_a_lost_second_model_is_loaded_from_its_own_key():
     """The checkpoint has a key for each model."""
     (finding,) = check("two_models_none_head").findings

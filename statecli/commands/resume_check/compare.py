@@ -193,7 +193,7 @@ def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
     names = [name for name in before.parameters if name in after.parameters]
     if not names:
         return StateRow(State.MODEL, None)
-    has_equal_calls = _end_alike(before.batches, after.batches)
+    has_equal_calls = _has_equal_calls(before, after)
     for name in names:
         same_name = _find_same(name, before.parameters[name], after.parameters)
         differing = _list_differing(before.parameters[name], after.parameters[same_name])
@@ -206,7 +206,7 @@ def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
 
 
 def _find_same(name: str, model: object, models: Mapping[str, object]) -> str:
-    """Return the name of the equal model: those without a variable, `Net` and `Net 2`, may be found in another order."""
+    """Return the name of the equal model; models without a variable, `Net` and `Net 2`, have no certain order."""
     kind = _NUMBER.sub("", name)
     return next((other for other in models if _NUMBER.sub("", other) == kind and models[other] == model), name)
 
@@ -215,6 +215,13 @@ def _end_alike(first: Sequence[str], second: Sequence[str]) -> bool:
     """Return True if the last calls are equal: only one run may have calls between its previous step and its save."""
     count = min(len(first), len(second))
     return first == second or (count > 0 and first[-count:] == second[-count:])
+
+
+def _has_equal_calls(before: StepRecord, after: StepRecord) -> bool:
+    """Return True for the same calls in a step; fewer calls only if they gave the same gradients."""
+    if before.batches == after.batches:
+        return True
+    return _end_alike(before.batches, after.batches) and before.gradients == after.gradients
 
 
 def _compare_optimizer(before: StepRecord, after: StepRecord) -> StateRow:
@@ -266,7 +273,8 @@ def _compare_chance(
         batch_text = f"the batch of step {position}" if position else "not a batch of the uninterrupted run"
         evidence = f"the first batch is {batch_text}"
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
-    data = StateRow(State.DATA, True if before.batches else None)
+    # After fewer calls with other gradients, the other calls may be missing batches, or calls before the save.
+    data = StateRow(State.DATA, True if before.batches and _has_equal_calls(before, after) else None)
     if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:
         return [data, random_row]
     return [data, StateRow(State.RANDOM, resumed=None if differing else True)]
