@@ -351,6 +351,13 @@ def test_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
     assert bert == dict.fromkeys(("embeddings.position_ids", "embeddings.token_type_ids"), LOST)
 
 
+def test_second_name_of_an_unregistered_tensor_is_no_second_finding(in_tmp_path):
+    """The finding of the first name says how to register the tensor."""
+    body = "self.fc = nn.Linear(3, 3)\nself.t = torch.ones(3)\nself.u = self.t\n---\ndef forward(self, x):\n    "
+    check = prove_source(Name.MATERIALIZE, body + "return self.fc(x) * self.t", "2x3")
+    assert map_rules(check) == {"t": META}
+
+
 @pytest.mark.parametrize("name", [Name.MATERIALIZE, Name.RESUME])
 @pytest.mark.parametrize(
     ("init", "method", "kind"),

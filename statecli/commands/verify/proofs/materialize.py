@@ -181,7 +181,9 @@ class _Proof(Proof):
                 fault = self._judge(row, first, second)
                 if fault is not None:
                     faults[name] = fault
-        aliases = (alias for row in self._subject.state.tensors for alias in row.aliases)  # they have no row
+        # They have no row; those of an unregistered tensor are repaired with the tensor.
+        rows = (row for row in self._subject.state.tensors if row.kind is not Kind.UNREGISTERED)
+        aliases = (alias for row in rows for alias in row.aliases)
         for alias in (alias for alias in aliases if alias in first.tensors and first.tensors[alias].is_meta):
             faults[alias] = rules.LEFT_ON_META, _LEFT_ON_META
         return faults
