@@ -251,6 +251,23 @@ def test_saved_tensor_of_a_subclass_is_named():
     assert "get_extra_state" not in finding.help
 
 
+class Odd(torch.Tensor):
+    pass
+
+
+def test_object_of_a_nested_class_is_not_a_tensor_of_another_class():
+    """torch.load names `getattr` for any nested class, such as that of an object in the extra state."""
+    assert save._find_refused_tensor({"t": torch.ones(3).as_subclass(Odd)}, "getattr") is None
+    check = run_save("self.w = nn.Parameter(torch.ones(3))\n---\n" + STATE_IN_TUPLE)
+    assert "not-plain-data" in map_rules(check).values()
+
+
+STATE_IN_TUPLE = """def state_dict(self, **options):
+    return __import__("fractions").Fraction(1, 3), super().state_dict(**options)
+def load_state_dict(self, state, strict=True):
+    return super().load_state_dict(state[1], strict=strict)"""
+
+
 def test_shared_memory_is_found_despite_extra_state():
     """Tensors that share memory are found, although safetensors cannot write the state_dict as a whole."""
     check = run_save(EXTRA_STATE.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))

@@ -308,17 +308,21 @@ _KEEP_HELP = "keep in {} all entries that super() saves"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 
-def _find_refused_tensor(state: Mapping[str, Any], refused_type: str) -> str | None:
+def _find_refused_tensor(state: object, refused_type: str) -> str | None:
     """Return the name of the first saved tensor of a class that torch.load refuses.
 
     `refused_type`: the name of the class; a class within a class is pickled as a call of getattr.
     """
+    if not isinstance(state, Mapping):
+        return None
     kinds = {name: type(value) for name, value in state.items() if issubclass(type(value), torch.Tensor)}
     plain_kinds = (torch.Tensor, nn.Parameter, nn.Buffer)
-    refused = (
-        name for name, kind in kinds.items() if refused_type in (kind.__name__, "getattr") and kind not in plain_kinds
-    )
+    refused = (name for name, kind in kinds.items() if kind not in plain_kinds and _is_pickled_as(kind, refused_type))
     return next(refused, None)
+
+
+def _is_pickled_as(kind: type, name: str) -> bool:
+    return kind.__name__ == name or (name == "getattr" and "." in kind.__qualname__)
 
 
 class _Safetensors:
