@@ -179,6 +179,25 @@ def test_copied_weak_references_refer_to_the_copy():
     assert [check.verdict.value for check in verification.checks] == ["passed"] * 3
 
 
+class OwnReference(weakref.ref):
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_copied_weak_references_keep_their_callback_and_class():
+    """A reference of another class cannot be rebuilt, so the copy keeps the reference to the original."""
+    model = Parent()
+    model.child.parent = weakref.ref(model, GONE.append)
+    model.child.own = own = OwnReference(model)
+    copied = copy_model.copy_live_model(model, values=True)
+    assert copied.child.parent() is copied
+    assert copied.child.parent.__callback__ == GONE.append
+    assert copied.child.own is own
+
+
+GONE = []
+
+
 def test_checks_are_inconclusive_if_a_copy_reads_the_original():
     """A variable of another module refers to the original, so a call of the copy says nothing about the copy."""
     model = nn.Linear(4, 4)

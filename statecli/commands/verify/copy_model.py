@@ -270,8 +270,14 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
         for holder in _iter_holders(submodule):
             for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
                 if id(value) in targets:
-                    create = weakref.ref if type(value) is weakref.ref else weakref.proxy
-                    holder[key] = create(targets[id(value)])
+                    holder[key] = _rebind_weak_reference(value, targets[id(value)])
+
+
+def _rebind_weak_reference(reference: Any, target: nn.Module) -> Any:
+    """Return a reference to `target`; a reference of another class, which takes other arguments, stays as it is."""
+    if type(reference) is weakref.ref:
+        return weakref.ref(target, reference.__callback__)
+    return weakref.proxy(target) if type(reference) in weakref.ProxyTypes else reference
 
 
 def _iter_holders(module: nn.Module) -> Iterator[Any]:
