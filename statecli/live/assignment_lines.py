@@ -45,6 +45,7 @@ class Origins:
         #: Lines of the user's code that ran a library's assignment.
         self._callers: dict[tuple[int, str], tuple[str, int]] = {}
         self._repeated: set[tuple[int, str]] = set()
+        self._repeated_by_class: set[tuple[int, str]] = set()
         self._is_continued = False
 
     def continue_for_instance(self) -> Origins:
@@ -74,6 +75,7 @@ class Origins:
             if type(name) is str:
                 if was_there:
                     origins._repeated.add((id(self), name))
+                    origins._repeated_by_class.add((id(type(self)), name))
                 origins._note(self, name, sys._getframe(1))
             return result
 
@@ -116,7 +118,10 @@ class Origins:
         return self._callers.get((id(module), name)) if is_known else None
 
     def is_repeated(self, module: nn.Module, name: str) -> bool:
-        """Return True if the constructor assigned the plain attribute `name` more than once."""
+        """Return True if the constructor assigned the plain attribute `name` repeatedly; by class as in `locate`."""
+        entry = self._lines.get(id(module))
+        if entry is None or entry[0]() is not module:
+            return (id(type(module)), name) in self._repeated_by_class
         return (id(module), name) in self._repeated
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:

@@ -289,6 +289,22 @@ def test_live_model_is_unchanged():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("init", "start"),
+    [
+        ("self.n = 0\nfor _ in range(3):\n    self.n = self.n + 1", "3"),
+        ("self.n = 0\nfor number in range(3):\n    self.n = number", "2"),
+        ("self.n = self.n + 1", "1"),
+        ("import random\nself.n = random.random()", "random.random()"),
+    ],
+)
+def test_help_has_the_first_value_of_a_repeated_assignment(init, start, in_tmp_path):
+    """The expression of the last assignment does not give the value, or reads the attribute itself."""
+    body = net(init, "self.n += 1\nreturn self.fc(x) * 0.9 ** self.n") + "\nn = 0"
+    (finding,) = prove(body).findings
+    assert f'self.register_buffer("n", torch.tensor({start}))' in finding.help
+
+
 def test_command_line_names_the_line(statecli, in_tmp_path):
     """The message has both values and the line of forward, and the fix has the line that registers the number."""
     write_class(ZOO["a counter"][0])

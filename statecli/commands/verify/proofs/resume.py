@@ -7,6 +7,7 @@ the training differs although all are put back, the cause is out of sight, and n
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection
 from typing import Any
 
@@ -248,13 +249,19 @@ class _Proof(Proof):
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
 
     def _find_start(self, slot: Slot, training: SavedTraining) -> str:
-        """Return the first value as the constructor writes the value, which may be random; "" without a value."""
+        """Return the constructor's expression for the value, because a drawn number would be the same in every model.
+
+        Return the value itself if no single expression gives the value; "" if the slot had no value.
+        """
         initial = training.initial.get(slot, {}).get("")
         if not isinstance(initial, str) or initial == "None":
             return ""
-        place = self._subject.origins.locate(training.module.get_submodule(slot.path), slot.name)
-        assignment = read_assignment(place, slot.name)
+        module, origins = training.module.get_submodule(slot.path), self._subject.origins
+        assignment = read_assignment(origins.locate(module, slot.name), slot.name)
         if assignment is None or assignment.is_unpacked or "\n" in assignment.text:
+            return initial
+        reads_itself = any(getattr(node, "attr", None) == slot.name for node in ast.walk(assignment.value))
+        if reads_itself or origins.is_repeated(module, slot.name):
             return initial
         return assignment.text
 
