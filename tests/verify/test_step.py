@@ -300,6 +300,17 @@ def test_buffer_that_keeps_the_graph_of_training_fails():
     assert train(init, AVERAGE.format(".detach()")).verdict is Verdict.PASSED
 
 
+@pytest.mark.parametrize("init", ["self.last = None", "self.last = torch.zeros(4, 8)"])
+@pytest.mark.parametrize(
+    ("stored", "verdict"), [("h if self.training else h.detach()", "failed"), ("h", "passed"), ("h.detach()", "passed")]
+)
+def test_tensor_that_keeps_the_graph_only_in_train_mode_fails(init, stored, verdict):
+    """The check `copy` reports a tensor that keeps its graph in eval mode too."""
+    check = train(init, f"h = self.used(x)\nself.last = {stored}\nreturn h")
+    assert map_rules(check) == ({"last": "non-leaf-attribute"} if verdict == "failed" else {})
+    assert check.verdict.value == verdict
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_bfloat16_and_float64_models_train(dtype):
     """bfloat16 has three digits: the update is large enough to change the values."""

@@ -31,6 +31,7 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.option_defaults import STEP_OPTIMIZER
 from statecli.core.rule import Rule
 from statecli.core.units import plural
+from statecli.live import measure
 from statecli.live.tensors import get_grad_fn_name
 
 _DIGITS = compile_on_use(r"\d+")
@@ -93,6 +94,19 @@ class _StepVerdicts:
         """Names in `reached` without a gradient in some rounds."""
         leaves = self.run.leaf_records
         return {key: [name for name in names if None in leaves[name].peaks] for key, names in self.reached.items()}
+
+    @functools.cached_property
+    def non_leaves_of_eval_mode(self) -> frozenset[str]:
+        """Names of tensors that a forward in eval mode leaves with a graph."""
+        subject = self.run.subject
+        if not (subject.created_by_forward or subject.reassigned_by_forward):
+            return frozenset()
+        module = subject.build_fresh()
+        _, error_text = check_builder.run_user_code(
+            subject, "calling the model", lambda: subject.call(module, grad=True)
+        )
+        tensors = {} if error_text else measure.map_tensors(module)
+        return frozenset(name for name, tensor in tensors.items() if not tensor.is_leaf)
 
     @functools.cached_property
     def _zero_states(self) -> tuple[str, ...]:
@@ -463,9 +477,9 @@ def _judge_changed_by_forward(verdicts: _StepVerdicts) -> dict[str, Cell]:
 def _judge_changed(verdicts: _StepVerdicts, name: str) -> Cell:
     run, subject = verdicts.run, verdicts.run.subject
     operation = get_grad_fn_name(verdicts.tensors[name]) if name in verdicts.tensors else None
+    is_stored_by_training = operation is not None and name not in run.initial_non_leaves | subject.state.recomputed
     # The check `copy` reports the tensors that a forward in eval mode stores.
-    names_of_copy = run.initial_non_leaves | subject.created_by_forward | subject.reassigned_by_forward
-    if operation is not None and name not in names_of_copy | subject.state.recomputed:
+    if is_stored_by_training and name not in verdicts.non_leaves_of_eval_mode:
         reason = (
             f"after a forward in train mode, the tensor is computed by autograd ({operation}) and keeps its graph, so "
             "copy.deepcopy of the model raises an error"
