@@ -7,7 +7,6 @@ imports torch.
 from __future__ import annotations
 
 import functools
-import random
 import sys
 import types
 from contextlib import nullcontext
@@ -31,6 +30,7 @@ from statecli.live.library_output import hide_library_lines
 from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
 from statecli.live.object_scope import Scope, spell
+from statecli.live.seeds import seed_cpu_generators
 from statecli.live.spec import ModelSpec, parse_spec
 from statecli.live.suggested_arguments import is_module_class
 from statecli.live.suggested_target import advise_line
@@ -208,12 +208,9 @@ def _seed_generators(seed: int) -> None:
     """Seed torch, Python and numpy; torch without a seed for each kind of missing device (5 ms)."""
     import torch
 
-    has_devices = torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
-    torch.manual_seed(seed) if has_devices else torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy:
-        numpy.random.seed(seed)
+    seed_cpu_generators(seed)
+    if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
+        torch.manual_seed(seed)
 
 
 def _call_spec(

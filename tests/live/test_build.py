@@ -190,6 +190,12 @@ def test_values_true_draws_the_same_initial_values_each_time(write):
     assert not make(target).module.fc.weight.any()
 
 
+def test_seed_may_be_larger_than_the_seeds_of_numpy(write):
+    """The seeds of numpy end at 2**32."""
+    drawn = make(write("import numpy\n" + SIMPLE, "Net(8)"), values=True)
+    assert drawn.build_again(seed=2**32).fc.weight.any()
+
+
 def test_small_parameters_are_always_drawn(write):
     """Small parameters keep their drawn values, because user code makes decisions by them."""
     target = write(SIMPLE, "Net(8)")

@@ -23,6 +23,7 @@ from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.model_errors import describe_type
+from statecli.live.seeds import seed_cpu_generators
 
 if TYPE_CHECKING:
     import torch
@@ -457,7 +458,6 @@ def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
     """
     import torch
 
-    numpy: Any = sys.modules.get("numpy")
     before = get_random_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     attributes = [value for part in (() if module is None else module.modules()) for value in vars(part).values()]
@@ -467,12 +467,9 @@ def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
         try:
             for generator in generators.values():
                 generator.manual_seed(seed)
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed CUDA when CUDA starts
+            seed_cpu_generators(seed)
             if gpus:
                 torch.cuda.manual_seed_all(seed)
-            random.seed(seed)
-            if numpy:
-                numpy.random.seed(seed % 2**32)
             yield
         finally:
             for generator, state in states:
