@@ -160,6 +160,9 @@ def test_skipped_batches_of_a_step_are_a_difference():
     assert result.answer is ResumeAnswer.DIFFERENT
     assert {row.state: row.resumed for row in result.states}[State.DATA] is not True
     assert {row.state: row.resumed for row in result.states}[State.MODEL] is True
+    assert result.findings[0].message.endswith(
+        "differs after step 4: in step 3, the calls of forward and gradients differ"
+    )
 
 
 def test_a_lost_second_model_is_loaded_from_its_own_key():

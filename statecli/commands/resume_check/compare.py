@@ -273,8 +273,9 @@ def _compare_chance(
         batch_text = f"the batch of step {position}" if position else "not a batch of the uninterrupted run"
         evidence = f"the first batch is {batch_text}"
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
-    # After fewer calls with other gradients, the other calls may be missing batches, or calls before the save.
-    data = StateRow(State.DATA, True if before.batches and _has_equal_calls(before, after) else None)
+    if not _has_equal_calls(before, after):  # the other calls may be missing batches, or calls before the save
+        return [StateRow(State.DATA, None), StateRow(State.RANDOM, None)]
+    data = StateRow(State.DATA, True if before.batches else None)
     if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:
         return [data, random_row]
     return [data, StateRow(State.RANDOM, resumed=None if differing else True)]

@@ -14,8 +14,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     """State right before a step of the optimizer. Schedulers, scalers and averages are set only at the compared step.
 
     Attributes:
-        parameters, buffers: Tensors of each called model, by the name of a variable of the script, or of the class; at
-            the compared step also of each model with a parameter of any optimizer.
+        parameters, buffers: Tensors of each called model, by the name of a variable of the script, of its item, or of
+            the class; at the compared step also of each model with a parameter of any optimizer.
         gradients: By position in the optimizer.
         optimizer: Moments and other state by position in the optimizer.
         groups: Learning rate and other settings of the optimizer.

@@ -15,7 +15,7 @@ from statecli.commands.diff.result import Status
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference, list_unreadable
-from statecli.commands.resume_check.record import RunRecord
+from statecli.commands.resume_check.record import RunRecord, StepRecord
 from statecli.commands.resume_check.result import ResumeAnswer, ResumeCheck, StateRow
 from statecli.commands.resume_check.saved_keys import read_keys
 from statecli.core import python_names
@@ -104,7 +104,7 @@ class _Comparison:
         rows = tuple(compare_runs(full_run, resumed, self._saved_at))
         findings = [
             self._build_finding(row, full_run, checkpoint) for row in rows if row.resumed is False
-        ] or self._compare_ends(last)
+        ] or self._compare_ends(last, full_run.steps[self._saved_at], resumed.steps[0])
         result = ResumeCheck(self._target, self._steps, self._saved_at, ResumeAnswer.EQUAL, rows)
         if not findings:
             unreadable = list_unreadable(full_run.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
@@ -150,8 +150,8 @@ class _Comparison:
         help = describe_missing(row, full_run, read_keys(checkpoint), self._saved_at)
         return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
 
-    def _compare_ends(self, last: str) -> list[Finding]:
-        """Compare the last checkpoints of both trainings, because each state at the first step was equal."""
+    def _compare_ends(self, last: str, before: StepRecord, after: StepRecord) -> list[Finding]:
+        """Compare the last checkpoints of both trainings, because no state at the first step is known to differ."""
         resumed_checkpoint = self._find_checkpoint("resumed", self._steps)
         diff = compare_targets(diff_request.Request(last, resumed_checkpoint, renames=False))
         kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
@@ -159,9 +159,12 @@ class _Comparison:
         name = next((change.fqn for change in compared if change.status is not Status.IDENTICAL), None)
         if name is None:
             return []
-        message = (
-            f"{name}: differs after step {self._steps}, although all states are equal in step {self._saved_at + 1}"
-        )
+        step = self._saved_at + 1
+        if before.batches != after.batches and before.gradients != after.gradients:
+            explanation = f": in step {step}, the calls of forward and gradients differ"
+        else:
+            explanation = f", although all states are equal in step {step}"
+        message = f"{name}: differs after step {self._steps}{explanation}"
         return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
 
 
