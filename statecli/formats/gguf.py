@@ -99,12 +99,16 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             )
         settings, oddities = _read_metadata(header, keys)
         metadata = settings.values
-        lines, twice = _read_lines(header, tensors)
+        entries = _read_lines(header, tensors)
         alignment = _read_alignment(metadata)
-        start = -(-header.at // alignment) * alignment
-        rows = {line.name: _build_row(line, path, start, header.is_big_endian) for line in lines}
+        start = _pad(header.at, alignment)
+        sized_entries = [(line, _build_row(line, path, start, header.is_big_endian)) for line in entries]
+        lines, twice = _drop_repeats(entries)
+        rows: dict[str, TensorInfo] = {}
+        for _, row in sized_entries:
+            rows.setdefault(row.fqn, row)
         spans = sorted((line.offset, line.offset + rows[line.name].nbytes, line.name) for line in lines)
-        damaged_entries = _find_damaged_entries(lines, rows, source.size - start, alignment)
+        damaged_entries = _find_damaged_entries(sized_entries, source.size - start, alignment)
         for name, why in (twice | _find_misplaced(spans, start, source.size) | damaged_entries).items():
             rows[name] = _mark_unreadable(rows[name], path, why)
         oddities += _find_misaligned(spans, alignment)
@@ -394,20 +398,24 @@ class _Line(NamedTuple):
     offset: int
 
 
-def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str]]:
-    """Read the header entries of the tensors, the first for each name; also return messages for repeated names."""
-    first_lines: dict[str, _Line] = {}
-    lines = Counter[str]()
+def _read_lines(header: _Header, count: int) -> list[_Line]:
+    """Read the header entries of the tensors."""
+    lines = []
     for n in range(count):
         label = f"entry {n + 1} of {count} in the list of tensors"
-        name = _decode_text(header.read_text(label), label)
-        line = _read_line(header, name)
-        if first_lines.setdefault(name, line) is not line:
-            lines[name] += 1
+        lines.append(_read_line(header, _decode_text(header.read_text(label), label)))
+    return lines
+
+
+def _drop_repeats(entries: Sequence[_Line]) -> tuple[list[_Line], dict[str, str]]:
+    """Return the first entry for each name, and messages for repeated names."""
+    counts = Counter(line.name for line in entries)
+    first_lines = {line.name: line for line in reversed(entries)}
     message = (
         "the header lists this tensor {} times; different programs may read different entries: convert the model again"
     )
-    return list(first_lines.values()), {name: message.format(repeats + 1) for name, repeats in lines.items()}
+    repeats = {name: message.format(count) for name, count in counts.items() if count > 1}
+    return [first_lines[name] for name in counts], repeats
 
 
 def _read_line(header: _Header, name: str) -> _Line:
@@ -459,32 +467,45 @@ _Span = tuple[int, int, str]
 
 
 def _find_damaged_entries(
-    lines: Sequence[_Line], rows: Mapping[str, TensorInfo], size: int, alignment: int
+    entries: Sequence[tuple[_Line, TensorInfo]], data_bytes: int, alignment: int
 ) -> dict[str, str]:
     """Return messages for tensors of unknown size, or beyond the end of the file, whose neighbours contradict them.
 
-    A tensor begins where the tensor before ends, up to padding. If the last entry contradicts the entry before, the
-    list may have lost or gained a byte, so the place of the first tensor is unknown, and no tensor can be read.
+    A tensor begins where the tensor before ends, with or without padding. If the last entry contradicts the entry
+    before, the list may have lost or gained a byte, so the place of the first tensor is unknown, and no tensor can be
+    read. `entries`: all entries of the list, also those with the name of another.
     """
     reasons: dict[str, str] = {}
-    expected: int | None = 0
-    for n, line in enumerate(lines):
-        end = None if rows[line.name].damage else line.offset + rows[line.name].nbytes
-        next_begin = None if end is None else -(-end // alignment) * alignment
-        is_outside = end is None or end > size
-        is_moved = expected not in (None, line.offset)
-        if n + 1 == len(lines):
-            if expected is not None and is_moved and (is_outside or line.offset < expected):
-                return dict.fromkeys(rows, _describe_damaged_list(line, f"begins at byte {line.offset}", expected))
-        elif is_outside and (is_moved or next_begin not in (None, lines[n + 1].offset)):
-            position = f"begins at byte {line.offset}" if is_moved else f"ends at byte {end}"
-            reasons[line.name] = _describe_damaged_list(line, position, expected if is_moved else lines[n + 1].offset)
-            next_begin = None
-        expected = next_begin
+    end_before: int | None = 0
+    for n, (line, row) in enumerate(entries):
+        end = None if row.damage else line.offset + row.nbytes
+        is_outside = end is None or end > data_bytes
+        if end_before is not None and not _follows(line.offset, end_before, alignment):
+            reason = _describe_damaged_list(line, f"begins at byte {line.offset}", _pad(end_before, alignment))
+        elif end is not None and n + 1 < len(entries) and not _follows(entries[n + 1][0].offset, end, alignment):
+            reason = _describe_damaged_list(line, f"ends at byte {end}", entries[n + 1][0].offset)
+        else:
+            reason = None
+        if n + 1 == len(entries):
+            if reason is not None and (is_outside or line.offset < (end_before or 0)):
+                return {other.name: reason for other, _ in entries}
+        elif is_outside and reason is not None:
+            reasons[line.name] = reason
+            end = None
+        end_before = end
     return reasons
 
 
-def _describe_damaged_list(line: _Line, position: str, expected: int | None) -> str:
+def _pad(end: int, alignment: int) -> int:
+    return -(-end // alignment) * alignment
+
+
+def _follows(begin: int, end: int, alignment: int) -> bool:
+    """Return whether a tensor that begins here can follow a tensor with this end: some writers do not pad."""
+    return begin in (end, _pad(end, alignment))
+
+
+def _describe_damaged_list(line: _Line, position: str, expected: int) -> str:
     return (
         f"the list of tensors is damaged: {quoting.name(line.name)} {position} of the data, not {expected}; copy or "
         "download the file again"

@@ -691,9 +691,23 @@ def test_padding_is_not_reported(tmp_path):
 
 def test_misaligned_tensor_is_read(tmp_path):
     """llama.cpp refuses the tensor; its values are readable all the same."""
+    oddity = "these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"
     path = write_raw_file(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
-    assert list_oddities(path) == ["these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"]
+    assert list_oddities(path) == [oddity]
     assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
+    entries = [tensor("v", [3]), tensor("w", [2], 0, 12)]  # a writer that does not pad
+    path = write_raw_file(tmp_path, (), entries, struct.pack("<5f", 0, 1, 2, 3, 4))
+    assert list_oddities(path) == [oddity]
+    assert [read_all_values(row.data).tolist() for row in formats.read(str(path)).tensors] == [[0, 1, 2], [3, 4]]
+
+
+def test_tensor_cut_off_after_a_repeated_name_is_truncated(tmp_path):
+    """The repeated entry also has a place in the list, so the list is not damaged."""
+    entries = [tensor("v", [8]), tensor("v", [8], 0, 32), tensor("w", [8], 0, 64)]
+    path = write_raw_file(tmp_path, (), entries, bytes(80))
+    v, w = formats.read(str(path)).tensors
+    assert "the header lists this tensor 2 times" in v.damage
+    assert "truncated, 16 bytes are missing" in w.damage
 
 
 def test_key_set_twice_is_reported(tmp_path):
