@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: Key of `config.json` that names the class of the pipeline of each task.
+PIPELINES = "custom_pipelines"
+
 
 class CodeReference(msgspec.Struct, frozen=True):
     """Python class or file that transformers runs with `trust_remote_code=True`: `key` names it in the settings."""

@@ -55,6 +55,8 @@ def test_remote_code_finds_the_file_that_auto_map_names(find, tmp_path, statecli
         ("preprocessor_config.json", {"auto_map": {"AutoProcessor": "proc.P"}}, "proc.py"),
         ("video_preprocessor_config.json", {"auto_map": {"AutoVideoProcessor": "proc.P"}}, "proc.py"),
         ("custom_generate/generate.py", "def generate(): ...", "generate.py is code that generate("),
+        ("config.json", {"custom_pipelines": {"t": {"impl": "evil.P"}}}, "code that pipeline runs with"),
+        ("config.json", {"custom_pipelines": {"t": {"impl": "a/b--evil.P", "pt": ["M"]}}}, "evil.py of another"),
     ],
 )
 def test_code_of_other_settings_is_named(find, file, content, text):
@@ -67,6 +69,7 @@ def test_code_of_other_settings_is_named(find, file, content, text):
     ("file", "content"),
     [
         ("config.json", {"model_type": "llama", "auto_map": {}}),
+        ("config.json", {"custom_pipelines": {"t": {"pt": ["AutoModel"]}, "u": "evil.P"}}),
         ("config.json", '{"auto_map": '),
         ("config.json", [1]),
         ("data.json", {"auto_map": {"AutoModel": "modeling_x.M"}}),

@@ -8,13 +8,13 @@ from typing import Any
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.rules.settings_file import CodeReference, SettingsFile, Template
+from statecli.rules.settings_file import PIPELINES, CodeReference, SettingsFile, Template
 from statecli.storage import files
 from statecli.storage.byte_source import read_small_file
 
 #: Largest settings file that is read, in bytes; a tokenizer_config.json with many added tokens has several MB.
 _MAX_BYTES = 64 * 2**20
-#: Files in which transformers looks for `auto_map` or for chat templates.
+#: Files in which transformers looks for `auto_map`, for `custom_pipelines` or for chat templates.
 _SETTINGS = compile_on_use(r"(?:\w*config|chat_template)\.json\Z")
 #: Files in which transformers and vLLM look for chat templates, by their folder and name.
 _TEMPLATE = compile_on_use(r"additional_chat_templates/[^/]*\.jinja\Z|[^/]*/[^/]*chat_template[^/]*\.jinja2?\Z")
@@ -44,7 +44,7 @@ def read_settings_file(path: str) -> SettingsFile | None:
         return None
     if not isinstance(document, dict):
         return None
-    code = tuple(_iter_code(document.get(_AUTO_MAP)))
+    code = (*_iter_code(document.get(_AUTO_MAP)), *_iter_pipelines(document.get(PIPELINES)))
     templates = tuple(_iter_templates(document.get(_CHAT_TEMPLATE)))
     return SettingsFile(path, code, templates) if code or templates else None
 
@@ -55,6 +55,14 @@ def _iter_code(auto_map: Any) -> Iterator[CodeReference]:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
                 yield CodeReference(f"{_AUTO_MAP}.{key}", text)
+
+
+def _iter_pipelines(pipelines: Any) -> Iterator[CodeReference]:
+    """Yield the class of each task of `custom_pipelines`."""
+    for task, settings in pipelines.items() if isinstance(pipelines, dict) else ():
+        text = settings.get("impl") if isinstance(settings, dict) else None
+        if isinstance(text, str):
+            yield CodeReference(f"{PIPELINES}.{task}.impl", text)
 
 
 def _iter_templates(value: Any) -> Iterator[Template]:
