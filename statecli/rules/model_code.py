@@ -23,7 +23,7 @@ def remote_code(subject: Subject) -> Iterator[Issue]:
     files if `trust_remote_code` is set. In the same way `pipeline` imports the classes that `custom_pipelines` in
     `config.json` names, and `generate` runs `custom_generate/generate.py` if a call requests it. Such a file can do
     anything, and statecli does not check the code. The other repository can change after the audit. The finding is a
-    note, because many good models have such code. A file that is not read is reported too.
+    note, because many good models have such code. A JSON file that is not read is reported too.
 
     Example: `"auto_map": {"AutoModel": "modeling_x.Model"}` in `config.json`.
 
@@ -33,7 +33,7 @@ def remote_code(subject: Subject) -> Iterator[Issue]:
     if file is None:
         return
     name = files.get_name(file.path)
-    if file.unread_because:
+    if file.unread_because and name.endswith(".json"):  # a template names no files
         yield Issue(f"{name} was not searched for code: {file.unread_because}", help="review the file")
     for reference in dict.fromkeys(file.code):
         help = "load the model without trust_remote_code, or review the code first"
@@ -60,7 +60,7 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     `chat_template.jinja` and the key `chat_template` of JSON files. It reports Python's attributes with double
     underscores and attributes of frames (`gi_frame`), after a dot, as a text, or in a field of `format`. It also
     reports a subscript that begins with two underscores, and the filter `attr` with anything else than a plain name. It
-    does not find a name that a template computes in another way.
+    does not find a name that a template computes in another way. A file that is not read is reported too.
 
     Example: `{{ cycler.__init__.__globals__.os.popen('…').read() }}` in `tokenizer_config.json`.
 
@@ -70,7 +70,13 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     for oddity in subject.full_state.oddities:
         if oddity.kind is OddityKind.TEMPLATE_CODE:
             yield Issue(oddity.message, help=help)
-    for template in subject.settings_file.templates if subject.settings_file else ():
+    file = subject.settings_file
+    if file is None:
+        return
+    if file.unread_because:
+        message = f"{files.get_name(file.path)} was not searched for attributes that give access to all of Python"
+        yield Issue(f"{message}: {file.unread_because}", help=help)
+    for template in file.templates:
         escape = find_escape(template.text)
         if escape is not None:
             yield Issue(describe_escape(quoting.name(template.name), escape), help=help)

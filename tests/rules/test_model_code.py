@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli.commands.audit import settings_files
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 from statecli.pickle_scan.template_code import find_escape
@@ -141,6 +142,19 @@ def test_templates_are_found_in_every_file_of_a_folder(find, file, content):
     """transformers reads all of them."""
     (finding,) = find(**{file: content})
     assert finding.rule == "template-code"
+
+
+@pytest.mark.parametrize(
+    ("file", "rules"),
+    [("chat_template.jinja", ["template-code"]), ("tokenizer_config.json", ["remote-code", "template-code"])],
+)
+def test_padding_does_not_hide_a_template(find, monkeypatch, file, rules):
+    """A file too large to be searched is as bad as a file with such attributes."""
+    monkeypatch.setattr(settings_files, "_MAX_BYTES", 100)
+    findings = find(**{file: " " * 100 + POPEN})
+    assert [finding.rule for finding in findings] == rules
+    assert findings[-1].severity is Severity.ERROR
+    assert f"{file} was not searched for attributes that give access to all of Python: is too" in findings[-1].message
 
 
 def test_template_of_a_web_page_is_not_a_chat_template(find):
