@@ -11,7 +11,7 @@ from statecli.formats import dcp, sharded
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import ByteSource
-from statecli.storage.checkpoint_names import METADATA
+from statecli.storage.checkpoint_names import METADATA, drop_current_folder
 
 
 def find_stored_archives(path: str) -> dcp.StoredPlaces:
@@ -76,13 +76,10 @@ def _list_shards(path: str) -> list[str]:
 def _iter_shards(path: str, data: bytes) -> Iterator[str]:
     document = json_object.parse_object(data, path).document
     weight_map = document.get("weight_map")
-    for name in sorted(
-        {shard.removeprefix("./") for shard in weight_map.values() if type(shard) is str}
-        if type(weight_map) is dict
-        else ()
-    ):
+    shards = weight_map.values() if type(weight_map) is dict else ()
+    for name in sorted({drop_current_folder(shard) for shard in shards if type(shard) is str}):
         file = files.join(files.get_folder(path), name)
-        if files.get_name(name) == name and files.is_file(file):
+        if _is_plain_name(name) and files.is_file(file):
             yield file
 
 

@@ -28,7 +28,7 @@ from statecli.formats import deepspeed
 from statecli.formats.shared import config_files, rank_folders
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors
-from statecli.storage.checkpoint_names import SINGLE, is_plain_file_name
+from statecli.storage.checkpoint_names import SINGLE, drop_current_folder, is_plain_file_name
 
 NAME = "sharded"
 TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # facts about its files
@@ -248,7 +248,7 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
             )
     # transformers joins the keys of nested Flax maps with slashes, and a shard's name with the path of its folder.
     return {
-        fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard.removeprefix("./")
+        fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: drop_current_folder(shard)
         for fqn, shard in weight_map.items()
     }
 

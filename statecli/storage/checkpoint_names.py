@@ -7,6 +7,8 @@ from statecli.core.lazy_pattern import compile_on_use
 #: Characters that are not allowed in a file name in an index or in metadata: they form a path, a drive or a URL, or
 #: break a line.
 _NOT_IN_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
+#: Beginning of a path that names the folder itself.
+_CURRENT_FOLDER = compile_on_use(r"\A(?:\./+)+")
 #: Names of weight files, in the order of transformers and diffusers. Each may have an index instead.
 SINGLE = (
     "model.safetensors",
@@ -72,6 +74,11 @@ EXTRA_STATE = "_extra_state"
 
 #: Magic number at the beginning of a legacy file of torch.save; torch compares its value, not its encoding.
 LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+
+
+def drop_current_folder(name: str) -> str:
+    """Return the name in an index without `./` at its beginning, which loaders join with the path of the folder."""
+    return _CURRENT_FOLDER.sub("", name)
 
 
 def is_plain_file_name(name: str) -> bool:

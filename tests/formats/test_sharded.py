@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from statecli import formats
 from statecli.core.errors import UnreadableError
+from statecli.file_scan.scanned_files import list_scanned_files
 from statecli.formats import sharded
 from statecli.storage import files
 
@@ -348,12 +349,14 @@ def test_shard_name_outside_the_folder_is_refused(case, folder, line):
     assert line(folder / INDEX) == f"the index names {quoted_name}, which is not a plain file name"
 
 
-def test_shard_name_may_begin_with_the_current_folder(folder, run):
+@pytest.mark.parametrize("prefix", ["./", "././", ".//"])
+def test_shard_name_may_begin_with_the_current_folder(prefix, folder, run):
     """transformers joins the name with the path of the folder."""
     save_file({"model.a": torch.zeros(2)}, folder / ONE)
-    (folder / INDEX).write_text(encode_index({"model.a": f"./{ONE}"}))
+    (folder / INDEX).write_text(encode_index({"model.a": f"{prefix}{ONE}"}))
     assert [tensor.fqn for tensor in formats.read(str(folder)).tensors] == ["model.a"]
     assert run("audit", folder / INDEX)[0] == 0
+    assert str(folder / ONE) in list_scanned_files(str(folder / INDEX))
 
 
 def build_case(text: str, expected: str) -> tuple[bytes, str]:
