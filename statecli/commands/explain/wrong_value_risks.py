@@ -24,7 +24,7 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
     """Yield a doubt if a name keeps its initial value although the file has an unused tensor that may belong there.
 
-    The tensor has the shape of the missing tensor, and the last word of a name is a word of the other name.
+    The tensor has the shape of the missing tensor, and a word of the last component of one name is a word of the other.
     """
     by_last_word: dict[tuple[str, Shape], str] = {}
     by_word: dict[tuple[str, Shape], str] = {}

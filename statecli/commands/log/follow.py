@@ -1,4 +1,4 @@
-"""Follow a run: add each checkpoint in turn, and keep only the last checkpoint and sums of each module."""
+"""Follow a run: add each checkpoint in turn, and keep only the last checkpoint and norms of each module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from statecli.storage import files
 MAX_SETTINGS = 100
 
 
-class _Sums(msgspec.Struct):
+class _Norms(msgspec.Struct):
     """L2 norms over the parameters of a module in a checkpoint; None if not known.
 
     `previous_name`: name of the module in the checkpoint before; None if the checkpoint before lacks the module.
@@ -65,7 +65,7 @@ class Follower:
     """Measure the checkpoints of a run in their order."""
 
     def __init__(self, cache: Cache, *, keeps_modules: bool = True) -> None:
-        """If `keeps_modules` is False, sums of modules are not kept, so that the memory does not grow."""
+        """If `keeps_modules` is False, norms of modules are not kept, so that the memory does not grow."""
         self._cache, self._keeps_modules = cache, keeps_modules
         self._last: Measured | None = None
         self._last_row: CheckpointRow | None = None
@@ -158,15 +158,15 @@ class Follower:
     # --- modules ------------------------------------------------------------------------------------------------------
 
     def _add_modules(self, current: Measured | None, pairs: Sequence[ComparedPair], *, is_repeated: bool) -> None:
-        sums = {} if current is None else _sum_modules(self._last, current, pairs)
+        norms = {} if current is None else _measure_modules(self._last, current, pairs)
         if current is not None:
-            self._order = list(sums)
-        self._rename_modules(sums)
-        for name in sums:
+            self._order = list(norms)
+        self._rename_modules(norms)
+        for name in norms:
             if name not in self._modules:
                 self._modules[name] = _Module([None] * self._count, [None] * self._count)
         for name, module in self._modules.items():
-            entry = sums.get(name)
+            entry = norms.get(name)
             module.norms.append(None if entry is None else entry.norm)
             module.changes.append(None if entry is None or is_repeated else _compute_relative(entry))
             if entry is None:
@@ -177,14 +177,14 @@ class Follower:
             elif entry.has_changed is None and pairs:
                 module.is_known = False
 
-    def _rename_modules(self, sums: Mapping[str, _Sums]) -> None:
+    def _rename_modules(self, norms: Mapping[str, _Norms]) -> None:
         """Give a renamed module, for example with a wrapper's prefix, the values of its old name."""
         renamed_modules = {}
-        for name, entry in sums.items():
+        for name, entry in norms.items():
             old = entry.previous_name
             if old is None or old == name or old not in self._modules:
                 continue
-            if old not in sums or sums[old].previous_name != old:
+            if old not in norms or norms[old].previous_name != old:
                 renamed_modules[name] = self._modules.pop(old)
         self._modules.update(renamed_modules)
 
@@ -215,24 +215,24 @@ def _has_changed(pair: ComparedPair) -> bool | None:
     return True if old.dtype != new.dtype else pair.change.differs
 
 
-def _compute_relative(sums: _Sums) -> float | None:
-    if sums.change is None or sums.before is None or sums.has_changed is None:
+def _compute_relative(norms: _Norms) -> float | None:
+    if norms.change is None or norms.before is None or norms.has_changed is None:
         return None
-    if not sums.change:
+    if not norms.change:
         return 0.0
-    return sums.change / sums.before if sums.before else math.inf
+    return norms.change / norms.before if norms.before else math.inf
 
 
-def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
-    sums: dict[str, _Sums] = {}
+def _measure_modules(last: Measured | None, current: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Norms]:
+    norms: dict[str, _Norms] = {}
     counted_tensors = list_counted(current)
     for tensor, figures in counted_tensors:
-        entry = sums.setdefault(tensor.fqn.rpartition(".")[0], _Sums())
+        entry = norms.setdefault(tensor.fqn.rpartition(".")[0], _Norms())
         entry.elements += tensor.elements
         entry.norm = _join_norms(entry.norm, figures.norm)
         entry.has_nan = entry.has_nan or bool(figures.nan or figures.inf)
     if last is None:
-        return sums
+        return norms
     old_figures = map_figures(last)
     is_counted = {id(tensor) for tensor, _ in counted_tensors}
     for pair in pairs:
@@ -240,13 +240,13 @@ def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[Compa
         if old is None or new is None or id(new) not in is_counted:
             continue
         name = new.fqn.rpartition(".")[0]
-        entry = sums[name]
+        entry = norms[name]
         if entry.previous_name != name:
             entry.previous_name = old.fqn.rpartition(".")[0]
         entry.parameters_changed.append(_has_changed(pair))
         entry.change = _join_norms(entry.change, pair.change.norm)
         entry.before = _join_norms(entry.before, old_figures[id(old)].norm)
-    return sums
+    return norms
 
 
 def _join_norms(total: float | None, norm: float | None) -> float | None:

@@ -169,7 +169,7 @@ def _convert_to_change(outcome: object, match: Match) -> TensorChange:
     return TensorChange(None, None, reason=f"{match.output_row.fqn}: {reason}")
 
 
-# --- sums -------------------------------------------------------------------------------------------------------------
+# --- norms ------------------------------------------------------------------------------------------------------------
 
 
 def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
@@ -190,7 +190,7 @@ class Distance(msgspec.Struct, frozen=True):
 
     Attributes:
         change: L2 norm of the difference.
-        relative_change: `change` divided by the norm before; None if the norm is zero, or infinite beyond float64.
+        relative_change: `change` divided by the norm before, infinite if beyond float64; None if the norm is zero.
         cosine: Cosine of the two, over tensors finite on both sides, or None.
         left_out: Number of tensors left out of the cosine.
     """
