@@ -19,7 +19,6 @@ class OddityKind(Enum):
     PACKED_PARAMS = "packed-params"
     SCRIPT_MODULE = "script-module"
     METADATA_CUT = "metadata-cut"
-    TEMPLATE_CODE = "template-code"
     NONE_PARAMETER = "none-parameter"
 
     # Layout of the bytes of a file.

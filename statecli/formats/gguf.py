@@ -33,13 +33,13 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.core.oddity_kind import OddityKind
-from statecli.pickle_scan.template_code import describe_escape, find_escape
 from statecli.storage.byte_source import ByteSource
 
 NAME = "gguf"
 TRAITS = FormatTraits(
     mixed_dtypes="each tensor of a GGUF file has its own dtype, and the loading program chooses the compute dtype",
     settings_vocabulary=NAME,
+    may_have_chat_templates=True,
 )
 
 #: Maximum size of the metadata and the tensors' entries, in bytes: ten times the size for the largest known vocabulary.
@@ -53,7 +53,7 @@ MAX_LISTED = 64
 MAX_LISTED_TEXT_BYTES = 300
 #: Maximum length of a text that is reported whole, in characters, because chat templates are long.
 MAX_TEXT_CHARS = 64 << 10
-#: Part of the keys of chat templates, which are searched for code.
+#: Part of the keys of chat templates.
 _CHAT_TEMPLATE = "chat_template"
 #: Maximum depth of nested arrays.
 MAX_DEPTH = 8
@@ -90,13 +90,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """
     with ByteSource(path) as source:
         header = _Header(source)
-        tensors = header.read_number("Q", "the number of tensors")
-        keys = header.read_number("Q", "the number of metadata keys")
-        if tensors > MAX_TENSORS or keys > MAX_KEYS:
-            raise MalformedError(
-                f"the header claims {tensors} tensors and {keys} metadata keys, but statecli's limits are "
-                f"{MAX_TENSORS} and {MAX_KEYS}"
-            )
+        tensors, keys = _read_counts(header)
         settings, oddities = _read_metadata(header, keys)
         metadata = settings.values
         entries = _read_lines(header, tensors)
@@ -122,6 +116,31 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         oddities=(*oddities, *_note_part(metadata)),
         traits=TRAITS,
     )
+
+
+def read_chat_templates(path: str) -> list[tuple[str, str]]:
+    """Return the key and the whole text of each chat template in the metadata. Raises as `read` does."""
+    templates = []
+    with ByteSource(path) as source:
+        header = _Header(source)
+        for key, kind, label in _iter_keys(header, _read_counts(header)[1]):
+            if kind == TEXT and _CHAT_TEMPLATE in key:
+                templates.append((key, header.read_text(label).decode("utf-8", "backslashreplace")))
+            else:
+                _read_value(header, kind, label)
+    return templates
+
+
+def _read_counts(header: _Header) -> tuple[int, int]:
+    """Read the numbers of tensors and of metadata keys."""
+    tensors = header.read_number("Q", "the number of tensors")
+    keys = header.read_number("Q", "the number of metadata keys")
+    if tensors > MAX_TENSORS or keys > MAX_KEYS:
+        raise MalformedError(
+            f"the header claims {tensors} tensors and {keys} metadata keys, but statecli's limits are "
+            f"{MAX_TENSORS} and {MAX_KEYS}"
+        )
+    return tensors, keys
 
 
 # --- the header's bytes ----------------------------------------------------------------------------------------------
@@ -215,32 +234,32 @@ def _check_version(version: int) -> None:
 
 
 class _Value(NamedTuple):
-    """A value of the metadata, and its type in words: two types may have the same value in JSON.
-
-    `escape`: attribute of a chat template that leads out of Jinja's sandbox.
-    """
+    """A value of the metadata, and its type in words: two types may have the same value in JSON."""
 
     scalar: Scalar
     type: str
-    escape: str | None = None
 
 
 def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]:
     values: dict[str, _Value] = {}
     oddities: list[Oddity] = []
-    for n in range(count):
-        key = _decode_text(header.read_text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
-        label = f"metadata {quoting.quote(key)}"
-        value = _read_value(header, header.read_number("I", label), label)
+    for key, kind, label in _iter_keys(header, count):
+        value = _read_value(header, kind, label)
         if key in values:
             message = f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
             oddities.append(Oddity("metadata-set-twice", message))
-        if value.escape is not None:
-            message = describe_escape(label, value.escape)
-            oddities.append(Oddity(OddityKind.TEMPLATE_CODE.value, message))
         values[key] = value
     scalars = {key: value.scalar for key, value in values.items()}
     return Settings(scalars, kinds={key: value.type for key, value in values.items()}), oddities
+
+
+def _iter_keys(header: _Header, count: int) -> Iterator[tuple[str, int, str]]:
+    """Yield each key, the type of its value, and a label for messages; the caller reads the value before the next."""
+    for n in range(count):
+        position = f"metadata key {n + 1} of {count}"
+        key = _decode_text(header.read_text(position), position)
+        label = f"metadata {quoting.quote(key)}"
+        yield key, header.read_number("I", label), label
 
 
 def _read_value(header: _Header, kind: int, label: str) -> _Value:
@@ -249,8 +268,7 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
     if kind == TEXT:
         raw = header.read_text(label)
         text = raw.decode("utf-8", "backslashreplace")
-        escape = find_escape(text) if _CHAT_TEMPLATE in label else None
-        return _Value(_describe_text(text), _name_text_type([raw]), escape)
+        return _Value(_describe_text(text), _name_text_type([raw]))
     value = header.read_number(_get_struct_code(kind, label), label)
     return _Value(_convert_scalar(value, kind), SCALARS[kind][0])
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
-from statecli.core.oddity_kind import OddityKind
 from statecli.pickle_scan.template_code import describe_escape, find_escape
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
@@ -67,16 +66,11 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     Fix: do not use the template, and contact the publisher; if it must be used, render it only in Jinja's sandbox.
     """
     help = "do not use the template; contact its publisher"
-    for oddity in subject.full_state.oddities:
-        if oddity.kind is OddityKind.TEMPLATE_CODE:
-            yield Issue(oddity.message, help=help)
     file = subject.settings_file
-    if file is None:
-        return
-    if file.unread_because:
+    if file is not None and file.unread_because:
         message = f"{files.get_name(file.path)} was not searched for attributes that give access to all of Python"
         yield Issue(f"{message}: {file.unread_because}", help=help)
-    for template in file.templates:
+    for template in (*subject.templates, *(file.templates if file is not None else ())):
         escape = find_escape(template.text)
         if escape is not None:
             yield Issue(describe_escape(quoting.name(template.name), escape), help=help)

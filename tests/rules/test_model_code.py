@@ -171,6 +171,22 @@ def test_template_of_a_gguf_file_is_searched_to_its_end(padding, tmp_path):
     assert [finding.rule for finding in target.findings] == ["template-code"]
 
 
+def test_template_in_a_shard_is_named_with_its_file(tmp_path):
+    """Only the first file of a split model has the metadata."""
+    write_gguf(tmp_path / "m.gguf", {"v": VALUES, "w": VALUES}, split=1, chat_template=POPEN)
+    findings = [finding for target in audit(Request((str(tmp_path),))).targets for finding in target.findings]
+    (message,) = [finding.message for finding in findings if finding.rule == "template-code"]
+    assert "m-00001-of-00002.gguf: tokenizer.chat_template" in message
+
+
+def test_only_an_audit_searches_templates(tmp_path, monkeypatch, statecli):
+    """inspect and diff do not compile the patterns."""
+    monkeypatch.setattr("statecli.pickle_scan.template_code._ESCAPE", None)
+    path = write_gguf(tmp_path / "a.gguf", {"w": VALUES}, chat_template=POPEN)
+    assert statecli("inspect", path).code == statecli("diff", path, path).code == 0
+    assert "template-code" not in statecli("inspect", path).out
+
+
 HEADER = "<|start_header_id|>"
 #: Templates of ordinary models.
 ORDINARY = {
