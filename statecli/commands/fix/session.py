@@ -166,7 +166,7 @@ class Session:
                 "results; register the tensor in __init__ with its final shape"
             )
         if not defect.file or not defect.line:
-            raise NoEdit("statecli cannot tell which line to change")
+            raise NoEdit("statecli does not know which line to change")
         path = self.current.copy.locate(defect.file)
         if is_installed_file(path):
             raise NoEdit("the line is in an installed package: report this to the library")
