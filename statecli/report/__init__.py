@@ -29,6 +29,8 @@ from statecli.core.units import describe_configuration, describe_not_checked, pl
 
 if TYPE_CHECKING:
     from statecli.report import (
+        inspect_rows as inspect_rows,
+        inspect_table as inspect_table,
         problems as problems,
         source_lines as source_lines,
         tensor_list as tensor_list,

@@ -37,8 +37,6 @@ from statecli.report import (
     junit_cases,
     rule_texts,
 )
-from statecli.report.inspect_rows import build_groups, format_device, list_columns
-from statecli.report.inspect_table import build_table, describe_hidden_tensors
 from statecli.report.inspect_totals import (
     count_hidden_parts,
     count_parameters,
@@ -74,8 +72,8 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
         document=lambda: documents.inspect.build_inspect_document(
             inspection, group_problems(), _format_verdict(inspection, group_problems())
         ),
-        table=lambda: build_table(inspection, view),
-        short_table=lambda: build_table(
+        table=lambda: report.inspect_table.build_table(inspection, view),
+        short_table=lambda: report.inspect_table.build_table(
             _fold_weights(inspection, with_parts=view.parts), view, with_details=view.verbose
         ),
         page=lambda: _build_page(inspection, group_problems(), view),
@@ -132,7 +130,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         rows,
         describe_row,
         list_row_problems,
-        format_device,
+        report.inspect_rows.format_device,
         inspection.distributions,
         _list_other_names(inspection),
         inspection.spectra,
@@ -172,12 +170,12 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
     columns: tuple[ReportColumn, ...] = ()
     groups: tuple[Group, ...] = ()
     if has_rows:
-        columns = report.tree.COLUMNS if view.tree else list_columns(inspection, view)
+        columns = report.tree.COLUMNS if view.tree else report.inspect_rows.list_columns(inspection, view)
         noun = "row" if count_hidden_parts(inspection) else "tensor"
         groups = (
             report.tree.build_tree_groups(state, view.unfold, noun)
             if view.tree
-            else build_groups(inspection, columns, view)
+            else report.inspect_rows.build_groups(inspection, columns, view)
         )
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
@@ -186,7 +184,7 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
         groups=groups,
         totals=(
             *format_totals(state, count_hidden_parts(inspection)),
-            *(() if has_rows else describe_hidden_tensors(inspection, view)),
+            *(() if has_rows else report.inspect_table.describe_hidden_tensors(inspection, view)),
             *(sentence.text for sentence in unusual),
             *((verdict,) if problems else ()),
         ),
