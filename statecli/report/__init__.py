@@ -29,6 +29,7 @@ from statecli.core.units import describe_configuration, describe_not_checked, pl
 
 if TYPE_CHECKING:
     from statecli.report import (
+        diff_charts as diff_charts,
         inspect_rows as inspect_rows,
         inspect_table as inspect_table,
         problems as problems,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from statecli import report as report_package
 from statecli.commands.diff import rules, settings
 from statecli.commands.diff.result import Change, Diff, Status
 from statecli.core.finding import Finding
@@ -44,7 +45,6 @@ from statecli.report.change_text import (
     format_largest_change,
     format_name,
 )
-from statecli.report.diff_charts import build_charts
 from statecli.report.diff_rows import (
     COUNT_NOUNS,
     MAX_SCALAR_CHARACTERS,
@@ -87,7 +87,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         findings=diff.findings,
         describe=lambda findings: _describe_findings(findings, diff),
         notes=fold.limit_notes(diff.notes, view.verbose),
-        charts=lambda: build_charts(diff),
+        charts=lambda: report_package.diff_charts.build_charts(diff),
         outline=view.tree,
         rules_in_rows=in_rows,
         problems=(lambda: _group_problems(_describe_findings(diff.findings, diff), diff, view))

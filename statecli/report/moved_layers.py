@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from statecli.commands.diff.result import Change, Rounding, Status, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.report.transformation_text import (
@@ -37,7 +39,7 @@ class MovedLayer(NamedTuple):
     others: list[Change]
 
 
-class ModuleLayers(NamedTuple):
+class ModuleLayers(msgspec.Struct, frozen=True):
     """The moved layers of a module, and the numbers of its lost and new layers."""
 
     moved: list[MovedLayer]

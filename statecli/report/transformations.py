@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.diff.expectations import describe_lost_values
@@ -188,7 +188,7 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-class _Overview(NamedTuple):
+class _Overview(msgspec.Struct, frozen=True):
     """All changes, modules with moved layers, names of new layers, and tensors that only an adapter's base has."""
 
     changes: Sequence[Change]
