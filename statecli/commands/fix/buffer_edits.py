@@ -1,4 +1,4 @@
-"""Edits of registered buffers: a buffer with requires_grad becomes a parameter, a complex buffer stores real parts."""
+"""Edit registered buffers: turn a buffer with requires_grad into a parameter, or store complex values as real pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.live.attribute_source import find_torch_nn_name
 
 
 def _find_registration(source: ParsedFile, name: str, line: int) -> tuple[cst.Call, cst.FunctionDef, str]:
-    """Return the call of register_buffer on a line, its method, and the method's name for the instance."""
+    """Return the register_buffer call on the line, its method, and the name of the method's first argument (`self`)."""
     for call in source.find(cst.Call, line):
         method = source.find_around(call, cst.FunctionDef)
         if method is None or len(call.args) < 2:
@@ -24,7 +24,7 @@ def _find_registration(source: ParsedFile, name: str, line: int) -> tuple[cst.Ca
 
 
 def make_parameter(source: ParsedFile, name: str, line: int, filename: str) -> Iterator[Changes]:
-    """Yield the change of a buffer that requires grad to a parameter of the same name. Raises NoEdit."""
+    """Yield the change that turns a buffer with requires_grad into a parameter of the same name. Raises NoEdit."""
     call, _, instance = _find_registration(source, name, line)
     statement = source.get_parent(call)
     if not isinstance(statement, cst.Expr):
@@ -39,7 +39,7 @@ def make_parameter(source: ParsedFile, name: str, line: int, filename: str) -> I
 
 
 def _drop_requires_grad(value: cst.BaseExpression) -> cst.BaseExpression:
-    """Return `torch.ones(4)` of `torch.ones(4, requires_grad=True)` and of `torch.ones(4).requires_grad_()`."""
+    """Return the expression without requires_grad: `torch.ones(4)` for `torch.ones(4, requires_grad=True)`."""
     if not isinstance(value, cst.Call):
         return value
     if isinstance(value.func, cst.Attribute) and value.func.attr.value == "requires_grad_":
@@ -59,12 +59,12 @@ _LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwarg
     super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)"""
 
 
-#: Methods that cast real parts of each complex dtype, possibly cast with the model, to their own precision.
+#: Methods that restore the precision of the real numbers, because a cast of the model may have changed it.
 _CASTS = {"complex32": "half", "complex64": "float", "complex128": "double"}
 
 
 def store_real_parts(source: ParsedFile, name: str, line: int, dtype: str) -> Iterator[Changes]:
-    """Yield the change of a complex buffer to a real buffer that older state_dicts can load into. Raises NoEdit."""
+    """Yield the change that stores a complex buffer as real numbers; old state_dicts still load. Raises NoEdit."""
     call, method, _ = _find_registration(source, name, line)
     owner = source.find_class(call)
     is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)

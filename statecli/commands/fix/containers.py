@@ -1,4 +1,4 @@
-"""A property in place of a list or dict whose tensors became buffers: `self.anchors` keeps working."""
+"""Replace a list or dict of tensors that became buffers by a property, so that `self.anchors` keeps working."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.commands.fix.source import Changes, NoEdit, ParsedFile, get_instan
 
 
 def build_container_property(source: ParsedFile, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
-    """Return the change that adds a property with all buffers of the container. Raises NoEdit."""
+    """Return the change that adds a property, which builds the list or dict again from its buffers. Raises NoEdit."""
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_not_changed(source, assigned, name)
@@ -24,7 +24,7 @@ def build_container_property(source: ParsedFile, assigned: Assigned, name: str, 
 
 
 def _check_not_changed(source: ParsedFile, assigned: Assigned, name: str) -> None:
-    """Raise NoEdit if the class changes the container: a property returns a new container each time."""
+    """Raise NoEdit if the class changes the container, because a property returns a new container each time."""
     for node in source.find(cst.Attribute, within=assigned.owner.body):
         if node.attr.value != name or source.find_around(node, cst.FunctionDef) is None:
             continue
@@ -58,7 +58,7 @@ def _format_list(value: cst.BaseExpression, name: str, instance: str) -> str:
 
 
 def _count_items(value: cst.BaseExpression) -> int | None:
-    """Return the number of items of a display or of a comprehension over a display; None if unknown."""
+    """Return the number of items if the code states it, as `(a, b)` or `f(i) for i in range(4)` do; else None."""
     if isinstance(value, (cst.List, cst.Tuple)):
         return None if any(isinstance(item, cst.StarredElement) for item in value.elements) else len(value.elements)
     if isinstance(value, (cst.ListComp, cst.GeneratorExp)):

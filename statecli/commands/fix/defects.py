@@ -24,7 +24,7 @@ from statecli.core.units import plural
 
 
 class DefectCause(Enum):
-    """The part of the code for an edit to change."""
+    """Cause of a defect, which decides how the code is edited."""
 
     UNREGISTERED = "unregistered"
     CACHED_BY_FORWARD = "cached by forward"
@@ -67,12 +67,12 @@ class Defect(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """Identify the defect in the next verification, where its line may be another."""
+        """Return rule and tensor names (else message and line), to find the defect again in the next verification."""
         return self.rule, self.names or (self.message.partition(" at ")[0], str(self.line))
 
 
 def find_defects(verification: Verification) -> tuple[Defect, ...]:
-    """Return the defects with a warning or an error, in the order of their lines; unknown lines come last.
+    """Return the defects that are warnings or errors, ordered by line; defects with an unknown line come last.
 
     The edit of another defect may repair a defect whose line is unknown.
     """
@@ -123,7 +123,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
 
 
 def _choose_registration_rule(rows: list[TensorInfo]) -> str:
-    """Return the rule of the worst tensor of a container: a module, a parameter, or any tensor."""
+    """Return the rule for a container: the rule about modules, else about parameters, else about tensors."""
     rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name

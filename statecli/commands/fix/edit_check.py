@@ -1,4 +1,4 @@
-"""Decide whether an edit stays: the named proofs pass, no other result is worse, and old state_dicts load."""
+"""Decide whether to keep an edit: failed checks pass, no other result gets worse, and old state_dicts still load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BAD_VERDICTS = (Verdict.FAILED, Verdict.INCONCLUSIVE)
 
 
 class EditVerdict(msgspec.Struct, frozen=True):
-    """Result of an edit: `reason` why the edit is refused, "" for a kept edit; new names of the state_dict."""
+    """Result of an edit. `reason` says why the edit is refused, or is ""; `new_keys` are new in the state_dict."""
 
     reason: str = ""
     new_keys: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class EditVerdict(msgspec.Struct, frozen=True):
 def judge(
     defects: Sequence[Defect], before: Measurement, after: Measurement, old: Measurement, repaired: Iterable[str]
 ) -> EditVerdict:
-    """Judge an edit of the defects.
+    """Decide whether to keep an edit, from measurements of the model before and after the edit.
 
     `before` is the measurement without the edit, `old` the measurement of the user's files. `repaired`: names of all
     defects repaired so far, which may be new in the state_dict.
@@ -55,7 +55,7 @@ def judge(
 
 
 def compare_proofs(defect: Defect, before: Measurement, after: Measurement) -> tuple[ProofChange, ...]:
-    """Return the verdicts of the failed proofs for the tensors of the defect, before and after the edit."""
+    """Return the verdict of each failed check for the defect's tensors, before and after the edit."""
     return tuple(
         ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, before.verification, after.verification))
         for proof in defect.proofs
@@ -63,7 +63,7 @@ def compare_proofs(defect: Defect, before: Measurement, after: Measurement) -> t
 
 
 def normalize(name: str) -> str:
-    """Return a name without the difference between `heads['a'].weight`, `heads.a.weight` and `heads_a.weight`."""
+    """Return the name with `_` for all separators: `heads['a'].w` and `heads.a.w` both become `heads_a_w`."""
     return _SEPARATORS.sub("_", name).strip("_")
 
 
@@ -71,7 +71,7 @@ _SEPARATORS = compile_on_use(r"[\W_]+")
 
 
 class TensorNames:
-    """Names of tensors, also as edits spell them: `blocks.0.weight` for `blocks[0].weight`, or with another key."""
+    """Tensor names to search with `in`, which ignores separators and container keys: `blocks.0.w` is `blocks[0].w`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -84,7 +84,7 @@ class TensorNames:
 
 
 def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
-    """Return names below a container that became a module: unregistered in their own modules, for another edit."""
+    """Return the tensors that stay unregistered inside modules that the edit registers; a later edit repairs them."""
     if defect.rule != UNREGISTERED_MODULE.name:
         return set()
     named = TensorNames(defect.names)
@@ -98,7 +98,7 @@ def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
 
 
 def _get_verdict_for(defect: Defect, proof: Name, before: Verification, verification: Verification) -> Verdict:
-    """Return the worst verdict of the defect's tensors in a proof; PASSED if the tensors are gone."""
+    """Return the worst verdict of a check for the tensors of the defect; PASSED if the check reports none of them."""
     check = _get_check(verification, proof)
     if check is None or check.verdict is Verdict.SKIPPED:
         return Verdict.SKIPPED
@@ -121,7 +121,7 @@ def _get_check(verification: Verification, proof: Name) -> Check | None:
 
 
 def _drop_counts(reason: str | None) -> str:
-    """Return a reason without its counts, which a repaired tensor changes: `5 more values`."""
+    """Return the reason without counts such as `5 more values`, because each repaired tensor changes them."""
     return _COUNT.sub("", reason or "")
 
 
@@ -129,7 +129,7 @@ _COUNT = compile_on_use(r"\b\d+ more \w+")
 
 
 def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
-    """Return the worst verdict of each name in the columns and findings of a proof."""
+    """Return the worst verdict of a check for each tensor, from the check's columns and findings."""
     verdicts: dict[str, Verdict] = {}
     cells = [(fqn, cell.verdict) for column in check.columns for fqn, cell in column.cells.items()]
     findings = [
@@ -219,7 +219,7 @@ def _describe_load(after: Measurement, allowed_names: TensorNames) -> str:
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
-    """Describe that forward computes other values; "" for equal values, or if forward could not be called."""
+    """Describe how the output of the fixed model differs from the old output; "" if equal, or without an old output."""
     if old.output is None:
         return ""
     if after.output is None:

@@ -1,4 +1,4 @@
-"""The fix that statecli prints for an unregistered tensor, as text: its comments, and its code."""
+"""The fix text that statecli prints for an unregistered tensor, split into its comments and its code."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _KNOWN_COMMENTS = (
 
 
 class PrintedFix(msgspec.Struct, frozen=True):
-    """The parts of a printed fix: its comments, and its code ("" for a fix in words)."""
+    """A printed fix, split into its comments and its code; `code` is "" if the fix has only words."""
 
     comments: tuple[str, ...]
     code: str
 
     def find_comment(self, start: str) -> str | None:
-        """Return the first comment that starts with a text; None without such a comment."""
+        """Return the first comment that starts with `start`, or None."""
         return next((line for line in self.comments if line.startswith(start)), None)
 
     def is_editable(self) -> bool:
-        """Return True for code of which `apply_code` follows every comment."""
+        """Return True if the fix has code and `apply_code` can follow all of its comments."""
         return bool(self.code) and all(comment.startswith(_KNOWN_COMMENTS) for comment in self.comments)
 
 

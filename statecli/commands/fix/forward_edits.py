@@ -1,4 +1,4 @@
-"""Edits of forward: devices taken from an input, caches that follow the device, an uncut graph."""
+"""Edits of forward: create tensors on the input's device, move cached tensors, and add or remove `.detach()`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FACTORIES = frozenset(
 
 
 def list_input_devices(source: ParsedFile, method: cst.FunctionDef) -> list[str]:
-    """Return `x.device` for each argument of a function that may be a tensor, the likely arguments first."""
+    """Return `x.device` for each required argument that may be a tensor; arguments annotated as Tensor come first."""
     parameters = (*method.params.posonly_params, *method.params.params)
     is_method = source.find_around(method, cst.ClassDef) is not None and not any(
         source.format(decorator.decorator) == "staticmethod" for decorator in method.decorators
@@ -47,7 +47,7 @@ def _is_tensor(parameter: cst.Param) -> bool:
 
 
 def add_device(source: ParsedFile, line: int) -> Iterator[Changes]:
-    """Yield the changes that create the tensors of a line on the device of an input. Raises NoEdit."""
+    """Yield changes that add `device=x.device` to calls such as torch.zeros(...) on the line. Raises NoEdit."""
     torch = source.find_torch_name()
     factories = {f"{torch}.{name}" for name in _FACTORIES}
     calls = [
@@ -87,7 +87,7 @@ def _add_keyword(source: ParsedFile, call: cst.Call, code: str) -> cst.Call:
 
 
 def _find_comma_between(call: cst.Call) -> cst.Comma | None:
-    """Return the comma and line break between arguments that have a line each."""
+    """Return the comma and line break to put between arguments if each argument is on its own line; else None."""
     if len(call.args) > 1 and isinstance(call.args[0].comma, cst.Comma):
         return call.args[0].comma
     before = call.whitespace_before_args
@@ -95,7 +95,7 @@ def _find_comma_between(call: cst.Call) -> cst.Comma | None:
 
 
 def recreate_on_device(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of a cache: forward creates the tensor again on another device. Raises NoEdit."""
+    """Yield changes by which forward creates a cached tensor again if its input changes device. Raises NoEdit."""
     assigned = find_assigned(source, name, line)
     condition = source.find_around(assigned.node, cst.If)
     if (
@@ -127,7 +127,7 @@ def recreate_on_device(source: ParsedFile, name: str, line: int) -> Iterator[Cha
 def _recreate_with_dtype(
     source: ParsedFile, assigned: Assigned, name: str, device: str, test: cst.BaseExpression
 ) -> Iterator[Changes]:
-    """Yield the change that creates the tensor again for another device or dtype of the input."""
+    """Yield the change by which forward creates a cached tensor again if its input changes device or dtype."""
     condition, value = source.find_around(assigned.node, cst.If), assigned.value
     owner, dot, _ = device.rpartition(".device")
     if condition is None or not dot or not isinstance(value, cst.Call):
@@ -142,7 +142,7 @@ def _recreate_with_dtype(
 
 
 def move_where_read(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of `self.name` to `self.name.to(x.device)` in the methods with a read. Raises NoEdit."""
+    """Yield the change that reads `self.name.to(x.device)` instead of `self.name` in other methods. Raises NoEdit."""
     assigned = find_assigned(source, name, line)
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in source.find(cst.Attribute, within=assigned.owner.body):
@@ -161,9 +161,9 @@ def move_where_read(source: ParsedFile, name: str, line: int) -> Iterator[Change
 
 
 def detach_when_stored(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of `self.name = value` outside of the constructor to `value.detach()`. Raises NoEdit.
+    """Yield the change that stores `value.detach()` in `self.name` outside of the constructor. Raises NoEdit.
 
-    A read of the new value with its graph, anywhere in the file, is refused, because the edit would change gradients.
+    Also raises NoEdit if code in the file reads the value with its graph, because the edit would change gradients.
     """
     owner = next(reversed(list(source.find(cst.ClassDef, line))), None)
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
@@ -191,7 +191,7 @@ def detach_when_stored(source: ParsedFile, name: str, line: int) -> Iterator[Cha
 
 
 def keep_graph(source: ParsedFile, layers: Sequence[str], line: int) -> Iterator[Changes]:
-    """Yield the changes that take `.detach()` off the result of a layer, if only a running average needs the call.
+    """Yield the change that removes `.detach()` from the result of a layer, if only in-place updates need the call.
 
     A buffer that forward updates in place still gets the value without its graph. `layers`: the attributes that lead to
     the layer, the layer first. Raises NoEdit with both remedies if `.detach()` may freeze the layer on purpose.
@@ -218,7 +218,7 @@ def keep_graph(source: ParsedFile, layers: Sequence[str], line: int) -> Iterator
 def _find_detached(
     source: ParsedFile, layer: str, within: cst.CSTNode | None = None
 ) -> Iterator[tuple[cst.Call, cst.FunctionDef]]:
-    """Yield the calls of detach() on values that a layer gives, each with its method."""
+    """Yield each call of detach() on a value computed by the layer, with the method around the call."""
     for call in source.find(cst.Call, within=within):
         method = source.find_around(call, cst.FunctionDef)
         if method is None or not isinstance(call.func, cst.Attribute) or call.func.attr.value != "detach" or call.args:
@@ -231,7 +231,7 @@ def _find_detached(
 
 
 def _find_only_user(source: ParsedFile, attribute: str, line: int) -> cst.ClassDef | None:
-    """Return the class of a line if the class has the attribute, else the only class of the file with the attribute."""
+    """Return the class around the line if it uses the attribute, else the only class in the file that does."""
     users: dict[int, cst.ClassDef] = {}
     for node in source.find(cst.Attribute):
         owner = source.find_around(node, cst.ClassDef)
@@ -250,7 +250,7 @@ def _describe_choice(source: ParsedFile, call: cst.Call, layer: str, instance: s
 
 
 def _detach_in_updates(source: ParsedFile, method: cst.FunctionDef, name: str, instance: str) -> Changes:
-    """Return the change of `self.mean.lerp_(name…)` to `self.mean.lerp_(name.detach()…)`."""
+    """Return the change that detaches `name` in updates in place: `self.mean.lerp_(name.detach(), 0.1)`."""
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for call in source.find(cst.Call, within=method.body):
         function = call.func

@@ -1,4 +1,4 @@
-"""Changes of a file that are not committed: as with `ruff --fix`, they do not stop an edit, and a note says so."""
+"""Uncommitted changes of an edited file. As with `ruff --fix`, they do not stop the edit, but a note reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIT_TIMEOUT_S = 10.0
 
 
 def describe_changes(file: ChangedFile) -> str:
-    """Return a note about a file with uncommitted changes, or outside of git; "" for a file as committed."""
+    """Return a note if git shows uncommitted changes of the file, or does not track the file; else ""."""
     git = shutil.which("git")
     if git is None:
         return ""

@@ -1,4 +1,4 @@
-"""Edits of constructors: the fix that statecli prints, put in its place; properties in place of attributes."""
+"""Edits of constructors: put a printed fix into the code, and turn attributes into properties."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _names(target: cst.BaseExpression, name: str) -> bool:
 
 
 def replace_statement(source: ParsedFile, assigned: Assigned, code: str) -> Changes:
-    """Return the change of the assignment to other statements, which may include the rest of the line."""
+    """Return the change that replaces the assignment by `code`, which may repeat other statements of the line."""
     if code.startswith("for ") and "\n" in code:
         head, _, body = code.rpartition("\n")
         code = f"{head}\n{source.indent(body)}"
@@ -98,14 +98,14 @@ _TENSOR_ANNOTATION = compile_on_use(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Paramet
 
 
 def get_tensor_annotation(assigned: Assigned) -> str:
-    """Return the annotation of an assigned tensor; "" without an annotation, or for a container."""
+    """Return the annotation of the attribute if the annotation allows a tensor, as `Tensor | None` does; else ""."""
     node = assigned.node
     text = cst.Module([]).code_for_node(node.annotation.annotation) if isinstance(node, cst.AnnAssign) else ""
     return text if _TENSOR_ANNOTATION.fullmatch(text) else ""
 
 
 def _annotate(assigned: Assigned, new: Sequence[Statement]) -> list[Statement]:
-    """Return statements in which an assignment of the attribute keeps its annotation."""
+    """Return the new statements, in which an assignment of the same attribute gets the old annotation."""
     node = assigned.node
     if not isinstance(node, cst.AnnAssign) or not get_tensor_annotation(assigned):
         return list(new)
@@ -123,7 +123,7 @@ def _annotate(assigned: Assigned, new: Sequence[Statement]) -> list[Statement]:
 
 
 def _declare_type(assigned: Assigned, new: list[Statement]) -> list[Statement]:
-    """Return statements after a declaration `self.name: torch.Tensor`, if none of them has the annotation."""
+    """Add the old annotation as a line `self.name: Tensor`, unless the first new statement has an annotation."""
     node, first = assigned.node, new[0]
     smalls = first.body if isinstance(first, cst.SimpleStatementLine) else ()
     is_annotated = any(isinstance(small, cst.AnnAssign) for small in smalls)
@@ -134,7 +134,7 @@ def _declare_type(assigned: Assigned, new: list[Statement]) -> list[Statement]:
 
 
 def parse_with_value(source: ParsedFile, code: str, assigned: Assigned) -> list[Statement]:
-    """Return the statements of code, with the assigned value in place of VALUE."""
+    """Return the parsed statements of `code`, with the assigned value in place of VALUE_PLACEHOLDER."""
     statements = source.parse_statements(code)
     if VALUE_PLACEHOLDER not in code:
         return statements
@@ -178,7 +178,7 @@ def insert_after_line(source: ParsedFile, assigned: Assigned, code: str) -> Chan
 
 
 def insert_after_super(source: ParsedFile, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
-    """Return the change that moves an assignment behind `super().__init__()`, in another form."""
+    """Return the change that removes an assignment and puts `code` after `super().__init__()`."""
     if removed.method is None and _is_read_from_class(source, owner, removed):
         raise NoEdit(
             f"the file also reads this attribute of the class {owner.name.value}, and a buffer exists only in instances"
@@ -263,10 +263,10 @@ def _is_import(line: cst.CSTNode) -> bool:
 def add_property(
     source: ParsedFile, owner: cst.ClassDef, name: str, value: str, *, replaced: Assigned | None = None, kind: str = ""
 ) -> Changes:
-    """Return the change that adds a property after the constructor, with the comments of the replaced statement.
+    """Return the change that adds a property after the constructor, and moves the comments of `replaced` there.
 
-    `kind` is the annotation of the result, used if the constructor has annotations; an annotation of the replaced
-    statement comes first.
+    `kind` annotates the result if the constructor has annotations. The annotation of the replaced statement is
+    preferred.
     """
     if source.find_method(owner, name) is not None:
         raise NoEdit(f"{owner.name.value} already has a method {name}")
@@ -380,7 +380,7 @@ def _is_global(source: ParsedFile, name: str) -> bool:
 def _find_attribute_of(
     source: ParsedFile, method: cst.FunctionDef, name: str, instance: str, assigned: Assigned
 ) -> str:
-    """Return the attribute that holds the value of a local name: assigned, or registered as buffer or parameter."""
+    """Return the attribute to which the method assigns a local name, directly, as parameter or as buffer."""
     for node in source.find(cst.Assign, within=method.body):
         value = node.value
         if node is assigned.node or len(node.targets) != 1 or not is_attribute(node.targets[0].target, instance):

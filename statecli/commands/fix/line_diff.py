@@ -15,7 +15,7 @@ CONTEXT_LINES = 3
 
 
 class Block(NamedTuple):
-    """Lines of both versions, as `SequenceMatcher.get_opcodes` describes them; `kind` is "equal" for equal lines."""
+    """A range of lines in both versions; `kind` as in `SequenceMatcher.get_opcodes`: equal, replace, delete, insert."""
 
     kind: str
     start: int
@@ -60,6 +60,6 @@ def format_unified_diff(before: Sequence[str], after: Sequence[str], old: str, n
 
 
 def _format_range(start: int, stop: int) -> str:
-    """Return first line and number of lines as in diff: without the number if 1, at the line before if 0."""
+    """Return a range of lines as in diff: `3,2`; `3` for a single line; `2,0` for an empty range after line 2."""
     length = stop - start
     return str(start + 1) if length == 1 else f"{start + (length > 0)},{length}"

@@ -1,4 +1,4 @@
-"""Measure a model in a copy of its project: the proofs of `verify`, its output, and loads of the old state_dict."""
+"""Measure a model in a copy of its project: checks of `verify`, output of forward, and a load of the old state_dict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OldStateLoad:
-    """Result of loading the old state_dict: missing names, or why the load failed."""
+    """Result of loading the old state_dict: the names that it lacks, or the error."""
 
     missing: tuple[str, ...] = ()
     error: str = ""
@@ -60,7 +60,7 @@ def measure(
     contents: Mapping[str, bytes],
     old: Measurement | None = None,
 ) -> Measurement:
-    """Verify the model of the project with other file contents. Raises StateError if the model cannot be built."""
+    """Verify the model with the edited files of `contents`. Raises StateError if the model cannot be built."""
     with copy_project(project, contents) as copy:
         request = replace(request, target=copy.text)
         try:
@@ -96,7 +96,7 @@ def _measure_instance(
 
 
 def _list_input_dependent(subject: ModelUnderTest) -> frozenset[str]:
-    """Return the names of tensors created by forward that differ for another input; all names if forward fails."""
+    """Return the tensors created by forward whose values depend on the input or seed; all if forward fails."""
     if subject.inputs is None or not subject.created_by_forward:
         return frozenset()
     inputs = subject.inputs
@@ -122,13 +122,13 @@ def _list_input_dependent(subject: ModelUnderTest) -> frozenset[str]:
 
 
 def _change_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in reverse order, and halved if these are not indices: a user's function may ignore seeds."""
+    """Reverse the values, and halve floats, because a user's input function may ignore the seed."""
     changed = tensor.flatten().flip(0).reshape(tensor.shape)
     return changed / 2 if tensor.is_floating_point() or tensor.is_complex() else changed
 
 
 def _list_attributes(module: torch.nn.Module) -> dict[str, frozenset[str]]:
-    """Return the names of the attributes of each module: of the instance, and of the class."""
+    """Return the attribute names of each module, including the attributes of its class."""
     return {
         name: frozenset(
             # keys(), because the stores of a ScriptModule refuse to be iterated over
@@ -178,7 +178,7 @@ def _is_restored(value: torch.Tensor, loaded_value: torch.Tensor) -> bool:
 
 
 def is_same_output(old: Sequence[torch.Tensor | int], new: Sequence[torch.Tensor | int]) -> bool:
-    """Return True if two calls of forward returned the same values, but for rounding in the precision of each."""
+    """Return True if two calls of forward returned the same values, up to rounding in their dtype."""
     return len(old) == len(new) and all(map(_is_same_value, old, new))
 
 
@@ -199,7 +199,7 @@ def _is_same_value(old: torch.Tensor | int, new: torch.Tensor | int) -> bool:
 
 
 def _list_values(output: Any) -> list[torch.Tensor | int]:
-    """Return the tensors and numbers of a result, in tuples, lists, dicts and dataclasses; a float as a tensor."""
+    """Return the tensors and numbers inside a result (tuples, lists, dicts, dataclasses); floats become tensors."""
     import torch
 
     if isinstance(output, torch.Tensor):

@@ -1,8 +1,8 @@
-"""Find classes of an edited file broken by the edit of another class.
+"""Find classes of the edited file that an edit of another class would break.
 
-The proofs run on a single class. A subclass in the same file with an assignment of a number to the attribute raises a
-TypeError once the attribute is a buffer. So an edit is refused if related code assigns the attribute, or if a related
-class can be built without the edit only.
+`verify` checks a single class. If an edit turns an attribute into a buffer, a subclass that assigns a number to the
+attribute raises TypeError. So an edit is refused if related code assigns the attribute, or if a related class can no
+longer be built.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def list_related_classes(before: bytes, after: bytes) -> list[str]:
 def find_unbuildable(
     project: Project, before: Mapping[str, bytes], after: Mapping[str, bytes], classes: Mapping[str, Iterable[str]]
 ) -> str:
-    """Return the class that can be built without the edit only, with the error; "" without such a class.
+    """Return a class that the edit makes impossible to build, with its error; "" if all can still be built.
 
     `before` and `after` are the contents of the changed files. `classes`: names of classes by the path of their file. A
     class with required arguments is not built.
@@ -99,7 +99,7 @@ def _list_classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dict[str, set[str]]:
-    """Return the attributes registered, or defined as a property, in only one of the versions; with the new kinds."""
+    """Return the attributes that both versions of a class define differently, with the kinds in the new version."""
     old_kinds, new_kinds = _list_kinds(old), _list_kinds(new) if new is not None else {}
     names = dict.fromkeys((*old_kinds, *new_kinds))
     changed_kinds = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}
@@ -108,7 +108,7 @@ def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dic
 
 
 def _list_kinds(owner: ast.ClassDef) -> dict[str, set[str]]:
-    """Return how a class defines each attribute: assigned, registered, as a method, or in its body."""
+    """Return how a class defines each attribute: assigned, registered, as a method or as a class attribute."""
     kinds: dict[str, set[str]] = {}
     for statement in owner.body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -131,7 +131,7 @@ def _list_body_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _list_assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield the targets of an assignment, each with the value; None for `+=`, and for a part of an unpacked value."""
+    """Yield (target, value) of an assignment; the value is None for `+=` and for unpacked targets."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, (ast.Tuple, ast.List)):
@@ -188,7 +188,7 @@ def _list_ancestors(classes: Classes, name: str) -> set[str]:
 
 
 def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str]) -> str:
-    """Return the code that assigns the attribute of a related class, or of any object from outside of its methods.
+    """Describe code of a related class, or code outside of the class, that assigns the attribute; else "".
 
     `kept`: the assignments that the edit does not replace, as dumps.
     """
@@ -236,7 +236,7 @@ def _find_outer_line(tree: ast.Module, attribute: str, kept: Set[str]) -> int | 
 
 
 def _find_lost_method(tree: ast.Module, owner: ast.ClassDef, attribute: str, kinds: set[str]) -> str:
-    """Return a call, outside of the class, of a list or dict method that the container of torch.nn lacks."""
+    """Describe code outside of the class that uses a list or dict method which the new torch.nn container lacks."""
     from torch import nn
 
     containers = [getattr(nn, kind) for kind in kinds if kind in _REGISTERED_CALLS and kind != "Parameter"]
@@ -251,7 +251,7 @@ def _find_lost_method(tree: ast.Module, owner: ast.ClassDef, attribute: str, kin
 
 
 def _walk_methods(owner: ast.ClassDef) -> Iterator[tuple[ast.AST, str]]:
-    """Yield each node of the methods of a class, with the method's name for the instance."""
+    """Yield each node in the methods of a class, with the name of the method's first argument (`self`)."""
     for method in owner.body:
         if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = (*method.args.posonlyargs, *method.args.args)

@@ -1,4 +1,4 @@
-"""Apply the printed fix of an unregistered tensor: the same code, put in its place.
+"""Apply the fix that statecli prints for an unregistered tensor: insert its code, and follow its comments.
 
 `live/suggest_fix.py` decides the code, its place and whether a buffer is persistent. Instructions in the comments of
 the fix ("and read each tensor as …") are followed here too.
@@ -30,7 +30,7 @@ from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, A
 
 
 def apply_code(source: ParsedFile, text: str, attribute: str, line: int, names: Sequence[str]) -> Changes:
-    """Return the changes of a fix with code. Raises NoEdit."""
+    """Return the changes that apply a printed fix with code. Raises NoEdit."""
     assigned = find_assigned(source, attribute, line)
     # A value of several lines keeps its own nodes, with comments and indentation.
     value_text = get_value_text(source, assigned)
@@ -61,7 +61,7 @@ def apply_code(source: ParsedFile, text: str, attribute: str, line: int, names: 
 
 
 def get_value_text(source: ParsedFile, assigned: Assigned) -> str:
-    """Return the text of the assigned expression in the form of the printed fix: without parentheses."""
+    """Return the text of the assigned expression as the printed fix has it, without outer parentheses."""
     code = source.module.code.replace("\r\n", "\n")
     line = source.get_line(assigned.node)
     for node in ast.walk(ast.parse(code)):
@@ -71,7 +71,7 @@ def get_value_text(source: ParsedFile, assigned: Assigned) -> str:
 
 
 def _has_other_branch(source: ParsedFile, assigned: Assigned, name: str) -> bool:
-    """Return True if the method has another assignment of the attribute, as in `else:`, of more than None."""
+    """Return True if the method assigns another value to the attribute, as in `else:`; empty values do not count."""
     if assigned.method is None:
         return False
     others = [
@@ -131,7 +131,7 @@ def _list_reads(source: ParsedFile, assigned: Assigned, name: str) -> list[cst.A
 
 
 def _iterate_items(source: ParsedFile, assigned: Assigned, name: str) -> Changes:
-    """Return the change of `for key, module in self.name` to `self.name.items()`."""
+    """Return the change that iterates over `self.name.items()` instead of `self.name`. Raises NoEdit."""
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in _list_reads(source, assigned, name):
         parent = source.get_parent(node)
@@ -142,7 +142,7 @@ def _iterate_items(source: ParsedFile, assigned: Assigned, name: str) -> Changes
 
 
 def _rename_keys(source: ParsedFile, assigned: Assigned, name: str, code: str) -> Changes:
-    """Return the change of `self.name[key]` to the key of the new container."""
+    """Return the change that reads `self.name[key]` with the renamed keys of the new container. Raises NoEdit."""
     formula = re.search(r"Dict\(\{(str\(k\).+?): v for k, v in ", code)
     if formula is None:
         raise NoEdit("the printed fix does not show how to compute the new keys")
@@ -165,9 +165,10 @@ def _format_key(source: ParsedFile, key: cst.BaseExpression, formula: str) -> st
 
 
 def _convert_to_lists(source: ParsedFile, assigned: Assigned, name: str, is_parameters: bool) -> Changes:
-    """Return the change of `a_list + self.name` to `a_list + list(self.name)`; for parameters also of other uses.
+    """Return the change that wraps `self.name` in `list()` where a list is needed, as in `a_list + self.name`.
 
-    A ParameterList, unlike a ModuleList, also refuses `self.name + a_list`, and torch refuses it for a list of tensors.
+    A ParameterList, unlike a ModuleList, also refuses `self.name + a_list`. Functions of torch that need a list refuse
+    the ParameterList.
     """
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for read in _list_reads(source, assigned, name):
@@ -189,13 +190,13 @@ def _is_slice(subscript: cst.Subscript) -> bool:
 
 
 def _is_refused(source: ParsedFile, argument: cst.CSTNode) -> bool:
-    """Return True for an argument, without a star, of a function that refuses an nn.ParameterList."""
+    """Return True if the function called with this argument refuses an nn.ParameterList. `*argument` is accepted."""
     call = source.get_parent(argument) if isinstance(argument, cst.Arg) and not argument.star else None
     return isinstance(call, cst.Call) and refuses_parameter_list(source.format(call.func), source.find_torch_names())
 
 
 def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:
-    """Return the statements that may register a value, the preferred first, because only a proof decides.
+    """Return statements that register the value, the preferred one first, because only `verify` can decide.
 
     `torch_nn`: the file's name of torch.nn, for a parameter; None for a buffer.
     """

@@ -1,8 +1,7 @@
-"""A copy of the project of a model, made of links, with other contents for some files.
+"""A copy of a model's project, made of symbolic links, in which edited files have their new contents.
 
 Edits are verified there, so the user's files keep their bytes until the end. Only the folders down to a changed file
-are real; everything else is a link. Modules of the copy are forgotten afterwards, because the next copy has other
-modules.
+are real; everything else is a link. Modules of the copy are dropped from sys.modules, because the next copy has others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from statecli.live.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Project:
-    """The folder to copy, and the spec as typed from the working folder.
+    """The folder to copy, and the model's spec relative to the working folder.
 
     Attributes:
         root: The copied folder, with all packages of the named file.
@@ -74,13 +73,13 @@ class ProjectCopy:
     text: str
 
     def locate(self, file: str) -> str:
-        """Return the absolute path of the original file, for the name of a file in results about the copy."""
+        """Convert a file name in results about the copy to the absolute path of the original file."""
         if file.startswith(self.root + os.sep):
             return os.path.join(self.project.root, file[len(self.root) + 1 :])
         return os.path.normpath(os.path.join(self.project.start or os.path.dirname(self.project.file), file))
 
     def hide(self, text: str) -> str:
-        """Return a message with the paths of the originals."""
+        """Replace paths of the copy by the original paths in a message."""
         return text.replace(self.root, self.project.root)
 
 
@@ -108,7 +107,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
 
 
 def _link_folder(folder: str, copy: str, contents: Mapping[str, bytes | None]) -> None:
-    """Fill `copy` with links to the entries of `folder`, and with files of other contents (None: the same bytes)."""
+    """Fill `copy` with links to `folder`. Files in `contents` become real files: new bytes, or the same for None."""
     os.mkdir(copy)
     for name in os.listdir(folder):
         source, target = os.path.join(folder, name), os.path.join(copy, name)
@@ -135,7 +134,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _forget_modules(folder: str, before: Mapping[str, ModuleType]) -> None:
-    """Forget the modules of the copy, because a later import would get these instead of the edited modules."""
+    """Drop the modules imported from the copy, because a later import would return them instead of edited modules."""
     for name, module in list(sys.modules.items()):
         if module is before.get(name):  # asking each of thousands of modules for its file takes 10 ms
             continue

@@ -29,9 +29,9 @@ MAX_EDITS = 6
 
 
 def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]:
-    """Yield the file with each possible edit in turn. Raises NoEdit if there is no edit at all.
+    """Yield the bytes of the file after each possible edit. Raises NoEdit if no edit is possible.
 
-    `filename` is the file on disk, for its name of torch.nn.
+    `filename` is the file on disk, in which the name of torch.nn is looked up.
     """
     source = parse(data)
     comments = _list_comments(source)
@@ -85,13 +85,13 @@ def _get_attribute(defect: Defect) -> str:
 
 
 def _list_layers(defect: Defect) -> list[str]:
-    """Return the attributes that lead to the layer of a parameter, the layer first; `w` of the parameter `w`."""
+    """Return the attributes that lead to a parameter's layer, innermost first: conv, net for `net.conv.weight`."""
     name = defect.names[0]
     return name.split(".")[-2::-1] or [name]
 
 
 def _register(defect: Defect, source: ParsedFile, attribute: str, filename: str) -> Iterator[Changes]:
-    """Yield the changes of an unregistered tensor, by the fix that statecli prints."""
+    """Yield the changes that follow the printed fix of an unregistered tensor."""
     fix = read_fix(defect.fix)
     if fix.code:
         name = _find_attribute(source, attribute, defect)
@@ -110,7 +110,7 @@ def _register(defect: Defect, source: ParsedFile, attribute: str, filename: str)
 
 
 def _find_attribute(source: ParsedFile, attribute: str, defect: Defect) -> str:
-    """Return the attribute in the defect's names that the line assigns: `heads` of `net.heads['a'].weight`."""
+    """Return the part of the tensor's name that the line assigns: `heads` for `net.heads['a'].weight`."""
     parts = [part for part in re.split(r"[.\[\]']+", defect.names[0]) if part.isidentifier()]
     for name in (attribute, *reversed(parts)):
         try:
@@ -134,7 +134,7 @@ def _add_property(source: ParsedFile, assigned: Assigned, name: str, value: str)
 
 
 def _compute_when_read(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of an attribute computed from parameters to a property."""
+    """Yield the change that turns an attribute computed from parameters into a property."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
     init_edits.check_single_target(assigned.node, name)
@@ -142,7 +142,7 @@ def _compute_when_read(source: ParsedFile, name: str, line: int) -> Iterator[Cha
 
 
 def _replace_view(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the edit that makes a second name of a tensor a property, or a copy if a method changes the tensor."""
+    """Yield edits that turn a view into a property (unless a method changes its base), or into a buffer with a copy."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
     value = init_edits.express_with_attributes(source, assigned)
@@ -183,7 +183,7 @@ def _changes_after_init(source: ParsedFile, assigned: Assigned, base: str) -> bo
 
 
 def _detach(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield the changes of a result with a graph to a buffer without a graph: outside of the state_dict, or saved."""
+    """Yield changes that store a result as a detached buffer: non-persistent first, then persistent."""
     assigned = find_assigned(source, name, line)
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
@@ -194,7 +194,7 @@ def _detach(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
 
 
 def _register_once(defect: Defect, source: ParsedFile, comment: str, filename: str) -> Iterator[Changes]:
-    """Yield the changes that register a single name, and make the other names properties."""
+    """Yield changes that register a tensor under a single name, and turn its other names into properties."""
     named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
     if named is None or named[2].endswith("…") or "." in named[1]:
         raise NoEdit(BY_HAND_REASON)

@@ -1,4 +1,4 @@
-"""Rules of `fix`: an edit that is shown or written, and a defect without an edit."""
+"""Rules of `fix`: a fix that is proposed or written, and a defect without a fix."""
 
 from __future__ import annotations
 

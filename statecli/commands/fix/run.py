@@ -1,4 +1,4 @@
-"""Run `statecli fix`: verify, edit a copy, verify again, and keep the edits that are proved.
+"""Run `statecli fix`: verify, edit a copy, verify again, and keep the edits that pass.
 
 verify ──▶ defects ──▶ edits on a copy ──▶ verify ──▶ kept: the next round starts from here
                                               └─────▶ refused: the reason
@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def check_libcst() -> None:
-    """Raise MissingDependency without libcst."""
+    """Raise MissingDependency if libcst is not installed."""
     try:
         import libcst  # noqa: F401 - only whether it can be imported
     except ImportError as error:

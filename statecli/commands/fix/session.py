@@ -1,4 +1,4 @@
-"""A session of edits: verify, edit a copy, verify again, and keep the edits that are proved."""
+"""A session of `fix`: verify, edit a copy, verify again, and keep the edits that pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_ROUNDS = 200
 
 
 def repair(project: Project, request: verify_run.Request, *, write: bool) -> Fixes:
-    """Return the proved edits of the model. Raises StateError if the model cannot be built."""
+    """Repair the defects of the model, and return all edits. Raises StateError if the model cannot be built."""
     data = _read_file(project, project.file)
     session = Session(project, request, measure(project, request, {project.file: data}))
     session.originals[project.file] = data
@@ -37,7 +37,7 @@ def repair(project: Project, request: verify_run.Request, *, write: bool) -> Fix
 
 
 class Session:
-    """Edits of a model. `contents`: the bytes of each file with kept edits, by absolute path."""
+    """Edits of one model. `contents`: the new bytes of each file with kept edits, by absolute path."""
 
     def __init__(self, project: Project, request: verify_run.Request, first: Measurement) -> None:
         self.project = project
@@ -49,12 +49,12 @@ class Session:
         self.repaired: list[str] = []
 
     def find_defects(self) -> list[Defect]:
-        """Return the defects without a decision, in the order of their lines."""
+        """Return the defects whose edits were neither kept nor refused so far, ordered by line."""
         defects = find_defects(self.current.verification)
         return [defect for defect in defects if defect.key not in self.edits]
 
     def repair_all_together(self) -> None:
-        """Keep the first edit of every defect if all together are proved: a single verification instead of many."""
+        """Keep the first edit of every defect if they pass together, so that a single verification is enough."""
         contents: dict[str, bytes] = dict(self.contents)
         edited: list[tuple[Defect, bytes, bytes]] = []
         # Edit the last line first, so that the line numbers of other defects stay correct.
@@ -93,7 +93,7 @@ class Session:
         self.edits[defect.key] = self._build_edit(defect, reason=reason or "statecli has no fix")
 
     def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
-        """Keep the edits if they are proved; return the reason if they are not."""
+        """Keep the edits and return "" if they pass; else return the reason."""
         report_stage(f"checking the fix for {', '.join(defect.rule for defect, _, _ in edited[:3])}")
         for _, before_bytes, after_bytes in edited:
             if conflict := other_classes.find_conflict(before_bytes, after_bytes):
@@ -123,7 +123,7 @@ class Session:
         return ""
 
     def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
-        """Return the class of an edited file that the edit makes impossible to build; "" without such a class."""
+        """Return a class that the edits make impossible to build, with its error; else ""."""
         classes = {
             path: other_classes.list_related_classes(before, data)
             for path, data in contents.items()
@@ -143,12 +143,12 @@ class Session:
         return Edit(defect.rule, file, line, names, proofs=proofs, reason=hide(reason), advice=advice, message=message)
 
     def _depends_on_input(self, defect: Defect) -> bool:
-        """Return True for a cache that cannot be created again: its values come from an input, or are random."""
+        """Return True if cached values come from the input or are random, so forward cannot create them again."""
         is_cache = defect.cause is DefectCause.CACHED_BY_FORWARD
         return is_cache and not self.current.input_dependent.isdisjoint(defect.names)
 
     def _find_original_line(self, path: str, line: int) -> int:
-        """Return the number that a line has in the user's file."""
+        """Convert a line number in the edited file to the line number in the user's file."""
         new = self.contents.get(path)
         if new is None or not line:
             return line
@@ -159,7 +159,7 @@ class Session:
         return line
 
     def _locate(self, defect: Defect) -> str:
-        """Return the file to edit. Raises NoEdit for a file that is not the user's own, or for values of an input."""
+        """Return the path of the file to edit. Raises NoEdit if the defect or the file cannot be edited."""
         if self._depends_on_input(defect):
             raise NoEdit(
                 f"another input gives {defect.names[0]} other values, so creating the tensor again would change the "
@@ -214,7 +214,7 @@ class Session:
 
 
 def _describe_unchecked(checks: Sequence[Check], verdict: Verdict) -> Iterator[str]:
-    """Yield a line for the proofs without a result, by reason: fix cannot repair what they would find."""
+    """Yield a line for each reason, with the checks that have this verdict; fix cannot repair their defects."""
     proofs: dict[str | None, list[str]] = {}
     for check in checks:
         if check.verdict is verdict:
@@ -232,7 +232,7 @@ def _read_file(project: Project, path: str) -> bytes:
 
 
 def _compare_lines(before: bytes, after: bytes) -> tuple[str, str]:
-    """Return the changed lines of a file, from the first to the last change, before and after."""
+    """Return the text from the first changed line to the last, before and after the edits."""
     old, new = (data.decode("utf-8", "replace").splitlines() for data in (before, after))
     changed_blocks = [block for block in list_blocks(old, new) if block.kind != "equal"]
     if not changed_blocks:

@@ -21,12 +21,12 @@ Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
 class NoEdit(Exception):
-    """There is no edit; the message is the reason in one line."""
+    """Error: no edit is possible. The message is the reason in one line."""
 
 
 @lru_cache(maxsize=16)
 def parse(data: bytes) -> ParsedFile:
-    """Parse a file, once for all of its defects. Raises NoEdit if the tree cannot hold the file byte for byte."""
+    """Parse a file, once for all of its defects. Raises NoEdit if libcst cannot reproduce the file byte for byte."""
     return ParsedFile(data)
 
 
@@ -34,7 +34,7 @@ class ParsedFile:
     """A parsed file. Each change returns the bytes of a new file; the tree stays as it was."""
 
     def __init__(self, data: bytes) -> None:
-        """Parse the file. Raises NoEdit if the tree cannot hold the file byte for byte."""
+        """Parse the file. Raises NoEdit if libcst cannot reproduce the file byte for byte."""
         try:
             module = cst.parse_module(data)
         except (cst.ParserSyntaxError, ValueError, RecursionError) as error:
@@ -48,7 +48,7 @@ class ParsedFile:
         self._nodes = list(_walk(module))
 
     def find(self, kind: type[_Node], line: int | None = None, within: cst.CSTNode | None = None) -> Iterator[_Node]:
-        """Yield the nodes of a kind in order: only nodes on `line`, and in `within`."""
+        """Yield the nodes of type `kind` in source order, limited to a line and to the node `within` if given."""
         nodes = self._nodes if within is None else list(_walk(within))
         for node in nodes:
             if isinstance(node, kind) and (line is None or self._covers(node, line)):
@@ -93,7 +93,7 @@ class ParsedFile:
         return next((method for method in methods if method.name.value == name), None)
 
     def find_torch_name(self) -> str | None:
-        """Return the file's name of torch; None if the top of the file does not import torch."""
+        """Return the name under which the file imports torch; None if the top of the file does not import torch."""
         for node in self.find(cst.Import):
             for alias in node.names if self.find_around(node, cst.FunctionDef) is None else ():
                 module, name = alias.evaluated_name, alias.evaluated_alias
@@ -110,12 +110,12 @@ class ParsedFile:
         return self.module.code_for_node(node)
 
     def format_detached(self, value: cst.BaseExpression) -> str:
-        """Return the code of a value without its graph."""
+        """Return the code of `value.detach()`, with parentheses around the value if needed."""
         is_simple = bool(value.lpar) or isinstance(value, (cst.Call, cst.Name, cst.Attribute))
         return f"{self.format(value)}.detach()" if is_simple else f"({self.format(value)}).detach()"
 
     def indent(self, code: str) -> str:
-        """Return code with the indentation of the file in place of four spaces."""
+        """Return the code with the file's own indentation instead of four spaces."""
         return re.sub(r"(?m)^(?: {4})+", lambda spaces: self.module.default_indent * (len(spaces[0]) // 4), code)
 
     def parse_statements(self, code: str) -> list[Statement]:
@@ -128,14 +128,14 @@ class ParsedFile:
         return cst.parse_expression(code, config=self.module.config_for_parsing)
 
     def replace(self, changes: Changes) -> bytes:
-        """Return the file with nodes replaced: by other nodes, or by none."""
+        """Return the bytes of the file after the changes; a node with an empty list is removed."""
         changed_module = self.module.visit(
             _Replacer({node: self._separate(node, new) for node, new in changes.items()})
         )
         return changed_module.bytes
 
     def _separate(self, node: cst.CSTNode, new: Sequence[cst.CSTNode]) -> Sequence[cst.CSTNode]:
-        """Return new nodes with an empty line after an added method, if a statement follows without an empty line."""
+        """Add an empty line after a new method if a statement follows without an empty line."""
         last = new[-1] if new else node
         if last is node or not isinstance(last, cst.FunctionDef):
             return new
@@ -156,7 +156,7 @@ def add_blank_line(method: cst.FunctionDef) -> cst.FunctionDef:
 
 
 def join_changes(first: Changes, second: Changes) -> Changes:
-    """Return both changes; if both change a node, the second is a change of the first's result."""
+    """Join two changes; if both change a node, `second` is applied to the result of `first`."""
     joined_changes = dict(first)
     for node, new in second.items():
         old = joined_changes.get(node, (node,))
@@ -197,7 +197,7 @@ class _Replacer(cst.CSTTransformer):
 
 
 def _remove_last_semicolon(original: _Line, updated: _Line) -> _Line:
-    """Return the line without the semicolon after a statement that has become the last."""
+    """Remove the semicolon after the last statement of a line if the edit removed the next statement."""
     if not updated.body or original.body[-1].semicolon is not cst.MaybeSentinel.DEFAULT:
         return updated
     last = updated.body[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
@@ -205,7 +205,7 @@ def _remove_last_semicolon(original: _Line, updated: _Line) -> _Line:
 
 
 def keep_comments(old: cst.CSTNode, new: Sequence[Statement]) -> list[Statement]:
-    """Return statements with the comments and empty lines of the statement that they replace."""
+    """Give the new statements the comments and empty lines of the statement that they replace."""
     if not isinstance(old, cst.SimpleStatementLine) or not new:
         return list(new)
     statements = list(new)
@@ -222,7 +222,7 @@ def keep_comments(old: cst.CSTNode, new: Sequence[Statement]) -> list[Statement]
 
 
 def get_instance_name(method: cst.FunctionDef) -> str:
-    """Return the method's name for the instance, usually `self`."""
+    """Return the name of the method's first argument, usually `self`. Raises NoEdit without arguments."""
     parameters = (*method.params.posonly_params, *method.params.params)
     if not parameters:
         raise NoEdit(f"{method.name.value} has no self argument")
@@ -230,7 +230,7 @@ def get_instance_name(method: cst.FunctionDef) -> str:
 
 
 def is_attribute(node: cst.CSTNode, owner: str, name: str | None = None) -> bool:
-    """Return True for `self.name`."""
+    """Return True if the node is the attribute `name` of `owner`, or any attribute if `name` is None."""
     return (
         isinstance(node, cst.Attribute)
         and isinstance(node.value, cst.Name)
