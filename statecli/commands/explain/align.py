@@ -1,8 +1,7 @@
 """Pair the names of a checkpoint with the names of a model by shape, by their words and by their order.
 
 Both lists of names are trees of modules. The trees are compared from the root: children with the same name are paired,
-then children with the same shapes below them. `certainty.py` decides which pairs are determined and which pairs are
-guesses.
+then children with the same shapes inside. `certainty.py` decides which pairs are certain and which are guesses.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_COMPARISONS = 1 << 20
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """Paired names (checkpoint -> model, in the order of the checkpoint), and the names without a partner."""
+    """Pairs of names (checkpoint -> model, in the order of the checkpoint), and the names that have no partner."""
 
     names: dict[str, str]
     unexpected: tuple[str, ...]
@@ -51,7 +50,7 @@ class _Node:
         return not self.children
 
     def list_tensors(self) -> list[_Node]:
-        """Return the tensors below, in their order."""
+        """Return the tensors below this node, in order."""
         stack, tensors = [self], []
         while stack:
             node = stack.pop()
@@ -122,7 +121,7 @@ class _Aligner:
                 stack.extend(self._pair_children(stored, registered))
 
     def _add_equal(self, stored: _Node, registered: _Node) -> None:
-        """Add the tensors of two modules with the same names and shapes below them."""
+        """Pair the tensors of two modules that have the same names and shapes inside."""
         stack = [(stored, registered)]
         while stack:
             first, second = stack.pop()
@@ -147,7 +146,7 @@ class _Aligner:
     # --- children without an equal name -----------------------------------------------------------------------------
 
     def _choose(self, stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
-        """Pair modules with the same shapes below them, then modules that share most of their shapes and names."""
+        """Pair modules with the same shapes inside, then modules that share at least half of their shapes."""
         groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:
@@ -160,7 +159,7 @@ class _Aligner:
         return node_pairs + _choose_similar(*unpaired_nodes)
 
     def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair candidates that all have the same shapes: by the words of their names, then by similarity and order."""
+        """Pair candidates of the same shapes by the words in their names, then by similar spelling and by order."""
         stored, registered = stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
             (id(first), id(second)): _measure_evidence(first, second) for first, second in product(stored, registered)
@@ -201,7 +200,7 @@ class _Aligner:
     # --- tensors of modules that have no partner --------------------------------------------------------------------
 
     def _pair_tensors(self, stored: Iterable[_Node], registered: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair single tensors by shape and by the words of whole names, because their modules differ in structure."""
+        """Pair single tensors by shape and by the words in their full names, because the modules around them differ."""
         groups: dict[Shape | str, tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:
@@ -224,7 +223,7 @@ def _sort(nodes: Sequence[_Node], has_order: bool) -> list[_Node]:
 
 
 def _measure_evidence(first: _Node, second: _Node) -> tuple[int, int]:
-    """Return the number of shared words (of a tensor, in the name; else in the last part), and of shared inner names.
+    """Return how many words two names share, and how many names with equal shapes their modules share inside.
 
     An equal last component of two tensors counts as two words.
     """
@@ -238,7 +237,7 @@ def _count_inner_names(first: _Node, second: _Node) -> int:
 
 
 def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
-    """Return the names below a module with their shapes."""
+    """Return the names inside a module, relative to the module, with their shapes."""
     if node.tail is None:
         tails = []
         stack = [(child, token) for token, child in node.children.items()]
@@ -254,7 +253,7 @@ def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
 def _find_mutual_best(
     stored: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[_Node, _Node] | None:
-    """Return a pair in which each node fits the other better than every other candidate; None without such a pair."""
+    """Return two nodes that each match the other better than all other candidates; None if there are only ties."""
     for first in stored:
         ranked_nodes = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
         second = ranked_nodes[0]
@@ -291,7 +290,7 @@ def _count_shapes(node: _Node) -> Counter[Shape | str]:
 
 
 def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Skip levels of either side if the two sides then fit better: levels of only children, or the largest child."""
+    """Skip module levels of either side if more names inside then match: single children, or the largest child."""
     for _ in range(MAX_COMPONENTS):
         first, second = _descend(stored, registered)
         current_score = _count_inner_names(first, second)
@@ -306,7 +305,7 @@ def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
 
 
 def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Descend through only children, on either side, to the two modules that fit best."""
+    """Skip modules that have a single child, on either side, and return the two modules that match best."""
     chains = [_list_only_children(node) for node in (stored, registered)]
     if len(chains[0]) == len(chains[1]) == 1:
         return stored, registered
@@ -316,7 +315,7 @@ def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
 
 
 def _lift_largest(node: _Node) -> _Node | None:
-    """Return the module with the children of its largest child in place of this child; None if names clash."""
+    """Replace the largest child of a module by this child's children; return None if names clash or it is too small."""
     if len(node.children) < 2:
         return None
     token, largest = max(node.children.items(), key=lambda item: (item[1].count, "ema" not in item[0]))
@@ -330,7 +329,7 @@ def _lift_largest(node: _Node) -> _Node | None:
 
 
 def _list_only_children(node: _Node) -> list[_Node]:
-    """Return the module, its child if there is only one child, and so on."""
+    """Return the module, its child if it has a single child, the child of that child, and so on."""
     chain = [node]
     while len(chain[-1].children) == 1:
         chain.extend(chain[-1].children.values())
@@ -338,7 +337,7 @@ def _list_only_children(node: _Node) -> list[_Node]:
 
 
 def _fit(stored: _Node, registered: _Node) -> tuple[int, int, int]:
-    """Return how well two modules fit: the number of equal inner names, of equal shapes, and of equal child names."""
+    """Return how well two modules match: the number of equal names inside, equal shapes, and equal child names."""
     if stored.is_tensor or registered.is_tensor:
         return (0, 0, int(stored.is_tensor is registered.is_tensor))
     signatures = Counter(map(_make_key, stored.children.values()))
@@ -353,7 +352,7 @@ _NUMBERED = compile_on_use(r"(.*?)(\d{1,9})")
 
 
 def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> list[tuple[str, str]]:
-    """Pair numbered children (`0`, `layer1`) whose numbers differ between the sides, in their order.
+    """Pair numbered children such as `layer1` in order, if the numbers of the two sides differ.
 
     Children with the same numbers on both sides are left to the pairing by name.
     """
@@ -381,7 +380,7 @@ def _pair_numbers(
     left: Mapping[str, _Node],
     right: Mapping[str, _Node],
 ) -> list[tuple[str, str]]:
-    """Pair the numbers of a family in order, by the shapes below each."""
+    """Pair numbered children in order, by the shapes inside each child."""
     numbers, others = sorted(stored), sorted(registered)
     rows = [_make_key(left[stored[number]]) for number in numbers]
     columns = [_make_key(right[registered[number]]) for number in others]
@@ -405,13 +404,13 @@ def _pair_numbers(
 
 
 def _count_common_shapes(first: _Node, second: _Node) -> int:
-    """Return how many shapes two modules share; 0 for less than half of the shapes."""
+    """Return how many shapes two modules share; 0 if the modules share less than half of their shapes."""
     shared = sum((_count_shapes(first) & _count_shapes(second)).values())
     return shared if 2 * shared >= max(first.count, second.count) else 0
 
 
 def _find_best_sequence(weights: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield the positions, ascending on both sides, of the pairs with the largest sum of weights."""
+    """Yield index pairs, ascending on both sides, whose weights have the largest sum."""
     width = len(weights[0])
     best = [[0] * (width + 1) for _ in range(len(weights) + 1)]
     for row, column in product(reversed(range(len(weights))), reversed(range(width))):
@@ -429,5 +428,5 @@ def _find_best_sequence(weights: Sequence[Sequence[int]]) -> Iterator[tuple[int,
 
 
 def _make_key(node: _Node) -> tuple[int, int]:
-    """Return a key that is equal for modules with the same shapes below them."""
+    """Return a key that is equal for two modules with the same shapes inside."""
     return node.count, node.signature

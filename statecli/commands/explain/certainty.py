@@ -1,7 +1,7 @@
-"""Distinguish pairs that shapes and names determine from pairs that a name of the same shape could replace.
+"""Decide which pairs of names are certain, and which could be replaced by another name of the same shape.
 
-A load by shapes cannot distinguish query and key. A pair is decided if no other pairing of the names has the same
-evidence: the same shape, and the same components or words in common. Numbers of modules keep their order.
+Shapes alone cannot distinguish query and key. A pair is certain if no other pairing of the names has the same shape and
+shares as many components or words. Numbers of modules keep their order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Largest number of comparisons of a name without a partner with pairs; with more, the pairs count as undecided.
+#: Largest number of comparisons between names without a partner and pairs. Beyond it, the pairs count as undecided.
 MAX_COMPARISONS = 20_000
 #: Stands for the components of two names that share no words.
 _DIFFERING_PART = "*"
@@ -35,7 +35,7 @@ class UndecidedPair(msgspec.Struct, frozen=True):
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes.
+    """Result of the matching: pairs (name in the checkpoint -> name in the class), and names without a partner.
 
     `transposed`: the pairs whose matrix has rows and columns exchanged. `shapes`: the shapes in the class.
     `own_shapes`: the shapes in the checkpoint; for transposed pairs, those in the class. `mismatched`: the pairs of
@@ -54,7 +54,7 @@ class Matching(msgspec.Struct, frozen=True):
 
 
 def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
-    """Return the pairs that other pairs with the same shapes and the same evidence could replace."""
+    """Return the pairs that are not certain, because other names match as well by shape, components and words."""
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
         common_parts = _find_common(name, registered)
@@ -67,7 +67,7 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
 
 
 def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
-    """Yield pairs of a group in which the common components do not distinguish the names."""
+    """Yield the pairs of a group whose names cannot be distinguished by their common components."""
     if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
         return
     yield from _list_rivals(members, pairs)
@@ -79,7 +79,7 @@ def _list_rivals(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[U
 
 
 def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return True if the names of each side differ only in a number, with the same order on both sides."""
+    """Return True if the names of each side differ only in a number, and the numbers have the same order."""
     numbers = []
     for names in zip(*pairs, strict=True):
         components = [name.split(".") for name in names]
@@ -95,7 +95,7 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def _compare_numbers(names: Matching) -> Iterator[UndecidedPair]:
-    """Yield the pairs of modules that change their order: module 1 remains 1, and module 2 becomes module 0."""
+    """Yield the pairs of numbered modules whose order changes: 1 → 1 and 2 → 0."""
     families: dict[tuple[str, str, str, str, Shape], list[tuple[int, int, str]]] = {}
     for name, registered in names.pairs.items():
         shape = names.shapes[registered]
@@ -109,7 +109,7 @@ def _compare_numbers(names: Matching) -> Iterator[UndecidedPair]:
 
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
-    """Yield the pairs in which a name without a partner would fit as well."""
+    """Yield the pairs in which a name without a partner would match as well."""
     unexpected = group_by(names.unexpected, names.own_shapes.__getitem__)
     missing = group_by(names.missing, names.shapes.__getitem__)
     budget = MAX_COMPARISONS
@@ -135,9 +135,9 @@ def _count_common(name: str, registered: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _find_common(name: str, registered: str) -> tuple[str, ...]:
-    """Return the components that both names share, with `*` for different components: `encoder.0.*.weight`.
+    """Return the components that both names share, with `*` in place of different components: encoder, 0, *, weight.
 
-    Different components with the same words are common too: `q_proj` and `query`.
+    Components with other spellings of the same words, such as `q_proj` and `query`, are shared too.
     """
     stored_parts, registered_parts = name.split("."), registered.split(".")
     common_parts: list[str] = []

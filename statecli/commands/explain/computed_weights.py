@@ -1,7 +1,7 @@
-"""Recognise a weight stored as a whole on one side, and as the parts of its computation on the other.
+"""Find weights that one side stores whole, while the other side stores the tensors from which torch computes them.
 
 `weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
-or a mask. A part has the shape of the weight, but loading the part in the place of the weight gives other values.
+or a mask. An input has the shape of the weight, but a model that loads the input as the weight gives wrong values.
 Sources: torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametrizations.py, parametrize.py.
 """
 
@@ -16,7 +16,7 @@ _PARAMETRIZED = compile_on_use(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>
 
 
 class ComputedWeight(NamedTuple):
-    """A weight, a part of the weight, and the computing function in `torch.nn.utils`, or `a parametrization`."""
+    """A computed weight, one of its input tensors, and the function in `torch.nn.utils` (or `a parametrization`)."""
 
     name: str
     part: str
@@ -24,7 +24,7 @@ class ComputedWeight(NamedTuple):
 
 
 class ComputedWeights(NamedTuple):
-    """The weights that only the file stores as parts, and the weights that only the class has as parts."""
+    """Weights whose input tensors only the file stores, and weights whose input tensors only the class has."""
 
     in_file: list[ComputedWeight]
     in_class: list[ComputedWeight]
@@ -33,7 +33,7 @@ class ComputedWeights(NamedTuple):
 def find_computed_weights(
     pairs: Mapping[str, str], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
-    """Return the computed weights among pairs: name in the file -> name of the class."""
+    """Return the pairs in which only one side is an input of a computed weight. `pairs`: name in file -> in class."""
     weights = ComputedWeights([], [])
     for name, registered_name in pairs.items():
         parts = _find_part(name, stored), _find_part(registered_name, registered)
@@ -45,7 +45,7 @@ def find_computed_weights(
 
 
 def _find_part(name: str, names: Collection[str]) -> str | None:
-    """Return the function that computes a weight from this tensor; None for a whole tensor."""
+    """Return the function that computes a weight from this tensor; None if the tensor is not such an input."""
     match = _PARAMETRIZED.fullmatch(name)
     if match is not None:
         if match["part"]:

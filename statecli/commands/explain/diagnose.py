@@ -36,7 +36,7 @@ _GAINS = ("g", "v")
 
 
 class LoadSubject(msgspec.Struct, frozen=True):
-    """A class and a checkpoint: the class's state_dict by name, its module, and the entries to load."""
+    """A class and a checkpoint to load into it: states, the built module, and the checkpoint's entries."""
 
     model: ModelState
     built_model: BuiltModel
@@ -46,7 +46,7 @@ class LoadSubject(msgspec.Struct, frozen=True):
 
 
 def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> LoadSubject | None:
-    """Return the two sides; None if the checkpoint has no model."""
+    """Return the class and the checkpoint as a LoadSubject; None if the checkpoint has no model."""
     rows = (row for row in model.tensors if row.kind in REGISTERED_KINDS and row.is_in_state_dict)
     registered = {row.fqn: row for row in rows}
     entries = read_entries(checkpoint, list(registered))
@@ -54,7 +54,7 @@ def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelS
 
 
 def is_loaded_as_is(subject: LoadSubject) -> bool:
-    """Return True if `model.load_state_dict(torch.load(file, weights_only=True))` works, or that of safetensors."""
+    """Return True if the file loads without other code: torch.load or load_file, then a strict load_state_dict."""
     source = subject.entries.source
     has_plain_source = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
     is_plain = has_plain_source and not subject.entries.refused and not _list_codes(subject)
@@ -62,7 +62,7 @@ def is_loaded_as_is(subject: LoadSubject) -> bool:
 
 
 def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
-    """Return the integer tensors that the class registers as floating-point: quantized codes without known scales."""
+    """Return the integer tensors that the class registers as floating-point: quantized values of unknown scale."""
     return [
         row
         for row in subject.entries.rows
@@ -73,7 +73,7 @@ def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
 
 
 def diagnose(subject: LoadSubject) -> Diagnosis:
-    """Return the causes, and the code that loads the checkpoint, with the result of its test."""
+    """Return the causes, the code that loads the checkpoint, and the result of testing this code."""
     special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built_model)
     if special is not None:
         return special
@@ -93,7 +93,7 @@ def diagnose(subject: LoadSubject) -> Diagnosis:
 
 
 def _explain_computed_weights(subject: LoadSubject, matching: Matching) -> Diagnosis | None:
-    """Return the diagnosis if one side has parts of weights that are whole on the other: no renaming helps."""
+    """Return the diagnosis if one side stores weights whole and the other their inputs; renaming cannot help then."""
     pairs = matching.pairs | matching.mismatched
     computed_weights = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
@@ -164,7 +164,7 @@ def _match(subject: LoadSubject) -> Matching:
 
 
 def _join_weight_norm(name: str) -> str:
-    """Return the name with the older names of weight_norm: `conv.weight_g` for `…parametrizations.weight.original0`."""
+    """Replace the new names of weight_norm by the old names: `…parametrizations.weight.original0` by `…weight_g`."""
     return _WEIGHT_NORM.sub(lambda match: f"{match[1]}_{_GAINS[int(match[2])]}", name)
 
 
@@ -228,7 +228,7 @@ def _describe_other_names(names: Mapping[str, str]) -> CauseEvidence:
 
 
 def _choose_new_name(name: str, registered: str) -> str:
-    """Return the name to load: torch's hook takes the older names of weight_norm, so they stay."""
+    """Return the name under which to load the entry. Old names of weight_norm stay, because torch converts them."""
     return registered if _WEIGHT_NORM.search(name) else _join_weight_norm(registered)
 
 
@@ -244,7 +244,7 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
 def _judge(
     diagnosis: Diagnosis, subject: LoadSubject, matching: Matching, result: LoadResult, doubt_about_model: str
 ) -> Diagnosis:
-    """Return the diagnosis with the result of the test load."""
+    """Add the result of the test load to the diagnosis."""
     if result.error:
         return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:
@@ -269,7 +269,7 @@ def _judge(
 
 
 def _list_doubts(subject: LoadSubject, matching: Matching) -> Iterable[str]:
-    """Yield why the lines may load wrong values although the shapes fit."""
+    """Yield the reasons why the printed code may load wrong values although the shapes match."""
     tied_names = (name for name, _ in matching.ties)
     undecided = list_undecided_pairs(replace(matching, missing=(*matching.missing, *tied_names)))
     if undecided:

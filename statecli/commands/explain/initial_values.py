@@ -1,4 +1,4 @@
-"""Find tensors that keep initial values, so that the loaded model differs from the saved model."""
+"""Find tensors that keep their initial values after the load and make the model differ from the saved model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BUILT_ELEMENTS = 1 << 26
 
 
 def describe_initial_values(initial: Sequence[TensorInfo], built_model: BuiltModel, elements: int) -> Iterator[str]:
-    """Yield a sentence about the weights among the tensors that keep initial values, and about random tensors.
+    """Yield a warning each for weights, running statistics and random tensors that keep their initial values.
 
     `elements` is the number of elements of the whole model.
     """
@@ -50,7 +50,7 @@ def describe_initial_values(initial: Sequence[TensorInfo], built_model: BuiltMod
 
 
 def _list_statistics(tensors: Sequence[TensorInfo], built_model: BuiltModel) -> list[str]:
-    """Return the means and variances that layers of torch measure in training and use in eval mode."""
+    """Return the running means and variances: layers of torch update them in training and use them in eval mode."""
     layers = {
         name for name, module in built_model.module.named_modules() if getattr(module, "track_running_stats", False)
     }
@@ -61,7 +61,7 @@ def _list_statistics(tensors: Sequence[TensorInfo], built_model: BuiltModel) -> 
 def _split_by_rebuilding(
     tensors: Sequence[TensorInfo], built_model: BuiltModel, elements: int
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the tensors that differ between two builds on the CPU, and of the tensors not compared."""
+    """Return tensors that differ between two builds on the CPU, and tensors that could not be compared."""
     names = [row.fqn for row in tensors]
     if not names:
         return [], []

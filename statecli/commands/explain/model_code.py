@@ -1,4 +1,4 @@
-"""Write Python code that builds a class, and list its integer arguments, because an argument may be the cause."""
+"""Write Python code that builds a model class, and list the integer arguments that may explain other shapes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_model_code(spec: ModelSpec, loaded_object: LoadedObject | None = None)
 
 
 class _Names:
-    """The names that the lines import, by module."""
+    """The names that the printed code imports, grouped by module."""
 
     def __init__(self, spec: ModelSpec, loaded_object: LoadedObject) -> None:
         self._spec, self._own_module = spec, loaded_object.module
@@ -63,11 +63,11 @@ class _Names:
         self.doubt = ""
 
     def add(self, module: types.ModuleType, dotted: str) -> None:
-        """Import the first part of a dotted name."""
+        """Import a name from the module; of `Outer.Inner`, import `Outer`."""
         self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
 
     def add_objects(self, scope: Scope, value: Any) -> Any:
-        """Import the names in an argument; return the argument as Python code."""
+        """Import the names that occur in an argument; return the argument as Python code."""
         if isinstance(value, ObjectName):
             return self._add_object(scope, value)
         if isinstance(value, ObjectCall):
@@ -100,7 +100,7 @@ class _Names:
         return class_.__qualname__
 
     def format_imports(self) -> Iterator[str]:
-        """Yield the import lines; one adds the folder of a file outside the current folder to the search path."""
+        """Yield the import lines, and a line that adds the folder of the user's file to sys.path if needed."""
         file = _ImportedFile.from_path(self._spec.module) if self._spec.is_file else None
         if file is not None and file.folder:
             yield "import sys"
@@ -127,7 +127,7 @@ class _Names:
 
 
 class _ImportedFile(NamedTuple):
-    """A file as a module: the folder to import from, "" for the current folder, and its dotted name in this folder.
+    """A Python file to import: the folder to add to sys.path ("" for the current folder), and the module name.
 
     `is_importable`: whether `import` finds the file, not a module of Python's standard library.
     """
@@ -138,7 +138,7 @@ class _ImportedFile(NamedTuple):
 
     @classmethod
     def from_path(cls, path: str) -> _ImportedFile:
-        """Return the file as a module to import."""
+        """Return the folder and the module name for the path of a file."""
         absolute = os.path.abspath(path)
         import_folder = find_import_folder(absolute) or os.path.dirname(absolute)
         parts = os.path.relpath(absolute, import_folder).removesuffix(".py").split(os.sep)
@@ -156,7 +156,7 @@ class _ImportedFile(NamedTuple):
 def _add_configuration(
     spec: ModelSpec, loaded_object: LoadedObject, names: _Names, lines: list[str]
 ) -> tuple[str, ObjectName]:
-    """Add the lines that read the file of `--config-json`; return the argument and the expression of its value."""
+    """Add the lines that read the file of --config-json; return the argument's name and its value as an expression."""
     configuration = describe_configuration(spec, loaded_object.module, loaded_object.value)
     path = spec.options.config_json or ""
     if files.is_remote(path):
@@ -205,7 +205,7 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
 
 
 def change_argument(spec: ModelSpec, loaded_object: LoadedObject | None, name: str, value: int) -> ModelSpec:
-    """Return the spec with another value of an argument."""
+    """Return the model spec with a new value for an argument."""
     kwargs, args = dict(spec.kwargs), list(spec.args)
     names = _list_positional(_get_parameters(spec, loaded_object))
     position = names.index(name) if name in names else len(args)
@@ -227,7 +227,7 @@ def _list_positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
 
 
 def list_integer_arguments(spec: ModelSpec, loaded_object: LoadedObject | None) -> Iterator[tuple[str, int]]:
-    """Yield the integer arguments of the call with their values, given or default."""
+    """Yield the integer arguments of the call, each with its given or default value."""
     parameters = _get_parameters(spec, loaded_object)
     call_arguments = dict(zip(_list_positional(parameters), spec.args, strict=False)) | spec.kwargs
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Test the printed code: on meta, load tensors of the same names and shapes into the class."""
+"""Test the printed code on the meta device: load tensors of the same names and shapes into the class."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """Answer of the class to a load. If its code failed on tensors without values, only `error` is set."""
+    """Report of a test load. `error` is set if code of the class raised an error, and the report is then empty."""
 
     answer: LoadReport = LoadReport()
     error: str = ""
 
     @property
     def is_accepted(self) -> bool:
-        """Return True if a strict load has no objection."""
+        """Return True if a strict load would succeed."""
         answer = self.answer
         return not (self.error or answer.missing or answer.unexpected or answer.mismatched or answer.refused)
 
 
 def load_as_is(entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
-    """Load the entries of the checkpoint under their own names, strictly, on meta."""
+    """Load the entries of the checkpoint strictly under their own names, on the meta device."""
     return _load(entries, {name: name for name in entries.names}, built_model, keeps_metadata=True)
 
 
 def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
-    """Load the entries of the recipe strictly, on meta; names that keep initial values may be missing."""
+    """Load the entries as the recipe does, on the meta device. Names with initial values may be missing."""
     if recipe.source.loader is Loader.DCP:  # the printed lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     names = recipe.rename_entries(entries.names)

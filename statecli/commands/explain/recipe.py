@@ -1,4 +1,4 @@
-"""Describe how to load a checkpoint: the lines of Python, and the names and entries that these lines load."""
+"""Describe how to load a checkpoint: the Python code, and the names and entries that this code loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DELETED_NAMES = 2
 
 
 class Loader(Enum):
-    """The function that reads a file."""
+    """The function that reads the checkpoint file, in the printed code."""
 
     TORCH = "torch.load"
     MODULE = "torch.load of a pickled module"
@@ -27,9 +27,9 @@ class Loader(Enum):
 
 
 class StateDictSource(msgspec.Struct, frozen=True):
-    """The files of a checkpoint, and the keys from the loaded object to the state_dict.
+    """The files of a checkpoint, and the keys that lead from the loaded object to the state_dict inside.
 
-    `pattern`: a glob of exactly these files, for several files. `allowed`: classes that `weights_only=True` must allow.
+    `pattern`: a glob that matches exactly these files, or "". `allowed`: classes that `weights_only=True` must allow.
     """
 
     files: tuple[str, ...]
@@ -40,7 +40,7 @@ class StateDictSource(msgspec.Struct, frozen=True):
 
 
 class ModelCode(msgspec.Struct, frozen=True):
-    """The lines that import a class, the lines that read its configuration, and the expression that builds the model.
+    """Code that builds a model: imports, lines that read its configuration, and the expression of the model.
 
     `doubt`: why the lines may build another model than statecli.
     """
@@ -52,14 +52,14 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Rest(Enum):
-    """Entries that the code leaves out by comparing with the class, if not all names of the file are known."""
+    """Which entries the code leaves out by comparison with the class, because the file's names are not all known."""
 
     UNKNOWN = "names that the class does not have"
     OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Entries that are not loaded: names with a prefix, and single names; or all that the class does not have."""
+    """Entries that are not loaded: by prefix, by name, or by comparison with the class (`rest`)."""
 
     prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class LeftOut(msgspec.Struct, frozen=True):
         return name.startswith(self.prefixes) if name not in self.names else True
 
     def format_code(self) -> tuple[str, ...]:
-        """Return the lines that leave out the entries."""
+        """Return the code that leaves out the entries."""
         items = "name: tensor for name, tensor in state.items()"
         if self.rest is Rest.UNKNOWN:
             return "known = set(model.state_dict())", f"state = {{{items} if name in known}}"
@@ -93,9 +93,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """A way to load a checkpoint into a class.
 
     Attributes:
-        model: The code of the class; None if only an error text is known.
+        model: Code that builds the class; None if only an error text is known.
         steps: Steps that rename the entries.
-        in_order: The entries get the names of the class in their order, instead of steps.
+        in_order: Names of the class in order, given to the entries in order; used instead of steps.
         left_out: Entries left out, under their new names.
         ties: Names of the class filled from another entry, because they share its storage.
         initial: Names of the class that keep their initial values; with any, strict=False.
@@ -113,13 +113,13 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def rebuilds_dict(self) -> bool:
-        """Return True if the lines build another dict, which does not have the attribute `_metadata`."""
+        """Return True if the code builds a new dict, because a new dict lacks the attribute `_metadata`."""
         return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.pattern) or (
             self.source.loader is Loader.DCP
         )
 
     def rename_entries(self, names: Iterable[str]) -> dict[str, str]:
-        """Return what the printed lines load: the name in the checkpoint for each name in the model."""
+        """Return the entries that the printed code loads: name in the model -> name in the checkpoint."""
         if self.in_order:
             renamed_names = dict(zip(self.in_order, names, strict=True))
         else:
@@ -131,7 +131,7 @@ class Recipe(msgspec.Struct, frozen=True):
     # --- the printed lines -------------------------------------------------------------------------------------------
 
     def format_code(self) -> tuple[str, ...]:
-        """Return the lines of Python."""
+        """Return the Python code as lines."""
         lines = [*self._format_imports()]
         if self.model is not None:
             lines += [*self.model.lines, f"model = {self.model.expression}"]
@@ -198,7 +198,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def _list_rules(steps: Sequence[Step]) -> list[str]:
-    """Return the steps as pairs of texts for a loop, if there are more than two and all are substitutions."""
+    """Return the steps as `(pattern, replacement)` code for a loop; [] for fewer than three or other steps."""
     substitutions = [step for step in steps if isinstance(step, Substitution)]
     if len(steps) < 3 or len(substitutions) < len(steps):
         return []
@@ -234,7 +234,7 @@ def _format_source(source: StateDictSource) -> list[str]:
 
 
 def _format_dcp_folder(source: StateDictSource) -> list[str]:
-    """Return the lines to read the tensors below the keys: their names in the folder begin with the keys."""
+    """Return code that reads a DCP folder; if there are keys, only the tensors whose names begin with these keys."""
     folder, prefix = format_text(source.files[0]), format_text("".join(f"{key}." for key in source.keys))
     test = f" and name.startswith({prefix})" if source.keys else ""
     lines = [
@@ -258,7 +258,7 @@ def _list_modules(names: Sequence[str]) -> str:
 
 
 def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None:
-    """Return how to leave out exactly these names: a few by name, else by prefixes; None if the code is too long."""
+    """Return how to leave out exactly these names: a few by name, else by prefix; None if the code gets too long."""
     if len(names) <= MAX_DELETED_NAMES:
         return LeftOut(names=tuple(names))
     kept_names = list(kept_names)
@@ -277,7 +277,7 @@ def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None
 
 
 def _index_heads(names: Iterable[str]) -> set[str]:
-    """Return the paths of all modules above the names, each with a dot."""
+    """Return every leading part of the names that ends with a dot: `net.` and `net.0.` of `net.0.weight`."""
     heads: set[str] = set()
     for name in names:
         position = name.find(".") + 1

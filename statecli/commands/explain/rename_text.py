@@ -10,7 +10,7 @@ from statecli.core.units import plural
 
 
 def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) -> Iterator[CauseEvidence]:
-    """Yield the causes that renaming steps show: prefixes, the form of weight_norm, and other names."""
+    """Yield a cause for each prefix that is removed or added, and one cause for all other renamed entries."""
     current = {name: name for name in names}
     texts: list[str] = []
     renamed_names: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Steps that rename the entries of a state_dict; each can be applied, or written as Python code and as `--map` rules.
+"""Steps that rename the entries of a state_dict. Each can be applied, or written as Python code or `--map` rules.
 
-The printed code and the names loaded on meta come from the same step, so they cannot differ.
+The printed code and the names in the test load come from the same step, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Substitution(msgspec.Struct, frozen=True):
         return re.sub(self.pattern, self.replacement, name)
 
     def format_code(self, name: str) -> str:
-        """Return a Python expression of the new name; `name` is an expression of the old name."""
+        """Return Python code that computes the new name; `name` is the code of the old name."""
         if self.old is None:
             return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
         if not self.at_start:
@@ -48,12 +48,12 @@ class Substitution(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The texts of `--map` that rename in the same way."""
+        """The `--map` rules that rename in the same way."""
         return (f"{self.pattern}={self.replacement}",)
 
 
 class Shift(msgspec.Struct, frozen=True):
-    """Step that adds `delta` to the numbers of a module's children, from `first` on."""
+    """Step that adds `delta` to the indices of a module's children, from index `first` on."""
 
     module: str
     first: int
@@ -73,14 +73,14 @@ class Shift(msgspec.Struct, frozen=True):
         return f"{match[1]}{number + self.delta if number >= self.first else number}"
 
     def format_code(self, name: str) -> str:
-        """Return a Python expression of the new name."""
+        """Return Python code that computes the new name."""
         sign = "+" if self.delta > 0 else "-"
         change = f"{sign} {abs(self.delta)}" + (f" * (int(m[2]) >= {self.first})" if self.first > 0 else "")
         return f're.sub({format_raw(self.pattern)}, lambda m: f"{{m[1]}}{{int(m[2]) {change}}}", {name})'
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The texts of `--map` for the same renaming: a text for each number, in an order without clashes."""
+        """The `--map` rules that rename in the same way: a rule for each index, in an order without name clashes."""
         numbers = range(self.first, self.last + 1)
         ordered_numbers = reversed(numbers) if self.delta > 0 else numbers
         return tuple(rf"^({self.module}){n}\b=\g<1>{n + self.delta}" for n in ordered_numbers)
@@ -109,7 +109,7 @@ def format_raw(text: str) -> str:
 
 
 def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[Step, ...] | None:
-    """Return short steps that rename each key of `names` to its value and keep the names apart; None if unknown.
+    """Return a few steps that rename each key of `names` to its value without name clashes; None if not found.
 
     `others` are names without a partner: their new names must not be values of `names`.
     """
@@ -127,7 +127,7 @@ def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[St
 
 
 def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable[str]) -> bool:
-    """Return True if the steps give the new names, and keep all names apart after each step."""
+    """Return True if the steps give exactly the new names, and no step gives the same name twice."""
     current = [*names, *others]
     for step in steps:
         current = [step.apply(name) for name in current]
@@ -137,7 +137,7 @@ def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable
 
 
 def _remove_wrapper_parts(names: Mapping[str, str]) -> tuple[dict[str, str], tuple[Step, ...]]:
-    """Return the names without parts of wrappers missing in the model, and the steps that remove the parts."""
+    """Return the names without wrapper parts (`module.`) that the model lacks, and the steps that remove the parts."""
     parts = [
         part
         for part in WRAPPER_ATTRIBUTES
@@ -149,7 +149,7 @@ def _remove_wrapper_parts(names: Mapping[str, str]) -> tuple[dict[str, str], tup
 
 
 class _Hunk(NamedTuple):
-    """Components that are replaced, with the components before and after them."""
+    """Components that differ between two names, with the components before and after them."""
 
     old: list[str]
     new: list[str]
@@ -169,7 +169,7 @@ def _find_hunks(name: str, new: str) -> list[_Hunk]:
 
 
 def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Step, ...]]:
-    """Yield lists of steps, the shortest first; `context`: number of components around a replaced component."""
+    """Yield possible lists of steps. `context`: number of unchanged components to include around a changed one."""
     prefix = _find_prefix_steps(names)
     for first in ((), *((p,) for p in prefix)):
         remaining_names = {apply_steps(first, name): new for name, new in names.items()}
@@ -187,7 +187,7 @@ def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Ste
 
 
 def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
-    """Return the steps that remove or add a prefix of every name, or of the names with this prefix."""
+    """Return steps that remove or add a prefix which some or all of the names have."""
     steps: list[Step] = []
     removed_prefixes = {
         name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)
@@ -224,7 +224,7 @@ def _escape(text: str) -> str:
 
 
 def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, str]]:
-    """Return the shifts of numbered modules, and the names after them."""
+    """Return the steps that shift module indices, and the names after these steps."""
     shifts_by_stem: dict[str, dict[int, int]] = {}
     for name, new in names.items():
         old_parts, new_parts = name.split("."), new.split(".")
@@ -247,7 +247,7 @@ def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, 
 
 
 def _find_substitutions(names: Mapping[str, str], context: int) -> list[Step]:
-    """Return a substitution for each replaced text, with `context` neighbouring components in the text."""
+    """Return a substitution for each changed part of a name, with `context` unchanged components around the part."""
     hunks = (hunk for name, new in names.items() for hunk in _find_hunks(name, new))
     steps = dict.fromkeys(_build_substitution(hunk, context) for hunk in hunks)
     # Longer texts come first, because they may contain shorter texts.

@@ -1,4 +1,4 @@
-"""Find the arguments with which the class has the shapes and the number of layers of the checkpoint."""
+"""Find arguments for which the class has the same shapes and number of layers as the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = tuple[str, int, int]
 
 
 def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None:
-    """Return the diagnosis with other arguments of the class, if a strict load then loads the whole checkpoint."""
+    """Return a diagnosis with other arguments of the class, if the class then loads the whole checkpoint."""
     causes = {evidence.cause for evidence in diagnosis.causes}
     if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
         return None
@@ -41,7 +41,7 @@ def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None
 
 
 def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
-    """Yield arguments whose value equals a size of the class that differs in the checkpoint, likeliest first."""
+    """Yield arguments whose value equals a size that differs in the checkpoint, with the checkpoint's size."""
     sizes = _count_sizes(subject)
     for name, value in list_integer_arguments(spec, subject.built_model.loaded):
         for (old, new), _ in sizes.most_common():
@@ -50,7 +50,7 @@ def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
 
 
 def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
-    """Count the differing sizes, (class, checkpoint): dimensions of tensors of the same name, numbers of layers."""
+    """Count the sizes (class, checkpoint) that differ: dimensions of tensors with similar names, numbers of layers."""
     counts: Counter[tuple[int, int]] = Counter()
     tails: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name, row in subject.registered.items():
@@ -70,7 +70,7 @@ def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
 
 
 def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
-    """Yield the sizes that differ between a missing tensor and an extra tensor with the same last component."""
+    """Yield the sizes if a missing and an extra tensor have the same last component and differ in one dimension."""
     names = set(subject.entries.names)
     missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra_tensors = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]
@@ -87,7 +87,7 @@ def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
 
 
 def _count_children(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of numbered children of each module that has any."""
+    """Return the number of numbered children, for each module that has numbered children."""
     numbers: dict[str, set[str]] = {}
     for name in names:
         parts = name.split(".")

@@ -1,4 +1,4 @@
-"""The result of `statecli explain`: causes with their evidence, and lines of Python with the result of their test."""
+"""The result of `statecli explain`: causes, each in one line, and Python code with the result of its test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Cause(str, Enum):
 
 
 class CauseEvidence(msgspec.Struct, frozen=True):
-    """A cause in one line, with its number of names.
+    """A cause in one line, with the number of names that the cause concerns.
 
     `example` is a name or shape on each side: `module.embed.weight → embed.weight`.
     """
@@ -63,7 +63,7 @@ class CauseEvidence(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Reason why a checkpoint does not load, and lines of Python for loading.
+    """Causes why a checkpoint does not load, and the code that loads the checkpoint.
 
     Attributes:
         causes: The causes, the most important first.
@@ -73,7 +73,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         initial: Names that keep their initial values.
         unused: Names of the checkpoint left out by the lines.
         loads: A load on meta accepted the lines.
-        proved: A load on meta accepted the lines, and shapes and words of names determine each pair of names.
+        proved: A load on meta accepted the lines, and each pair of names is certain by shape and words.
         proof: The result of the test load, or why the lines were not tested or are not certain.
         warnings: Why the loaded model differs from the saved model: weights or random values that are initial values.
     """
@@ -116,6 +116,6 @@ class Explanation(msgspec.Struct, frozen=True):
 
     @property
     def covers_names(self) -> bool:
-        """Return True if the causes explain why each name or shape differs."""
+        """Return True if the causes explain every differing name and shape."""
         causes = {evidence.cause for evidence in self.diagnosis.causes} if self.diagnosis else set()
         return bool(causes) and not causes & _UNSPECIFIC_CAUSES

@@ -1,4 +1,4 @@
-"""Rule of `explain`, also reported by `diff` of a class and a checkpoint."""
+"""Rules of `explain`. `diff` of a class and a checkpoint also reports `does-not-load`."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def explain_states(model: ModelState, built_model: BuiltModel, checkpoint: Model
 
 
 def find_untied(model: ModelState, checkpoint: ModelState) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each tensor of the class that a loadable checkpoint stores as several tensors."""
+    """Return the names that share a tensor in the class, but have separate tensors in the checkpoint."""
     stored = {tensor.fqn: tensor for tensor in checkpoint.tensors}
     groups: dict[object, list[str]] = {}
     for tensor in model.tensors:

@@ -1,4 +1,4 @@
-"""Find the entries of a checkpoint's state_dict, and the files and keys by which code reads them."""
+"""Find the state_dict entries of a checkpoint, and the files and keys from which Python code can read them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PLAIN_CLASSES = frozenset(["argparse.Namespace", "pathlib.PosixPath"])
 
 
 class ModelEntries(msgspec.Struct, frozen=True):
-    """The entries of a state_dict of a checkpoint.
+    """Entries of one state_dict of a checkpoint.
 
     Attributes:
         rows: Its tensors, in the order of the file.
         section: The section of the tensors.
         state_dict: Other keys, and the metadata.
         source: How code reads the state_dict; None if statecli knows no code for the format.
-        refused: Names in the pickle refused by `weights_only=True`.
+        refused: Names in the pickle that `weights_only=True` refuses.
         is_average: The section is an average of the weights, and the file has no other model.
         rivals: Other sections that fit the class as well.
     """
@@ -50,7 +50,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
 
 
 def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries | None:
-    """Return the entries that a class with the registered names would load; None if the checkpoint has no model."""
+    """Return the entries that a class with these registered names would load; None if the checkpoint has no model."""
     sections = list_model_sections(state)
     if not sections:
         return None
@@ -87,7 +87,7 @@ _KEYS = compile_on_use(r"([^\[\]]+)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
 
 
 def _find_inner_entries(state: ModelState, tails: Set[tuple[str, ...]]) -> tuple[StateDict, tuple[TensorInfo, ...]]:
-    """Return the dict inside other dicts with the most registered names: `nets['generator']['embed.weight']`."""
+    """Return the nested dict that has the most registered names, such as `nets['generator']`, and its tensors."""
     rows: dict[tuple[str | int, ...], list[TensorInfo]] = {}
     for tensor in state.tensors:
         if match := _KEYS.fullmatch(tensor.fqn):
@@ -129,7 +129,7 @@ def _find_source(
 def _find_dcp_folder(
     path: str, state: ModelState, rows: Sequence[TensorInfo], keys: tuple[str | int, ...]
 ) -> StateDictSource | None:
-    """Return the folder if it has one metadata file, and if only the names of `rows` begin with the keys."""
+    """Return the DCP folder if it has a single metadata file, and the keys select exactly the tensors of `rows`."""
     prefix = "".join(f"{key}." for key in keys)
     paths = ((name := _join_keys(tensor.fqn), f"{tensor.section}.{name}") for tensor in state.tensors)
     is_exact = sum(any(name.startswith(prefix) for name in names) for names in paths) == len(rows)
@@ -138,7 +138,7 @@ def _find_dcp_folder(
 
 
 def _join_keys(name: str) -> str:
-    """Return the name in a folder of torch.distributed.checkpoint: `nets.generator.weight`."""
+    """Return a name as DCP writes it: `nets.generator.weight` for `nets['generator'].weight`."""
     return _BRACKETS.sub(lambda match: f".{ast.literal_eval(match[0])[0]}", name)
 
 

@@ -1,4 +1,4 @@
-"""Files that no renaming can load: an optimizer, an adapter, quantised weights; and causes visible in the file."""
+"""Recognise files that renaming cannot load (optimizers, adapters, quantised weights), and causes seen in the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUANTIZED = {
 
 
 def recognize(state: ModelState, names: Sequence[str], built_model: BuiltModel) -> Diagnosis | None:
-    """Return the diagnosis of a file that has no plain weights of a model; None for other files."""
+    """Return the diagnosis of an adapter or of quantised weights; None for other files."""
     adapter = list_adapter_names(names)
     if adapter:
         return _diagnose_adapter(state, names, adapter, built_model)
@@ -57,13 +57,13 @@ class QuantizedNames(NamedTuple):
     library: str
 
     def describe(self) -> str:
-        """Return the cause in words."""
+        """Return the cause as text."""
         some = f"{plural(len(self.names), 'tensor')} such as {quoting.name(self.names[0])}"
         return f"the weights are quantized ({self.library}): {some}"
 
 
 def find_quantized_names(names: Iterable[str]) -> QuantizedNames | None:
-    """Return the names that only quantised weights have; None if none is found."""
+    """Return the names that only quantised weights have; None if no name has such a form."""
     names = list(names)
     for pattern, library in _QUANTIZED.items():
         quantized = [name for name in names if pattern.search(name)]
@@ -123,7 +123,7 @@ def _find_folder(state: ModelState, file: str) -> str | None:
 
 
 def diagnose_without_model(state: ModelState) -> Diagnosis:
-    """Return the diagnosis of a checkpoint without a tensor of a model."""
+    """Return the diagnosis of a checkpoint that has no tensors of a model."""
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
     contents = f"no tensors of a model, only tensors of kind: {', '.join(kinds)}" if state.tensors else "no tensors"
     message = f"{state.target} contains {contents}"
@@ -134,7 +134,7 @@ def diagnose_without_model(state: ModelState) -> Diagnosis:
 
 
 def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[CauseEvidence]:
-    """Yield the causes that the file shows: keys around the state_dict, an average, a pickled module, other classes."""
+    """Yield causes seen in the file alone: a nested state_dict, averaged weights, a pickled module, refused classes."""
     source = entries.source
     if source is not None and source.loader is Loader.MODULE:
         yield CauseEvidence(

@@ -1,4 +1,4 @@
-"""Explain the error text of `load_state_dict`, `torch.load` or safetensors. Code from a text is not tested."""
+"""Explain the error text of `load_state_dict`, `torch.load` or safetensors. The resulting code is not tested."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STATE_KEYS = (
 
 
 def explain_text(text: str) -> Explanation:
-    """Return the cause that the text names. Raises UnreadableError for a text without a known error."""
+    """Return the cause that the error text shows. Raises UnreadableError if the text has no known error."""
     for find_cause in (_read_keys, _read_refused_names, _read_file_errors):
         diagnosis = find_cause(text)
         if diagnosis is not None:
@@ -75,7 +75,7 @@ def _read_keys(text: str) -> Diagnosis | None:
 
 
 def _recognize_names(model: str, missing: Sequence[str], unexpected: Sequence[str]) -> Diagnosis | None:
-    """Return the diagnosis of a quantised file, a quantised class or an adapter, which no renaming loads."""
+    """Return the diagnosis if the names show quantized weights or an adapter, which renaming cannot load."""
     quantized = special_files.find_quantized_names(unexpected)
     if quantized is not None:
         evidence = CauseEvidence(Cause.QUANTIZED, quantized.describe(), len(quantized.names), quantized.names[0])
@@ -102,7 +102,7 @@ def _read_shape(text: str) -> tuple[int, ...]:
 
 
 def _find_nested_key(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
-    """Return the key of the state_dict if the unexpected keys are keys of a training checkpoint."""
+    """Return the key of the state_dict if the unexpected keys look like keys of a training checkpoint."""
     if not missing or any("." in name for name in unexpected):
         return None
     return next((key for key in _STATE_KEYS if key in unexpected), None)
@@ -196,7 +196,7 @@ _AGAIN = "download or copy the file again, and compare the size with the size at
 
 
 class _FileError(NamedTuple):
-    """An error of a file: the text to find in the message, the cause in words, and the remedy."""
+    """An error message about a file: the pattern of its text, the cause, and the remedy."""
 
     pattern: str
     cause: Cause

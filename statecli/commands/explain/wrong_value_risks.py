@@ -12,7 +12,7 @@ from statecli.core.units import plural
 
 
 def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
-    """Yield at most one doubt of each kind."""
+    """Yield reasons why the load may be wrong, at most one of each kind."""
     yield from _find_possible_pair(matching)
     yield from _find_possible_join(matching)
     yield from _find_possible_tie(matching)
@@ -22,7 +22,7 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if a name keeps its initial value although the file has an unused tensor that may belong there.
+    """Yield a doubt if an unused tensor of the file may belong to a name that keeps its initial value.
 
     The tensor has the shape of the missing tensor, and a word of the last component of one name is a word of the other.
     """
@@ -51,7 +51,7 @@ def _split_last_part(name: str) -> set[str]:
 
 
 def _find_possible_join(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if unused tensors may have the rows of missing tensors: q, k and v of a fused projection."""
+    """Yield a doubt if unused tensors may hold the rows of missing tensors, as q, k and v of a fused projection do."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
     for side, (names, shapes) in enumerate(
         ((matching.unexpected, matching.own_shapes), (matching.missing, matching.shapes))
@@ -76,7 +76,7 @@ def _find_possible_join(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_tie(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if an output layer keeps its initial value although the file has an embedding of its shape."""
+    """Yield a doubt if a missing tensor may be an output layer tied to an embedding, because the shapes are equal."""
     embeddings: dict[Shape, str] = {
         shape: name
         for name, registered_name in matching.pairs.items()
@@ -104,7 +104,7 @@ def _find_transposed_kernels(matching: Matching) -> Iterable[str]:
 
 
 def _find_square_weights(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if square weights may be transposed too, because other weights are."""
+    """Yield a doubt if square weights may be transposed, because other weights of the file are transposed."""
     square = [
         name
         for name in matching.pairs.values()
@@ -116,7 +116,7 @@ def _find_square_weights(matching: Matching) -> Iterable[str]:
 
 
 def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if an omitted tensor may be its partner with the dimensions in another order."""
+    """Yield a doubt if a tensor that is left out may be the class's tensor with its dimensions permuted."""
     for name, registered_name in matching.mismatched.items():
         shapes = matching.own_shapes[name] or (), matching.shapes[registered_name] or ()
         if prod(shapes[0]) == prod(shapes[1]) > 1 or sorted(shapes[0]) == sorted(shapes[1]):
