@@ -1,4 +1,4 @@
-"""Folders that are judged: a target, and the folders above and below, because their author may be the same."""
+"""Find folders that may be by the author of a target: the target, and the folders above and below the target."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAX_LINKS = 64
 
 
 def is_judged_with(folder: str, target: str) -> bool:
-    """Return whether the folder is a target, or lies above or below a target, with or without links on the way."""
+    """Return whether the folder is a target, or lies above or below a target, also through symbolic links."""
     start = _find_start(target)
     return start is not None and _is_on_way(folder, list(_iter_resolved(start)))
 
 
 def is_at_target(folder: str, target: str) -> bool:
-    """Return whether `is_judged_with`, but not for the folder in which `../target` was typed."""
+    """Return the same as `is_judged_with`, except that the folder where the user typed `../target` does not count."""
     start = _find_start(target)
     if start is None:
         return False
@@ -35,7 +35,7 @@ def contains_folder(target: str, folder: str) -> bool:
 
 
 def _find_start(target: str) -> str | None:
-    """Return the path of a target, of a glob the folder before its first wildcard.
+    """Return the path of a target; for a glob, return the folder before the first wildcard.
 
     Returns None for a URL and for a class of a module.
     """
@@ -57,7 +57,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def _iter_resolved(path: str) -> Iterator[str]:
-    """Yield each file and folder on the system's way to the path: also links, and their destinations."""
+    """Yield each file and folder that the system visits to open the path, including links and their destinations."""
     drive, path_without_drive = os.path.splitdrive(os.path.join(os.getcwd(), path))
     current_path = drive + os.sep
     steps = path_without_drive.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]

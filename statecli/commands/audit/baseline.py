@@ -43,9 +43,9 @@ _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An accepted finding, or a tensor with an accepted cause.
+    """An accepted finding. For the rules about registration and moves, an accepted tensor.
 
-    If `content` is set, `message` is only for the reader of the file. The entry of a cause has neither.
+    If `content` is set, `message` is only for the reader of the file. The entry of a tensor has neither.
     """
 
     target: str
@@ -73,7 +73,7 @@ _Cause = tuple[str, str, str]
 
 
 def _list_causes(finding: Finding, name: str, modules: dict[str, list[str]]) -> list[_Cause]:
-    """Return the cause for each tensor of the finding; [] if the content of the finding counts.
+    """Return (target, rule, tensor) for each tensor of a finding about registration or moves; [] for other findings.
 
     `modules` has, for a tensor of an unregistered module, all tensors of the module.
     """
@@ -101,7 +101,7 @@ def _map_causes(entries: Iterable[BaselineEntry]) -> dict[_Cause, BaselineEntry]
 
 
 def _make_key(finding: Finding, name: str) -> _Key:
-    """Return the identity of a finding; `name` is the name of its target."""
+    """Return a key that identifies the finding; `name` is the name of its target."""
     about = finding.about if isinstance(finding.about, str) else None
     # An empty digest means too many bytes: the content is unknown, and nothing accepts the finding.
     content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)
@@ -162,7 +162,7 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
 
 
 def _use_present_name(entry: BaselineEntry, known_rules: Collection[str]) -> BaselineEntry:
-    """Return the entry with the present name of its rule, unless a rule in `known_rules` has the former name."""
+    """Replace the former name of a rule by the present name, unless `known_rules` contains the former name."""
     present = [] if entry.rule in known_rules else list_present_names(entry.rule)
     return replace(entry, rule=present[0]) if present else entry
 
@@ -176,7 +176,7 @@ def _rename_targets(baseline: Baseline, rename: Callable[[str], str]) -> Baselin
 def join_baselines(
     paths: Iterable[str | None], left_out: Collection[str] = (), plugin_rules: Collection[str] | None = ()
 ) -> Baseline | None:
-    """Return the entries of the given files, with the first reason for each; None if no file is given.
+    """Join the entries of several baseline files; None if no file is given. The first reason for an entry counts.
 
     Entries of the rules `left_out` are not returned. `plugin_rules`: see `read_baseline`.
     """
@@ -190,12 +190,12 @@ def join_baselines(
 
 
 def find_existing_file(path: str | None) -> str | None:
-    """Return the file to be written if the file exists already, because its reasons are kept."""
+    """Return `path` if the file exists already, because a new baseline keeps the reasons in the file; else None."""
     return path if path is not None and os.path.lexists(path) else None
 
 
 def accept_findings(audit: Audit, baseline: Baseline, *, unfiltered: bool) -> Audit:
-    """Return the audit with accepted findings set apart, and a note for each entry without a finding.
+    """Move findings that the baseline accepts to `accepted`, and add a note for each entry without a finding.
 
     `unfiltered`: no filter hid a tensor, so a missing finding is fixed.
     """
@@ -239,7 +239,7 @@ def _accept_in_target(
 def _find_reason(
     key: _Key, causes: Sequence[_Cause], reasons: dict[_Key, str], reasons_by_cause: dict[_Cause, str]
 ) -> str | None:
-    """Return the baseline's reason for accepting a finding, by its content or by its causes; None without a reason."""
+    """Return the reason for which the baseline accepts a finding, by its key or its tensors; None if not accepted."""
     if _is_accepted(key, reasons):
         return reasons[key]
     is_known = bool(causes) and all(cause in reasons_by_cause for cause in causes)
@@ -247,7 +247,7 @@ def _find_reason(
 
 
 def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[BaselineEntry]:
-    """Return the entries of files no longer in the folders among `targets`."""
+    """Return the baseline entries of files that no longer exist in the folders among `targets`."""
     folders = [target for target in targets if files.is_folder(target)]
     missing = {target for target in {entry.target for entry in baseline.findings} if _is_missing(target, folders)}
     return [entry for entry in baseline.findings if entry.target in missing]
@@ -261,17 +261,17 @@ def _is_missing(target: str, folders: Sequence[str]) -> bool:
 
 
 def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
-    """Return whether the baseline accepts the finding. Never a bug in a rule, because the rule checked nothing."""
+    """Return whether the baseline accepts the finding. A bug in a rule never is, because the rule checked nothing."""
     return key[1] != INTERNAL_ERROR_RULE and key[5] is not None and key in accepted_keys
 
 
 def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[str]:
-    """Return the rules whose findings in the target are all known."""
+    """Return the rules that checked the whole target, so that a baseline entry without a finding is outdated."""
     return frozenset(target.ran if unfiltered and target.status is TargetStatus.AUDITED else ())
 
 
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
-    """Return the note about an unneeded entry; `remaining` has the keys of remaining findings, without content."""
+    """Return the note about an entry without a finding; `remaining`: keys of remaining findings, without content."""
     _, rule, _, fqn, about, content = key
     remedy = "but the target no longer has this finding; remove the entry from the baseline"
     if (fqn or about) and key[:5] in remaining:
@@ -284,7 +284,7 @@ def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddi
 def build_baseline(
     audit: Audit, old: Baseline | None, reason: str, *, unfiltered: bool, targets: Sequence[str] = ()
 ) -> Baseline:
-    """Return a baseline of the current findings, and of entries of `old` outside of this run's checks.
+    """Return a baseline of the current findings, and of the entries in `old` that this run did not check.
 
     An entry in `old` keeps its reason; new entries get `reason`. Entries of files gone from the folders in `targets`
     are dropped.
@@ -326,7 +326,7 @@ def _make_sort_key(entry: BaselineEntry) -> list[tuple[bool, str]]:
 
 
 def encode_baseline(baseline: Baseline, path: str) -> Iterator[bytes]:
-    """Yield the pieces of the file at `path`."""
+    """Encode the baseline as JSON, with targets relative to the folder of `path`; yield the bytes in pieces."""
     folder = os.path.dirname(path) or "."
     baseline = _rename_targets(baseline, lambda target: make_relative_name(target, folder))
     yield b'{"schema": %b, "findings": [' % encode_json(baseline.schema)
@@ -336,7 +336,7 @@ def encode_baseline(baseline: Baseline, path: str) -> Iterator[bytes]:
 
 
 def report_fixed_entries(audit: Audit) -> list[Finding]:
-    """Return a finding for each note about an unneeded entry."""
+    """Return a finding for each note about a baseline entry that is not needed any more."""
     return [
         audit_run.BASELINE_FIXED.finding(f"{target.target}: {note.message}", target=target.target, fqn=note.fqn)
         for target in audit.targets

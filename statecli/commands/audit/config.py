@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules with accepted findings on some targets, and the reason, shown with the findings.
+    """Rules whose findings on some targets are accepted, and the reason, which is shown with the findings.
 
-    Findings with a content (of pickles, code, a lock) are accepted only if `contents` lists the content.
+    If a finding has a digest of the checked content (pickles, code, lock), `contents` must list this digest.
     """
 
     rules: tuple[str, ...]
@@ -74,7 +74,7 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
 
     @property
     def rule_names(self) -> tuple[str, ...]:
-        """The names of rules and groups in all keys."""
+        """All names of rules and groups in the configuration."""
         ignored = (name for entry in self.per_target_ignore.values() for name in entry.rules)
         return (*self.select, *self.ignore, *self.severity, *ignored)
 
@@ -96,14 +96,14 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     @property
     def protected_rules(self) -> frozenset[str]:
-        """The rules that a judged configuration cannot weaken: about pickles, and of plugins."""
+        """Rules about pickles and rules of plugins, which a configuration next to the audited files cannot weaken."""
         protected_names = {rule.name for rule in join_rules(()) if rule.group == _PICKLES_GROUP} | {
             _TRAILING_BYTES_RULE
         }
         return frozenset(protected_names | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
     def source(self, *keys: str) -> str:
-        """Return the file of a key, or `default`."""
+        """Return the path of the file that sets a key, or `default`."""
         value: Any = self.raw
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -179,7 +179,7 @@ def _load_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
 
 
 def _is_judged(path: str, targets: Iterable[str]) -> bool:
-    """Return whether the configuration may be from the author of a target.
+    """Return whether the author of an audited target may have written the configuration.
 
     The author of a download also wrote its configuration. A repository is taken for the user's own.
     """
@@ -188,7 +188,7 @@ def _is_judged(path: str, targets: Iterable[str]) -> bool:
 
 
 def distrust_judged_config(loaded_config: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Return the configuration; for a judged file, without settings that weaken rules of pickles or plugins."""
+    """Drop settings that weaken protected rules, if the author of a target may have written the configuration."""
     if loaded_config.path is None or not _is_judged(loaded_config.path, targets):
         return loaded_config
     config, protected = loaded_config.config, loaded_config.protected_rules
@@ -238,7 +238,7 @@ def _is_in_repository(path: str) -> bool:
 
 
 def _read_table(path: str) -> Mapping[str, Any] | None:
-    """Return the file's table for statecli, or None. Most projects' files have no table for statecli."""
+    """Return the table for statecli in a TOML file; None without the table, as in most pyproject.toml files."""
     try:
         raw = read_small_file(path, MAX_CONFIG_BYTES)
     except UnreadableError as error:
@@ -271,7 +271,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
 
 
 def _mask_secrets(value: Any) -> Any:
-    """Return the value without credentials of URLs, also of URLs inside a text; keys are globs of targets."""
+    """Return the value without credentials in URLs. Keys are masked too, because they are globs of targets."""
     if isinstance(value, dict):
         return {_mask_secrets(key): _mask_secrets(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -327,7 +327,7 @@ _TYPE_NAMES |= {"str | null": "a text", "int | null": "a whole number"}
 
 
 def _convert(value: Any, type_: type[T], key_prefix: str, path: str) -> T:
-    """Convert the value. Raises UsageError that names the place of a wrong type in the file."""
+    """Convert the value to `type_`. Raises UsageError with the path of a wrong value in the file."""
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
@@ -353,7 +353,7 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
 def expand_rules(
     names: Sequence[str], origin: str, known_rules: Collection[Rule], command: str = "audit"
 ) -> tuple[str, ...]:
-    """Return the rules in `known_rules` for these names: see `find_rules`.
+    """Return the names of the rules that these names of rules or groups select; see `find_rules`.
 
     Raises UsageError for any other name, with similar names.
     """
@@ -368,14 +368,14 @@ def expand_rules(
 
 
 def map_to_rules(settings: Iterable[tuple[str, T]], origin: str, known_rules: Collection[Rule]) -> dict[str, T]:
-    """Return the settings by rule: its own setting wins over its group's, a later setting over an earlier setting."""
+    """Return the setting of each rule: its own setting, else the setting of its group. The last such setting counts."""
     groups = {rule.group for rule in known_rules}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
     return {rule: value for name, value in own_last for rule in expand_rules((name,), origin, known_rules)}
 
 
 def suggest_names(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean select?`, or an empty text."""
+    """Return a suggestion such as `; did you mean select?`, or ""."""
     from difflib import get_close_matches
 
     matches = get_close_matches(word, list(dict.fromkeys(candidates)), n=3)
@@ -397,7 +397,7 @@ def _normalize_entry(value: Any) -> Any:
 
 
 def _normalize_policy(policy: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the policy with lists for single texts, and sizes with a unit in bytes."""
+    """Return the policy with single texts as lists, sizes in bytes, and dtypes without `torch.`."""
     normalized = {
         key: value if key in ("reference", "max-bytes") else _wrap_text(value) for key, value in policy.items()
     }

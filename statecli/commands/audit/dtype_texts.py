@@ -1,4 +1,4 @@
-"""Check the tensors with the name of a dtype: HQQ gives their letters to Python's `eval`.
+"""Check tensors that store the name of a dtype as text, because HQQ passes this text to Python's `eval`.
 
 HQQ saves the dtypes of a quantized layer as letters in integer tensors, `*.compute_dtype` and `*.unpack_view_dtype`,
 and evaluates them from load_state_dict, for any format of the file. HQQ iterates over the tensor, and so reads letters
@@ -21,7 +21,7 @@ _INTEGERS = ("int", "uint", "bool")
 
 
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield a hazard for each tensor of dtype texts whose text is not a dtype of torch. Raises UnreadableError."""
+    """Yield a hazard for each such tensor whose text is not the name of a torch dtype. Raises UnreadableError."""
     for tensor in state.tensors:
         if texts_as_code.is_dtype_key(tensor.fqn) and (reason := _explain_unsafe(tensor)):
             text = f"{quoting.name(tensor.fqn)} {reason}; HQQ runs this string as Python code when HQQ loads the file"
@@ -31,7 +31,7 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
 
 
 def _explain_unsafe(tensor: TensorInfo) -> str | None:
-    """Return why the letters may be code; None for the name of a dtype. Python makes no letters of floats."""
+    """Return why the text may be code; None for the name of a dtype, and for floats, which chr() does not accept."""
     if tensor.data is None:
         return (
             "holds a string (as the codes of its letters) that statecli cannot read, because the tensor is not a "
@@ -44,7 +44,7 @@ def _explain_unsafe(tensor: TensorInfo) -> str | None:
 
 
 def _read_letters(tensor: TensorInfo) -> str:
-    """Return the elements as characters, as HQQ does; a number that is not a character code becomes `?`."""
+    """Return the elements as text, as HQQ does; a number that is not a character code becomes `?`."""
     assert tensor.data is not None  # noqa: S101 - the caller has looked
     with values.read.open_view(tensor.data, tensor.fqn) as view:
         numbers = [int(number) for items in values.read.read_items(view) for number in items.tolist()]

@@ -1,4 +1,4 @@
-"""Scan the tensors whose modules unpickle their bytes.
+"""Scan tensors whose bytes are unpickled by a module when the module loads them.
 
 `set_extra_state` of TransformerEngine, and so of Megatron and NeMo, calls `pickle.loads` on the bytes of the tensor
 `*._extra_state` from load_state_dict, for any format of the file. Source: transformer_engine/pytorch/module/base.py.
@@ -16,7 +16,7 @@ from statecli.storage.checkpoint_names import EXTRA_STATE
 
 
 def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield the pickles in the extra states of modules. Raises UnreadableError for unreadable bytes."""
+    """Yield the pickles in the `_extra_state` tensors. Raises UnreadableError for unreadable bytes."""
     for tensor in state.tensors:
         # In a list, the name ends in a subscript: `net[0]['l._extra_state']`.
         if EXTRA_STATE not in tensor.fqn or not tensor.elements or state.traits.is_class:
@@ -30,7 +30,7 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
 
 
 def locate_storage(tensor: TensorInfo, state: ModelState) -> Place:
-    """Return the place of the tensor's storage, or the start of its file for a storage in pieces."""
+    """Return the position of the tensor's storage in its file, or the file's start if the storage is in pieces."""
     assert tensor.data is not None  # noqa: S101 - the caller has looked
     storage = tensor.data.storage
     return storage.place or Place(storage.path or state.target, 0, 0)

@@ -1,4 +1,4 @@
-"""Import plugins, and check their rules: a rule with a mistake must not run as a rule that passes."""
+"""Import plugins, and check their rules, because a faulty rule must not run and then seem to pass."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _forget_siblings(names: set[str], folder: str) -> None:
-    """Take modules of the folder out of `sys.modules`, because another plugin may use the same names."""
+    """Remove modules of the plugin's folder from `sys.modules`, because another plugin may use the same names."""
     for name in names:
         file = getattr(sys.modules[name], "__file__", None)
         if isinstance(file, str) and os.path.abspath(file).startswith(os.path.join(folder, "")):
@@ -110,7 +110,7 @@ def _forget_siblings(names: set[str], folder: str) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return the error in one line, with the place in the code of the plugin."""
+    """Return the error in one line, with the file and line in the code of the plugin."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not frames or frames[-1].filename.startswith("<frozen"):
@@ -122,7 +122,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
-    """Return the plugin with its rules in the group that is called by their prefix. Raises UsageError."""
+    """Return the plugin; its rules form a group that is named after their prefix. Raises UsageError."""
     rules: Any = getattr(module, "RULES", None)
     if not isinstance(rules, (tuple, list)) or not rules:
         raise UsageError(
@@ -146,7 +146,7 @@ def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
 
 
 def _find_problem(rule: AuditRule) -> str | None:
-    """Return the problem of a rule; None for a rule that can run."""
+    """Return why the rule cannot run; None for a rule that can run."""
     match = _RULE_NAME.fullmatch(rule.name) if isinstance(rule.name, str) else None
     if match is None:
         return "the name is not valid; use a prefix of your organisation and lower-case words: acme-missing-license"
@@ -174,7 +174,7 @@ def _check_unique(plugins: list[Plugin]) -> None:
 
 
 def _protect(find: Find) -> Find:
-    """Return the function of a rule, so that its prints go to standard error and each of its issues is checked.
+    """Wrap the function of a rule: its prints go to standard error, and each issue that it yields is checked.
 
     An exception of the function is raised after the issues yielded before. `sys.exit` and errors of statecli are raised
     as RuntimeError, because they have a meaning for the whole run.

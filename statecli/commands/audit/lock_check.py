@@ -1,4 +1,4 @@
-"""Compare targets with the lock: differences, and missing targets."""
+"""Compare targets with the lock file, and find targets that are missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MISSING_FILE_HELP = "restore the target; if the removal is intended, run `statec
 
 
 def check_lock(subject: Subject, request: Request, progress: Progress | None) -> Subject:
-    """Return the subject with its differences from the lock. A class used only as a reference is not compared.
+    """Add the differences from the lock to the subject. A class used only as a reference is not compared.
 
     Raises as `compare_lock.select_target` and `compare_with_lock` do.
     """
@@ -71,13 +71,13 @@ def _build_lock_request(request: Request, by_name: bool) -> compare_lock.Request
 
 
 def count_matches(pairs: Sequence[LockMatch]) -> LockCount:
-    """Count the tensors compared with the lock; a tensor on a single side does not match."""
+    """Count the tensors compared with the lock, and the matches. A tensor that only one side has does not match."""
     compared = [pair for pair in pairs if pair.differ != compare_lock.SECTION_NOT_IN_LOCK]
     return LockCount(len(compared), sum(pair.agrees for pair in compared))
 
 
 def list_unlocked_sections(pairs: Sequence[LockMatch]) -> tuple[Oddity, ...]:
-    """Return the note about sections, such as an optimizer, left out by the lock of a model; () without any."""
+    """Return a note about sections that the lock of a model leaves out, such as an optimizer; else ()."""
     sections = {
         pair.tensor.section: None for pair in pairs if pair.tensor and pair.differ == compare_lock.SECTION_NOT_IN_LOCK
     }
@@ -88,7 +88,7 @@ def list_unlocked_sections(pairs: Sequence[LockMatch]) -> tuple[Oddity, ...]:
 def find_missing(
     request: Request, audited: Collection[str], duplicate_reasons: Mapping[str, str]
 ) -> Iterator[tuple[str, Issue]]:
-    """Yield each locked target missing from the requested targets, with its issue.
+    """Yield each locked target that is missing among the audited targets, with the issue to report.
 
     `audited` are the audited and the failed targets. `duplicate_reasons` maps skipped duplicates of a file to the
     reason; under the other name the file was compared with other lines of the lock.
@@ -108,14 +108,14 @@ def find_missing(
 
 
 def _count_locked_tensors(text: str, request: Request) -> int:
-    """Return how many locked tensors of a missing target the filters leave."""
+    """Return how many locked tensors of a missing target pass the filters."""
     lock_request = _build_lock_request(request, by_name=True)
     lines = compare_lock.select_target(text, lock_request)
     return len(compare_lock.compare_with_lock(ModelState(text, "", ()), lines, lock_request))
 
 
 def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
-    """Yield each diffusers pipeline around the `audited` targets or of the lock, with its changed files."""
+    """Yield each diffusers pipeline that contains audited targets or is in the lock, with its changed files."""
     lock = request.lock
     if lock is None or lock.has_no_names or request.weights_only or request.frozen_only:
         return
@@ -132,7 +132,7 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
 
 
 def _is_expected(text: str, requested: Sequence[str]) -> bool:
-    """Return whether a walk over the requested targets would reach the text; False for a class or a file's section."""
+    """Return whether a walk over the requested targets would reach `text`; False for a class or a section of a file."""
     path, section = split_section(text)
     if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False

@@ -5,9 +5,9 @@ site-packages of the running Python declares the module as an entry point of the
 lie neither in the current folder or its repository nor at a target. PYTHONPATH and the current folder declare nothing,
 because the author of the checkout may have written a `*.dist-info` folder too.
 
-The user vouches for a typed name. But a name is not a place: a download may contain a module with the name of the
-user's package. So installed modules come before modules of the current folder, and a module at a target is refused
-also here. A typed file (`./rules.py`) is a place, and is imported from any folder.
+The user vouches for a typed name. But a name does not say where the module is: a download may contain a module with
+the name of the user's package. So installed modules come before modules of the current folder, and a module at a target
+is refused also here. A typed file (`./rules.py`) says where it is, and is imported from any folder.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _is_declared(name: str) -> bool:
 
 
 def _find_files(name: str, origin: str) -> list[str]:
-    """Return the files that `import name` runs: `__init__.py` of each parent, and the module; none is run here."""
+    """Return the files that `import name` would run: `__init__.py` of each parent, and the module. Imports nothing."""
     files: list[str] = []
     folders: Sequence[str] | None = None
     parts = name.split(".")
@@ -149,7 +149,7 @@ def _find_spec(full_name: str, folders: Sequence[str] | None) -> ModuleSpec | No
 
 
 def _build_namespace_spec(full_name: str, folders: Sequence[str]) -> ModuleSpec:
-    """Return the package of the folders with the last name that have no `__init__.py`."""
+    """Return the spec of a namespace package: all folders of this name inside `folders`."""
     paths = (os.path.join(folder, full_name.rpartition(".")[2]) for folder in folders)
     spec = ModuleSpec(full_name, None, is_package=True)
     spec.submodule_search_locations = [path for path in paths if os.path.isdir(path)]
@@ -167,7 +167,7 @@ def _is_in_checkout(file: str) -> bool:
 
 
 def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
-    """Return the target that lies in the folder of the file, or above or below this folder; None without such a target.
+    """Return a target at, above or below the folder of the file, whose author may have written the file; else None.
 
     A target that contains site-packages does not count: every package of this Python would.
     """
@@ -181,13 +181,13 @@ def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
 
 
 def _find_site_folder(file: str) -> str | None:
-    """Return the folder of site-packages that contains the file, without links; None if none does."""
+    """Return the site-packages folder that contains the file after its links are resolved; else None."""
     path = os.path.realpath(file)
     return next((folder for folder in _list_site_folders() if is_below(path, folder)), None)
 
 
 def _shorten(file: str) -> str:
-    """Return the path from the current folder for a file in this folder, with `./`; any other path unchanged."""
+    """Return the path relative to the current folder, with `./`, if the file is inside; else the path unchanged."""
     with suppress(OSError, ValueError):
         relative = os.path.relpath(file)
         if not relative.startswith(os.pardir):

@@ -1,4 +1,4 @@
-"""Read the reference (a class or a checkpoint), and compare a target with the reference as a diff.
+"""Read the reference (a class or a checkpoint), and compare targets with the reference.
 
 Values are compared only if a policy asks for changes, so that an audit of metadata imports neither torch nor numpy.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceSide(msgspec.Struct, frozen=True):
-    """Side of a comparison: the state; for a class its built module, for a checkpoint the versions of its files."""
+    """One side of a comparison. A class has its built module; a checkpoint has the versions of its files."""
 
     text: str
     state: ModelState
@@ -37,7 +37,7 @@ class ReferenceSide(msgspec.Struct, frozen=True):
 
     @property
     def is_lazy(self) -> bool:
-        """Return whether the module gets its shapes from the first load: then a single target may use the module."""
+        """Return whether the module gets its shapes from its first load, so that only one target may use the module."""
         return self.built_model is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
@@ -54,7 +54,7 @@ def read_side(text: str, init_device: str | None) -> ReferenceSide:
 
 
 def _find_only_model(folder: str) -> str:
-    """Return the only file with a model in a folder without an index; else the folder."""
+    """Return the only model file in a folder that is not readable as one checkpoint; else the folder."""
     try:
         formats.members(folder)
     except UnreadableError as error:
@@ -79,7 +79,7 @@ def compare_with_class(side: ReferenceSide, model: ReferenceSide) -> Diff:
 
 
 def compare_with_checkpoint(side: ReferenceSide, reference: ReferenceSide, *, values: bool) -> Diff:
-    """Return how the checkpoint differs from `reference`, with `values` also in values.
+    """Compare the checkpoint with `reference`; if `values` is True, compare the values too.
 
     Raises UsageError if the models to compare are ambiguous, and StateError.
     """
@@ -90,7 +90,7 @@ def compare_with_checkpoint(side: ReferenceSide, reference: ReferenceSide, *, va
 
 
 def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
-    """Return a note on sections of the reference without a counterpart. Raises UsageError without pairs of models."""
+    """Return a note about sections that only the reference has. Raises UsageError if no models can be paired."""
     left, right = (list_model_sections(state) for state in (before, after))
     pairs, notes = pair_sections(before, after)
     ambiguous = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
@@ -103,7 +103,7 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
 
 
 def _compare(before: ReferenceSide, after: ReferenceSide, request: Request, *, target: ReferenceSide) -> Diff:
-    """Return the diff. Raises UnreadableError for an uncompared tensor, unless rules report the tensor.
+    """Return the diff. Raises UnreadableError for a tensor that cannot be compared, unless rules report the tensor.
 
     Damage in the target itself makes the target fail elsewhere; rules report inconclusive values.
     """

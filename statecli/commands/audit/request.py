@@ -57,7 +57,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def known_rules(self) -> tuple[AuditRule, ...]:
-        """The rules of statecli and of the plugins."""
+        """The rules of statecli, then the rules of the plugins."""
         return join_rules(self.plugins)
 
     @property

@@ -53,7 +53,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def lock_count(self) -> LockCount:
-        """The tensors of all targets that were compared with the lock."""
+        """Number of tensors that were compared with the lock, and of matches, over all targets."""
         counts = [target.lock_count for target in self.targets if target.lock_count is not None]
         return LockCount(sum(count.compared for count in counts), sum(count.matching for count in counts))
 
@@ -63,7 +63,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def not_checked(self) -> tuple[NotChecked, ...]:
-        """The parts that no rule has checked, summed over all targets."""
+        """The tensors and files that no rule has checked, counted over all targets."""
         return merge_not_checked(entry for target in self.targets for entry in target.not_checked)
 
     @property
@@ -73,7 +73,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def skipped_rules(self) -> tuple[Skipped, ...]:
-        """The rules without any run, each with its first reason; then the rules that ran only on some targets."""
+        """Rules that ran on no target, each with its first reason; then rules that were skipped on some targets."""
         ran, on_some = set(self.ran), []
         on_none: dict[str, Skipped] = {}
         for target in self.targets:
@@ -85,7 +85,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
         return (*on_none.values(), *on_some)
 
     def find_unrun_rules(self, requested: Collection[str]) -> tuple[Skipped, ...]:
-        """Return the requested rules that ran on no target; if no rule ran at all, the first skipped rule."""
+        """Return the requested rules that ran on no target, else the first skipped rule if no rule ran at all."""
         ran = frozenset(self.ran)
         skipped = {entry.rule: entry for entry in reversed(self.skipped_rules) if entry.rule not in ran}
         matching = tuple(entry for rule, entry in skipped.items() if rule in requested)

@@ -82,7 +82,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
 
 
 def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
-    """Return the audit with all its findings accepted, and the pieces of the baseline to be written to `path`."""
+    """Accept all findings of the audit. Return the new audit, and the baseline for the file `path` in pieces."""
     unfiltered = not request.selection
     baseline = build_baseline(result, request.baseline, reason, unfiltered=unfiltered, targets=request.targets)
     return accept_findings(result, baseline, unfiltered=unfiltered), encode_baseline(baseline, path)
@@ -170,7 +170,7 @@ class _Run:
         return replace(result, reason=reason, not_checked=())
 
     def check_settings_file(self, result: TargetResult) -> TargetResult:
-        """Check the code and the templates of a skipped file; the file still counts as not checked."""
+        """Check the Python code and chat templates in a skipped settings file, which still counts as not checked."""
         rules = [rule for rule in self.rules if rule in model_code.RULES]
         if result.status is not TargetStatus.SKIPPED or result.same_as or not rules:
             return result
@@ -183,7 +183,7 @@ class _Run:
         return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
-        """Yield the files of a target whose names are digests, hashed as far as the budget goes."""
+        """Yield the files of a target that are named by their digest, hashed as long as the budget lasts."""
         if not any(needs_digest_as_name in rule.needs for rule in self.rules) or load.find_class_spec(text) is not None:
             return
         for file in list_named_files(text):
@@ -195,7 +195,7 @@ class _Run:
         return lock is not None and lock.find_target(text, self.request.lock_folder, by_name=True) is not None
 
     def report_missing(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
-        """Yield each missing locked target, with a finding; an existing shard is left to its model."""
+        """Yield a result for each missing locked target. A shard that exists in an audited model is not missing."""
         audited = {target.target for target in targets if target.status is not TargetStatus.SKIPPED} | self.filtered_out
         rule = next((rule for rule in self.rules if rule.name == lock_check.LOCK_RULE), None)
         if rule is None:
@@ -213,7 +213,7 @@ class _Run:
             yield _accept_ignored(missing, self.request)
 
     def audit_pipelines(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
-        """Compare the files of diffusers pipelines with the lock; their components are targets of their own."""
+        """Compare the files of diffusers pipelines with the lock; the models inside are audited as separate targets."""
         rules = [rule for rule in self.rules if rule.name == lock_check.SETTINGS_RULE]
         audited = [target.target for target in targets if target.status is not TargetStatus.SKIPPED]
         try:
@@ -246,7 +246,7 @@ class _Run:
         return None
 
     def _scan_pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
-        """Return the pickles of a file or folder if a selected rule needs them; else why they are unread."""
+        """Return the pickles of a target if a selected rule needs them, and why they cannot be read (else None)."""
         path, _ = split_section(text)
         exists = files.is_remote(path) or files.exists(path)
         try:
@@ -268,11 +268,11 @@ class _Run:
             return ()  # the audit reports the unreadable file, and the other rules have findings
 
     def _may_judge_pickle(self, text: str) -> bool:
-        """Return whether a rule about pickles is selected and the file is not named as a checkpoint."""
+        """Return whether a rule about pickles is selected and the file does not have the name of a checkpoint."""
         return any(map(_is_about_pickles, self.rules)) and not is_named_as_checkpoint(text)
 
     def _judge_pickle(self, text: str, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Check a pickle other than a checkpoint by the code run on loading; other rules have nothing to check."""
+        """Check which code runs when a pickle that is not a checkpoint is loaded; skip all other rules."""
         reason = "is a pickle that is not a checkpoint"
         if self.not_compared is not None:
             self.not_compared[text] = reason
@@ -290,7 +290,7 @@ class _Run:
         return replace(result, skipped=(*result.skipped, *skipped))
 
     def _build_failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Return an unreadable target, or a target without a selected tensor, with a finding of the rule for the error.
+        """Return the result of a target that cannot be read, or that has no selected tensor, with the finding.
 
         Its pickles are checked nevertheless, because their danger does not depend on the tensors. Missing shards are
         reported if only the comparison failed.
@@ -352,7 +352,7 @@ class _Run:
         return self._compare(subject, side)
 
     def _filter(self, state: ModelState, text: str) -> ModelState:
-        """Apply the filters; a file without tensors is returned unchanged."""
+        """Apply the filters to the tensors; a file without tensors is returned unchanged."""
         if not state.tensors:
             return state
         return select(state, self.request.selection, text)
@@ -386,7 +386,7 @@ class _Run:
         return subject
 
     def _get_side(self, text: str) -> ReferenceSide:
-        """Read a reference once. Its error is the error of every target."""
+        """Return a reference, read once for all targets. Raises the same error for each target if it cannot be read."""
         if text not in self.sides:
             try:
                 self.sides[text] = references.read_side(text, self.request.init_device)
@@ -405,7 +405,7 @@ class _Run:
         return "--against" if self.request.against else "policy.reference"
 
     def _read_values(self, subject: Subject) -> Subject:
-        """Return the subject with facts of its values, or the reason why they are not read."""
+        """Add facts about the values to the subject, or the reason why the values are not read."""
         jobs = self.request.jobs
         if subject.state.traits.is_class or not (self.request.values or self.budget.is_needed):
             return subject
@@ -425,7 +425,7 @@ class _Run:
 
 
 def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:
-    """Return whether the rule checks a target whose tensors cannot be listed: by pickles, or by digests in names."""
+    """Return whether the rule can check a target without readable tensors, by its pickles or its digests in names."""
     if _is_about_pickles(rule):
         return bool(subject.pickles)
     return needs_digest_as_name in rule.needs and rule.why_not(subject) is None
@@ -436,7 +436,7 @@ def _is_about_pickles(rule: AuditRule) -> bool:
 
 
 def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
-    """Set apart the findings accepted by per-target-ignore, with their reasons."""
+    """Move findings that per-target-ignore accepts to `accepted`, with their reasons."""
     if not request.per_target_ignore:
         return result
     name = make_relative_name(result.target, request.config_folder)
@@ -456,7 +456,7 @@ def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
 
 
 def matches_target(name: str, glob: str, folder: str) -> bool:
-    """Return whether a glob of a configuration in `folder` matches a target, by its relative path or its file name."""
+    """Return whether a glob relative to `folder` matches the relative path or the file name of a target."""
     pattern = glob if files.is_remote(glob) else files.make_relative(os.path.join(folder, glob), folder)
     return matches_any((name, name.rpartition("/")[2]), (pattern,))
 
@@ -515,7 +515,7 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
 
 
 def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
-    """Return the entry for the tensors whose values no rule has checked."""
+    """Return an entry with the number of tensors whose values no rule has checked, and the reason."""
     count = sum(bool(tensor.elements) for tensor in subject.state.tensors)
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)
@@ -525,7 +525,7 @@ def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
 
 
 def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:
-    """Yield the findings of a rule; a bug in the rule is a finding too, and the run goes on."""
+    """Yield the findings of a rule. A bug in the rule becomes a finding, and the run continues."""
     try:
         for issue in rule.find(subject):
             yield rule.build_finding(issue, subject.target, severity)

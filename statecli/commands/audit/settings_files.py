@@ -24,7 +24,7 @@ _AUTO_MAP, _CHAT_TEMPLATE = "auto_map", "chat_template"
 
 
 def read_settings_file(path: str) -> SettingsFile | None:
-    """Return the code and the templates of a file by its name; None for a file without them."""
+    """Return the Python code and the chat templates that the file names or contains; None for other files."""
     folder, name = files.split(path)
     if (files.get_name(folder), name) == _GENERATE:
         return SettingsFile(path, (CodeReference("custom_generate", "generate.py"),))
@@ -50,7 +50,7 @@ def read_settings_file(path: str) -> SettingsFile | None:
 
 
 def _iter_code(auto_map: Any) -> Iterator[CodeReference]:
-    """Yield the classes of `auto_map`: a text, or a slow and a fast tokenizer of which one may be None."""
+    """Yield the classes in `auto_map`. A value is a class, or a list of a slow and a fast tokenizer (or None)."""
     for key, value in auto_map.items() if isinstance(auto_map, dict) else ():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):

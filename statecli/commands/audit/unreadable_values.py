@@ -1,4 +1,4 @@
-"""Tensors with unreadable bytes: no rule has checked their values, so their target has failed.
+"""Find tensors with unreadable bytes. No rule has checked their values, so the target has failed.
 
 This is not a finding, because --ignore, a severity or a baseline must not accept unchecked values.
 """
@@ -29,14 +29,14 @@ NOT_ALL_READ = "some values could not be read"
 
 
 def discard_corrupt_facts(tensor: TensorInfo, facts: Facts, errors: Sequence[StateError]) -> Facts:
-    """Return the facts of a tensor, or facts without values if its checksums do not match its bytes."""
+    """Return the facts of a tensor, but without values if its bytes do not match its checksums."""
     if not errors or facts.damaged:
         return facts
     return replace(type(facts)(tensor.elements), digest=None, reason=str(errors[0]), damaged=True)
 
 
 def list_unreadable(subject: Subject, ran: Collection[AuditRule]) -> tuple[Oddity, ...]:
-    """Return a note for each tensor that contradicts its file or has values left unchecked by a rule of the run.
+    """Return a note for each damaged tensor, and for each tensor whose values a rule of this run could not check.
 
     Unreadable pickles come first.
     """
@@ -61,13 +61,13 @@ def _are_checksum_errors(errors: Sequence[StateError]) -> bool:
 
 
 def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
-    """Add file and tensor to a reason without them, for example of a killed worker."""
+    """Add the file and the tensor to a reason that does not name them, such as `a worker was killed`."""
     paths = tuple(byte_range.path for byte_range in tensor.ranges if byte_range.path)
     return reason if reason.startswith((subject.target, *paths)) else f"{subject.target}: {tensor.fqn}: {reason}"
 
 
 def summarize_reasons(notes: Sequence[Oddity]) -> str | None:
-    """Return a line with the first cause and the number of tensors with other causes; None without notes."""
+    """Return the first reason and the number of tensors with other reasons, in one line; None for no notes."""
     causes = group_by_cause([(note.fqn or "", note.message) for note in notes])
     other_count = sum(count for _, count in causes[1:])
     remainder_text = f"; and {plural(other_count, 'more tensor')} could not be read" if other_count else ""

@@ -1,4 +1,4 @@
-"""Notes about a whole audit, not a single target, so that nothing requested is left out silently."""
+"""Notes about a whole audit instead of a single target, so that no requested check is left out silently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from statecli.targets.location import make_relative_name
 
 
 def build_notes(audit: Audit, request: Request) -> list[Finding]:
-    """Return notes about unused settings, and about baseline and ignore entries without a finding."""
+    """Return notes about settings without effect, and about baseline and ignore entries that match no finding."""
     unused = (rules.NOT_JUDGED.finding(message, target="") for message in required_rules.describe_unused(request))
     missing = () if request.baseline is None else _report_missing_targets(request.baseline, audit, request)
     return [
@@ -34,7 +34,7 @@ def build_notes(audit: Audit, request: Request) -> list[Finding]:
 
 
 def _report_unchecked_policy(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each skipped policy rule, with its reason and targets.
+    """Yield a note for each skipped policy rule and reason, with the targets.
 
     A class used only as a reference is left out.
     """
@@ -64,7 +64,7 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
 
 
 def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each glob of per-target-ignore without a matching target or local file."""
+    """Yield a note for each glob of per-target-ignore that matches neither a target nor a local file."""
     folder = request.config_folder
     names = [make_relative_name(target.target, folder) for target in audit.targets] if request.per_target_ignore else []
     for pattern in request.per_target_ignore:
@@ -74,7 +74,7 @@ def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]
 
 
 def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each finding that per-target-ignore would accept if the entry listed the content."""
+    """Yield a note for each finding that per-target-ignore would accept if `contents` listed its digest."""
     for target in audit.targets if request.per_target_ignore else ():
         name = make_relative_name(target.target, request.config_folder)
         for pattern, ignored in request.per_target_ignore.items():
@@ -95,7 +95,7 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
 
 
 def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note if several targets were compared with a lock of a single target, and a target differs."""
+    """Yield a note if several targets were compared with the lock of a single target, and a target differs."""
     if request.lock is None or not request.lock.has_no_names:
         return
     compared = [target for target in audit.targets if lock_check.LOCK_RULE in target.ran]
@@ -109,7 +109,7 @@ def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Findi
 
 
 def _matches_file(pattern: str, folder: str) -> bool:
-    """Return whether a local file below the folder matches; files behind URLs are not listed for this."""
+    """Return whether the pattern matches a local file below the folder; False for a URL."""
     if files.is_remote(pattern):
         return False
     return next(glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True), None) is not None

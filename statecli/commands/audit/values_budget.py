@@ -1,4 +1,4 @@
-"""Decide whether an audit reads the values of a target's tensors, unless forced or forbidden by an option."""
+"""Decide whether an audit reads the values of a target, if no option decides it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ValuesBudget:
         self.hash_bytes_left = DEFAULT_VALUE_BYTES
 
     def explain_unread(self, text: str, tensors: Sequence[TensorInfo]) -> str | None:
-        """Return why the values of this target are not read, else None and reduce the budget."""
+        """Return why the values of this target are not read. If they are read, reduce the budget and return None."""
         if self.values is not None:
             return None if self.values else "values not read: --no-values"
         size = sum(map(_count_value_bytes, tensors))
@@ -49,7 +49,7 @@ class ValuesBudget:
         return None
 
     def explain_unhashed(self, size: int) -> str | None:
-        """Return why a local file of this size is not hashed, else None and reduce the budget."""
+        """Return why a local file of this size is not hashed. If it is hashed, reduce the budget and return None."""
         if self.values is not None:
             return None if self.values else "digest not computed: --no-values"
         if size > self.hash_bytes_left:
@@ -60,7 +60,7 @@ class ValuesBudget:
 
 
 def _count_value_bytes(tensor: TensorInfo) -> int:
-    """Return the size of all values read for a tensor: elements, inner tensors, scales of channels."""
+    """Return the bytes to read for a tensor's values, including inner tensors and quantization scales."""
     if not tensor.parts and (tensor.data is None or tensor.data.quantizer is None):
         return tensor.nbytes
     pieces = (nbytes(piece.dtype, prod(piece.shape)) for piece in tensor.pieces if piece.dtype in ELEMENT_BITS)
