@@ -21,21 +21,21 @@ from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
 def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
-    """Yield the problems that a strict load into the class reports under `rule`."""
+    """Yield the findings of `rule` that a strict load into the class gives."""
     for finding in subject.load_diff.findings if subject.load_diff else ():
         if finding.rule == rule.name:
             yield convert_finding(replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)))
 
 
 def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iterator[Issue]:
-    """Yield as notes the entries that the class loads although a strict load refuses them."""
+    """Yield notes about keys that the class accepts, although a strict load would refuse them."""
     for note in subject.load_diff.notes if subject.load_diff else ():
         if note.kind in kinds:
             yield Issue(note.message, severity=rule.cases["accepted by the class"])
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
-    """Yield the changes since the reference; only the models' changes if the reference has a model."""
+    """Yield the changes with this field or status. If the reference has a model, only compared sections count."""
     diff = subject.reference_diff
     if diff is None:
         return
@@ -54,7 +54,7 @@ _FIELDS_OF_OPTIMIZER_PAIRS = (Field.SHAPE, Field.DTYPE)
 
 
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
-    """Return the compared sections of both sides: models on both sides, and the sections taken by a load.
+    """Return the compared sections of models: sections with a counterpart, and sections that a load takes.
 
     An average of the model on only one side is not compared. Empty if the reference has no model: then all sections are
     compared.
@@ -80,14 +80,14 @@ def _name_reference(subject: Subject) -> str:
 
 
 def _describe_reference(subject: Subject, change: Change) -> str:
-    """Return the name of the reference, with the section of the change if the reference has several."""
+    """Return the name of the reference, with `#section` if the reference has several sections."""
     has_sections = subject.reference_diff is not None and len(subject.reference_diff.before.sections) > 1
     return _name_reference(subject) + (f"#{change.section}" if has_sections else "")
 
 
 @rule_for(MISSING_ENTRY, needs_class_or_reference)
 def missing_entry(subject: Subject) -> Iterator[Issue]:
-    """Yield the keys missing in a strict load, and the entries of the reference alone."""
+    """Yield the keys that a strict load misses, and the tensors that only the reference has."""
     yield from _report_load_findings(subject, MISSING_ENTRY)
     yield from _report_load_notes(subject, MISSING_ENTRY, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
     for change in _select_changes(subject, status=Status.REMOVED):
@@ -96,7 +96,7 @@ def missing_entry(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(UNEXPECTED_ENTRY, needs_class_or_reference)
 def unexpected_entry(subject: Subject) -> Iterator[Issue]:
-    """Yield the keys unexpected in a strict load, and the entries missing in the reference."""
+    """Yield the keys that a strict load does not expect, and the tensors that the reference lacks."""
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, UNEXPECTED_ENTRY, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
@@ -109,7 +109,7 @@ def _format_shape(row: TensorInfo | None) -> str:
 
 @rule_for(SHAPE_MISMATCH, needs_class_or_reference)
 def shape_mismatch(subject: Subject) -> Iterator[Issue]:
-    """Yield tensors whose shape is refused by a load, and tensors of another shape in the reference."""
+    """Yield the tensors whose shape differs from the class or from the reference checkpoint."""
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
         shape, reference_shape = _format_shape(change.after), _format_shape(change.before)
@@ -138,7 +138,7 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Yield each tensor copied by a load, with the receiving tensor of the class."""
+    """Yield each checkpoint tensor that a load copies, with the tensor of the class that receives the values."""
     for change in subject.load_diff.changes if subject.load_diff else ():
         if change.before and change.after and not change.before.damage:
             yield change.before, change.after
@@ -200,7 +200,7 @@ def _describe_tie(row: TensorInfo) -> str:
 
 
 def _report_untied_tensors(subject: Subject) -> Iterator[Issue]:
-    """Yield tensors that the class ties and the checkpoint holds separately."""
+    """Yield tensors that are tied in the class, but stored separately in the checkpoint."""
     groups: dict[object, list[TensorInfo]] = {}
     for loaded_row, model_row in _pair_loaded_tensors(subject):
         if loaded_row.storage is not None and model_row.storage is not None and model_row.nbytes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Issue(msgspec.Struct, frozen=True):
-    """One result of a rule: `message` is a line with the tensor's name; `severity` None is the default of the rule.
+    """One result of a rule. `message` is one line with the tensor's name; `severity` None is the rule's default.
 
     `content` is a digest of the judged data, if the message does not show all of the data. A baseline accepts a finding
     only with the same content, or else with the same message. `wording` has the parts of the message,
@@ -51,13 +51,13 @@ def report_tensor(
     origin: Origin | None = None,
     place: Place | None = None,
 ) -> Issue:
-    """Return a result about a tensor: `text` follows its name."""
+    """Return an issue about a tensor. The message is the name of the tensor, then `text`."""
     message = f"{subject.name_of(tensor)}: {text}"
     return Issue(message, tensor.fqn, tensor.section, help, severity, origin, place)
 
 
 def convert_finding(finding: Finding) -> Issue:
-    """Return a finding of another command as a result of the same rule."""
+    """Convert a finding of another command to an issue of the same rule."""
     origin = None if finding.origin is UNSET else finding.origin
     facts = finding.message, finding.fqn, finding.section, finding.help, finding.severity, origin
     return Issue(*facts, wording=finding.wording)
@@ -70,17 +70,17 @@ Find = Callable[["Subject"], Iterator[Issue]]
 
 
 class AuditRule(Rule, frozen=True, kw_only=True):
-    """A rule of `audit`: `find` yields its results on a subject with everything listed in `needs`."""
+    """A rule of `audit`. `find` yields its issues; the functions in `needs` check that the subject has the data."""
 
     find: Find
     needs: tuple[Need, ...] = ()
 
     def why_not(self, subject: Subject) -> str | None:
-        """Return why the rule cannot judge this subject; None if no need is missing."""
+        """Return why the rule cannot check this subject; None if it can."""
         return next((reason for need in self.needs if (reason := need(subject))), None)
 
     def build_finding(self, issue: Issue, target: str, configured: Severity | None = None) -> Finding:
-        """Return the finding for a result of the rule. `configured` is the severity in the user's configuration."""
+        """Return the finding for an issue of the rule. `configured` is the severity in the user's configuration."""
         return self.finding(
             issue.wording or issue.message,
             target=target,
@@ -106,7 +106,7 @@ def rule(
     cases: Mapping[str, Severity] | None = None,
     heading: str = "",
 ) -> Callable[[Find], AuditRule]:
-    """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation.
+    """Turn a generator function into a rule with the function's name (with dashes) and the texts of its docstring.
 
     The docstring has a summary and three paragraphs, which begin with `Why: `, `Example: ` and `Fix: `, in this order.
     Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
@@ -135,7 +135,7 @@ def _dedent(docstring: str) -> str:
 
 
 def rule_for(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
-    """Decorate the generator function by which `audit` reports the findings of other commands under the same entry."""
+    """Decorate a function with which `audit` reports findings of another command, under the rule of that command."""
 
     def build(find: Find) -> AuditRule:
         return AuditRule(*msgspec.structs.astuple(entry), find=find, needs=needs)

@@ -1,4 +1,4 @@
-"""The subject of the rules: a target with its contents, and the class, checkpoint and lock to compare with."""
+"""The input of all rules: a target with its contents, and the class, checkpoint and lock to compare with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Subject(msgspec.Struct, frozen=True, dict=True):
-    """A target, with all data for the rules.
+    """A target, with all data that rules need.
 
     `state` is the target, `policy` the project's policy. `module` is the state of the class: the target itself for a
     class, None for a checkpoint without `--model`. `load_diff` is the result of a strict load into the class,
@@ -73,7 +73,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
 
     def member(self, place: Place | None) -> str:
-        """Return the file of a place, relative to the folder of the target; "" for the target itself."""
+        """Return the file of a place, relative to the folder of the target; "" if the place is in the target itself."""
         path, _ = split_section(self.target)
         if place is None or not place.path or place.path == path:
             return ""
@@ -81,18 +81,18 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def section_notes(self) -> tuple[Oddity, ...]:
-        """Return the notes about which sections were compared, if there are several."""
+        """Return the notes about sections that were paired or left out in a comparison."""
         notes = (note for diff in (self.load_diff, self.reference_diff) if diff is not None for note in diff.notes)
         return tuple(note for note in notes if note.kind in (OddityKind.SECTIONS_LEFT_OUT, OddityKind.SECTIONS_PAIRED))
 
     @property
     def full_state(self) -> ModelState:
-        """Return the unfiltered state, because filters must not hide the use of bytes."""
+        """Return the state before the filters, because filtered tensors also use bytes of the file."""
         return self.unfiltered_state or self.state
 
     @cached_property
     def divided_storages(self) -> list[Storage]:
-        """Return the storages that no single tensor fills, computed once for all rules."""
+        """Return the storages that are not filled by exactly one tensor, computed once for all rules."""
         return [storage for storage in group_by_storage(self.full_state) if not storage.plain]
 
     @cached_property
@@ -107,12 +107,12 @@ NO_VALUES = "no values were read: give --values"
 
 
 def needs_module(subject: Subject) -> str | None:
-    """Return why the registered tensors are unknown; None if there is a module."""
+    """Return why rules about registration cannot run; None if the subject has a module."""
     return None if subject.module is not None else "needs a model class: give --model file.py:Class"
 
 
 def needs_class_or_reference(subject: Subject) -> str | None:
-    """Return why the target is compared with nothing; None if there is a class or a reference."""
+    """Return why the target is not compared with a class or a reference; None if it is compared."""
     if subject.load_diff is not None or subject.reference_diff is not None:
         return None
     text = "needs a class or a reference: give --model file.py:Class or --against CHECKPOINT"
@@ -120,17 +120,17 @@ def needs_class_or_reference(subject: Subject) -> str | None:
 
 
 def needs_file(subject: Subject) -> str | None:
-    """Return a reason if the target is not a checkpoint."""
+    """Return a reason if the target is a class instead of a checkpoint; else None."""
     return "a class is not a checkpoint" if subject.state.traits.is_class else None
 
 
 def needs_pickles(subject: Subject) -> str | None:
-    """Return a reason if the pickles of the target could not be read."""
+    """Return a reason if the pickles of the target could not be read; else None."""
     return "the pickles of the target could not be read" if subject.pickles_unread_because else None
 
 
 def needs_values(subject: Subject) -> str | None:
-    """Return why no values were read; None if they were."""
+    """Return why no values were read; None if values were read."""
     if subject.values is not None:
         return None
     if subject.state.traits.is_class:
@@ -139,12 +139,12 @@ def needs_values(subject: Subject) -> str | None:
 
 
 def needs_lock(subject: Subject) -> str | None:
-    """Return why the target is not compared with a lock; None for a target with a lock."""
+    """Return why the target is not compared with a lock; None if it is compared."""
     return None if subject.lock is not None else subject.not_locked_because or "needs a lock file: give --lock FILE"
 
 
 def needs_locked_companions(subject: Subject) -> str | None:
-    """Return a reason if settings and files are not compared with the lock."""
+    """Return a reason if settings and files are not compared with the lock; else None."""
     return None if subject.companions is not None else "only weights are compared with the lock"
 
 

@@ -49,7 +49,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_optimizer(state: ModelState) -> bool:
-    """Return True for an optimizer with settings alone, which a checkpoint without tensors may contain."""
+    """Return True for an optimizer that has settings only, as SGD without momentum has."""
     return bool(state.optimizers) and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities)
 
 
@@ -60,7 +60,7 @@ def _choose_severity(state: ModelState) -> Severity | None:
 
 
 def _has_model_tensors(state: ModelState) -> bool:
-    """Return True if a section under one of the keys has tensors: a configuration may have the name of another key.
+    """Return True if a section such as `state_dict` has tensors; an empty dict elsewhere is then a configuration.
 
     Tensors next to an empty model are in a section called `model`, and the section then stands for the whole file.
     """
@@ -125,7 +125,7 @@ def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
 
 
 def _count_unlisted(subject: Subject) -> int:
-    """Return the number of sparse tensors in pickles that are not rows: attributes, keys of dicts, example inputs."""
+    """Return how many sparse tensors in pickles are not listed: attributes, dict keys, example inputs."""
     count = sum(pickle.sparse_tensors for pickle in subject.pickles)
     rows = _list_sparse(subject.full_state) if count else ()
     return max(0, count - len({(tensor.layout, tensor.shape, tensor.parts) for tensor in rows}))
@@ -136,7 +136,7 @@ def _list_sparse(state: ModelState) -> Iterator[TensorInfo]:
 
 
 def needs_unchecked_indices(subject: Subject) -> str | None:
-    """Return a reason if the indices of all sparse tensors were checked; pickles say how many there are."""
+    """Return a reason if the indices of all sparse tensors were checked; else None."""
     is_checked = subject.values is not None and not _count_unlisted(subject)
     return "the values were read, so the indices of sparse tensors were checked too" if is_checked else None
 

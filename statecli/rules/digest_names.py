@@ -1,4 +1,4 @@
-"""Files named by their digest in content-addressed caches, with the actual digest of their bytes."""
+"""Files that content-addressed caches name by their digest, and the digest of their actual content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class NamedFile(msgspec.Struct, frozen=True):
-    """A file whose name is a digest: its `path` from the target, its bytes, and the digest in its name."""
+    """A file whose name is a digest: its path, its size in bytes, and the digest in its name."""
 
     path: str
     size: int
@@ -29,7 +29,7 @@ class NamedFile(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A named file and the digest of its bytes; None for a file that was not read (`unread_because`)."""
+    """A named file and the digest of its content; `digest` is None if the file was not read (`unread_because`)."""
 
     file: NamedFile
     digest: str | None = None
@@ -37,7 +37,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def list_named_files(text: str) -> Iterator[NamedFile]:
-    """Yield the files named by their digest of a target on disk: a file, or the files directly in a folder."""
+    """Yield the files on disk that are named by their digest: the target itself, or files directly in its folder."""
     path = split_section(text)[0]
     if files.is_remote(path) or not files.exists(path):
         return
@@ -49,7 +49,7 @@ def list_named_files(text: str) -> Iterator[NamedFile]:
 
 
 def compute_digest(file: NamedFile) -> CheckedFile:
-    """Hash the file as its name says."""
+    """Compute the digest of a file with the hash algorithm that fits the digest in its name."""
     import hashlib
 
     is_sha256 = len(file.expected) == _SHA256_DIGITS

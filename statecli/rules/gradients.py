@@ -23,7 +23,7 @@ def needs_policy(subject: Subject) -> str | None:
 
 
 def needs_optimizer_with_names(subject: Subject) -> str | None:
-    """Return why the trained parameters of the optimizer are unknown; None for known names."""
+    """Return why the parameters that the optimizer trains are unknown; None if their names are known."""
     if not any(row.kind is Kind.OPTIMIZER for row in subject.full_state.tensors) and not subject.full_state.optimizers:
         return "the target has no optimizer state"
     is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
@@ -84,7 +84,7 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
-    """Return an issue if the target does not record requires_grad; a lock checks frozen tensors by their values."""
+    """Return an issue if the target does not record requires_grad; with a lock, not for frozen tensors."""
     globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
     keys = [
         f"policy.{key}"
@@ -122,13 +122,13 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
 
 
 def _find_unmatched(names: Iterable[str], others: set[str]) -> Iterator[str]:
-    """Yield the names that differ from all others in more than the prefix of a wrapper."""
+    """Yield the names that match none of `others`, even without the prefix of a wrapper."""
     tails = {tail for other in others for tail in _list_tails(other)}
     return (name for name in names if name not in tails and others.isdisjoint(_list_tails(name)))
 
 
 def _list_tails(name: str) -> list[str]:
-    """Return the name, and the name without each prefix that may be of a wrapper."""
+    """Return the name without its first 0, 1, 2 … components, because wrappers add components in front."""
     parts = name.split(".")
     return [".".join(parts[n:]) for n in range(len(parts))]
 
@@ -165,7 +165,7 @@ _FUSED_SETTING = compile_on_use(r"(?P<optimizer>.+)\.param_groups\.\d+\.fused", 
 
 
 def _list_nested_optimizers(subject: Subject) -> list[str]:
-    """Return the paths of fused optimizers that lie too deep in the checkpoint to be matched to a model."""
+    """Return the paths of optimizers with fused=True that are nested too deeply to be matched to a model."""
     sections = {optimizer.section for optimizer in subject.full_state.optimizers}
     settings = subject.full_state.metadata.values.items()
     paths = (match["optimizer"] for path, value in settings if value and (match := _FUSED_SETTING.fullmatch(path)))
@@ -173,7 +173,7 @@ def _list_nested_optimizers(subject: Subject) -> list[str]:
 
 
 def needs_fused_optimizer(subject: Subject) -> str | None:
-    """Return why no optimizer of the target runs fused kernels; None if the target has a fused optimizer."""
+    """Return a reason if no optimizer of the target has fused=True; else None."""
     fused = any(group.fused for optimizer in subject.full_state.optimizers for group in optimizer.groups)
     return None if fused or _list_nested_optimizers(subject) else "the target has no optimizer with fused=True"
 
@@ -217,7 +217,7 @@ def _build_unchecked_issue(optimizer: str) -> Issue:
 
 
 def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
-    """Compare the states of each parameter with each other, and their elements with their bytes."""
+    """Check that all states of a parameter have the same shape, and that their elements fill their bytes."""
     first: dict[str, TensorInfo] = {}
     for row in subject.full_state.tensors:
         match = _STATE.fullmatch(row.fqn) if row.kind in _STATE_KINDS and row.section == section else None
@@ -235,7 +235,7 @@ def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
 
 
 def _fills_its_bytes(row: TensorInfo) -> bool:
-    """Return whether the elements lie next to each other in some order, so that a kernel may walk over them."""
+    """Return whether the elements fill one range of bytes without gaps, as fused kernels assume."""
     if row.data is None or row.data.strides is None or row.shape is None or 0 in row.shape:
         return True
     span = 1 + sum((size - 1) * stride for size, stride in zip(row.shape, row.data.strides, strict=True))
@@ -245,7 +245,7 @@ def _fills_its_bytes(row: TensorInfo) -> bool:
 
 
 def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]:
-    """Compare the shapes of the states with the parameters of the models in the same checkpoint."""
+    """Check that the shapes of the optimizer's states fit the parameters of a model in the same checkpoint."""
     tensors = subject.full_state.tensors
     sections: dict[str, list[int]] = {}
     for number, row in enumerate(tensors):

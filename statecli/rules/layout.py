@@ -27,7 +27,7 @@ def _needs_file(subject: Subject) -> str | None:
 
 
 def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
-    """Return an issue for each recorded oddity of the given kinds."""
+    """Yield an issue for each oddity of these kinds that the reader has recorded."""
     return (_build_issue(oddity, help) for oddity in subject.state.oddities if oddity.kind in kinds)
 
 
@@ -120,7 +120,7 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
 
 @lru_cache
 def _get_alignment(dtype: str) -> int:
-    """Return the alignment of a dtype in bytes; a complex number is aligned as its two parts are."""
+    """Return the alignment of a dtype in bytes. A complex number is aligned like one of its two parts."""
     size = max(ELEMENT_BITS.get(dtype, 8) // 8, 1)
     return size // 2 if dtype.startswith("complex") else size
 

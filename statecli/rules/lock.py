@@ -66,7 +66,7 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(VALUES_NOT_LOCKED, needs_lock)
 def values_not_locked(subject: Subject) -> Iterator[Issue]:
-    """Yield a result if the lock has no digest of tensors that have values."""
+    """Yield an issue if the lock has no digest for tensors that have values."""
     pairs = [(pair.locked, pair.tensor) for pair in subject.lock or () if pair.locked and pair.tensor]
     unlocked_names = [
         subject.name_of(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)
@@ -86,10 +86,9 @@ def _describe_file(change: FileChange) -> str:
 
 
 def _compute_content(pair: LockMatch) -> str | None:
-    """Return a digest of the differences from the lock, with the actual values.
+    """Return a digest of the differences from the lock and of the actual values.
 
-    None without values, and "" for values without a digest: the finding is never accepted, because any values would
-    pass.
+    Returns None without values. Returns "" for values without a digest, so that a baseline never accepts the finding.
     """
     line = pair.locked
     if pair.digest:
@@ -99,7 +98,7 @@ def _compute_content(pair: LockMatch) -> str | None:
 
 
 def _digest_values(change: msgspec.Struct) -> str:
-    """Return a digest of the values without the names of the fields, because baselines keep the digest."""
+    """Return a digest of the values without field names, because baselines keep the digest if a field is renamed."""
     return _hash(repr(msgspec.structs.astuple(change)))
 
 
@@ -119,7 +118,7 @@ def _describe_pair(pair: LockMatch) -> str:
 
 
 def _describe_only_values(pair: LockMatch) -> str | None:
-    """Describe the values below the heading of the rule, which names the lock; None for another difference."""
+    """Describe a difference in values, to be shown below the rule's heading; None if other fields differ too."""
     if pair.locked is None or pair.digest is None or pair.differ != ("values",):
         return None
     return f"values differ: {_describe_digests(pair.locked, pair.digest)}"

@@ -1,4 +1,4 @@
-"""Rule about whole modules: the sizes of weights against each other and against the settings of their module."""
+"""Rule about pickled modules: sizes of weights that contradict each other or the settings of their module."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Sizes = tuple[int, ...]
 _RECURRENT = compile_on_use(
     r"(?P<module>(?:.*\.)?)(?P<what>weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(?P<layer>\d+)(?P<way>_reverse|)"
 )
-#: Name in the list by which forward passes the weights on. The list holds the weights themselves, unless a file says
-#: otherwise.
+#: Item of `_flat_weights`, the list of weights that forward uses. The items are the weights themselves, unless a file
+#: says otherwise.
 _FLAT_WEIGHT = compile_on_use(r"(?P<module>(?:.*\.)?)_flat_weights\[(?P<at>\d{1,6})\]")
 #: Number of rows of a recurrent cell's weights for each element of the hidden state, by the module's `mode`.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
@@ -24,7 +24,7 @@ _HELP = "do not call the module; contact its publisher"
 
 
 def needs_module(subject: Subject) -> str | None:
-    """Return why the target has no callable module; None if there is a module."""
+    """Return a reason if the target does not contain a module that can be called; else None."""
     state = subject.full_state
     is_module = state.traits.is_program or any(section.is_module for section in state.state_dicts)
     return (
@@ -71,7 +71,7 @@ def _check_recurrent(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue
 
 
 def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
-    """Check each list of weights against the weights of the same module, in their order."""
+    """Check each list `_flat_weights` against the weights of the same module, in order."""
     shapes: dict[tuple[str, str], list[_Sizes | None]] = {}
     for row in rows:
         if match := _RECURRENT.fullmatch(row.fqn):
@@ -86,7 +86,7 @@ def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Is
 
 
 def _find_settings(values: Mapping[str, Scalar], module: str) -> dict[str, Scalar]:
-    """Return the sizes and the mode that a module of this name keeps."""
+    """Return the sizes and the mode in the settings of a module."""
     prefix = "".join(f"_modules.{part}." for part in module.split(".")[:-1])
     names = ("hidden_size", "input_size", "proj_size", "mode")
     return {name: values[prefix + name] for name in names if prefix + name in values}
@@ -95,7 +95,7 @@ def _find_settings(values: Mapping[str, Scalar], module: str) -> dict[str, Scala
 def _find_expected_sizes(
     weights: Mapping[tuple[str, int, str], TensorInfo], settings: Mapping[str, Scalar]
 ) -> Iterator[tuple[TensorInfo, _Sizes]]:
-    """Yield each weight of a recurrent module with its required shape."""
+    """Yield each weight of a recurrent module (LSTM, GRU, RNN) with the shape that the module needs."""
     first = {
         kind: row.shape or () for (kind, layer, direction), row in weights.items() if (layer, direction) == (0, "")
     }
@@ -119,7 +119,7 @@ def _get_int(settings: Mapping[str, Scalar], name: str, default: int) -> int:
 
 
 def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
-    """Check the norms of weights split by `weight_norm`: size 1 in all dimensions but one."""
+    """Check the norms of `weight_norm`: each dimension has size 1 or the weight's size, and not all have size 1."""
     by_name = {(row.section, row.fqn): row for row in rows}
     for (section, name), row in by_name.items():
         stem, _, last = name.rpartition(".")

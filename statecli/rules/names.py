@@ -51,7 +51,7 @@ _TOO_MANY_MARKS = (
 
 
 def _fold_case(name: str) -> str:
-    """Return the name as compared by file systems on macOS and Windows; unlike `str.casefold`, `ß` stays `ß`."""
+    """Return the name as file systems of macOS and Windows compare it; unlike `str.casefold`, `ß` stays `ß`."""
     return name.lower() if name.isascii() else _normalize(_normalize(name).lower())
 
 
@@ -60,7 +60,7 @@ def _normalize(name: str) -> str:
 
 
 def _describe_collision(name: str, first_name: str) -> str:
-    """Return a message about two names; names that look the same are shown by their code points."""
+    """Describe two names that collide. Names that look the same are written as code points."""
     if _normalize(name) == _normalize(first_name):
         return f"{ascii(name)[1:-1]}: same letters as {ascii(first_name)[1:-1]}, written with other code points"
     return f"{escape(name)}: differs from {escape(first_name)} only in upper and lower case"
@@ -72,7 +72,7 @@ def _needs_checkpoint(subject: Subject) -> str | None:
 
 @rule_for(WRAPPER_PREFIX, _needs_checkpoint)
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
-    """Yield a result for each section whose names have a part that a wrapper added."""
+    """Yield an issue for each section whose names have a prefix that a wrapper added."""
     findings = subject.load_diff.findings if subject.load_diff else ()
     prefix_findings = [item for item in findings if item.rule == WRAPPER_PREFIX.name]
     loaded_sections = _list_loaded_sections(subject) if prefix_findings else ()
@@ -95,7 +95,7 @@ def _list_loaded_sections(subject: Subject) -> set[str]:
 
 
 def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Iterator[Issue]:
-    """Yield the prefixes that the comparison with the reference stripped; one of the reference alone is a note."""
+    """Yield an issue for each prefix stripped for the comparison; a note if only the reference has the prefix."""
     for stripped in subject.reference_diff.stripped if subject.reference_diff else ():
         if stripped.prefix not in reported:
             message = f"{stripped.describe()} for the comparison; a strict load_state_dict does not strip the prefix"
@@ -103,7 +103,7 @@ def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Ite
 
 
 def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
-    """Return section and name of the tensors that the class registers under the same name."""
+    """Return (section, name) of each checkpoint tensor that the class registers under the same name."""
     pairs = [(change.before, change.after) for change in (subject.load_diff.changes if subject.load_diff else ())]
     return {(row.section, row.fqn) for row, class_row in pairs if row and class_row and row.fqn == class_row.fqn}
 
@@ -125,7 +125,7 @@ def _list_prefixed_names(subject: Subject, section: str) -> list[PrefixedName]:
 
 
 def _report_own_prefix(subject: Subject, section: str, prefixed: Sequence[PrefixedName]) -> Finding:
-    """Return the finding about a prefix that only wrappers use, whatever class would load the names."""
+    """Return the finding about a wrapper prefix in a section that is not loaded into a class."""
     return report_prefixes(
         prefixed,
         _list_model_names(subject, section),
@@ -137,7 +137,7 @@ def _report_own_prefix(subject: Subject, section: str, prefixed: Sequence[Prefix
 
 
 def _join_wrappers(name: str) -> str:
-    """Return the parts of a name that only wrappers use, as a prefix."""
+    """Return the wrapper parts of a name as a prefix: `_orig_mod.` for `_orig_mod.fc.weight`."""
     parts = name.split(".")[:-1] if "_mod" in name else ()
     return "".join(f"{part}." for part in parts if part in WRAPPER_ATTRIBUTES)
 

@@ -27,14 +27,14 @@ _MAX_ISSUES_PER_FILE = 100
 
 
 def _locate_byte(pickle: ScannedPickle, position: int) -> Place:
-    """Return the byte of the file at a position of the pickle; for a compressed pickle the place of the pickle."""
+    """Return the place of a byte of the pickle in the file; for a compressed pickle, the place of the whole pickle."""
     if not pickle.exact:
         return pickle.place
     return Place(pickle.place.path, pickle.place.offset + position, _NAME_BYTES)
 
 
 def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
-    """Return the names that are not clean, each with its known harm or None. Code records no clean names."""
+    """Return the names not known as harmless, each with its known harm or None. Code records only such names."""
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
     names = [name if of_script else _mark_foreign_script_class(name) for name in pickle.names]
@@ -42,7 +42,7 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
 
 
 def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
-    """Yield the names of every pickle that are not clean, each with its pickle and known harm."""
+    """Yield each name in any pickle that is not known as harmless, with its pickle and its known harm or None."""
     listed_members = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
     for pickle in subject.pickles:
         folder = pickle.where.rpartition("/")[0]
@@ -52,7 +52,7 @@ def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, M
 
 
 def _mark_foreign_script_class(mention: Mention) -> Mention:
-    """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import the class."""
+    """Mark a `__torch__` class outside of TorchScript as harmful, because Python would import a module of this name."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention
     reason = "is a TorchScript class, but the file has no TorchScript, so Python would import a module of this name"
@@ -68,7 +68,7 @@ def _describe_load(pickle: ScannedPickle) -> str:
 
 
 def _describe_place(subject: Subject, pickle: ScannedPickle, *, says_record: bool = False) -> str:
-    """Return the file of the target and the pickle in the file, as text.
+    """Return text that names the file inside the target, and the pickle inside the file.
 
     With `says_record`, the word `record` precedes a record of an archive, whose name looks like the path of a file.
     """
@@ -109,7 +109,7 @@ def _name_operator(mention: Mention) -> str:
 
 
 def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
-    """Yield the first issues of each file and a count of the rest, because a hostile file can have a million."""
+    """Yield the first issues of each file and a count of the rest, because a hostile file can cause a million."""
     counts: Counter[str] = Counter()
     contents: dict[str, set[str]] = {}
     for issue in issues:
@@ -412,7 +412,7 @@ def _describe_opcode(code: int) -> str:
 
 
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
-    """Return the advice about each refused name: the data to save in place of its object, or not to load the file."""
+    """Return the advice: data to save instead of each refused object, or a warning not to load the file."""
     if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load the file with weights_only=False; contact its publisher"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))

@@ -29,7 +29,7 @@ def _group_by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo
 
 
 def _merge_default_device(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """Merge `cuda` into `cuda:0`, the current device of most programs, if both are recorded."""
+    """Merge `cuda` into `cuda:0` if both are recorded, because most programs use `cuda:0` as `cuda`."""
     merged_groups: dict[str, list[TensorInfo]] = {}
     for device, tensors in by_device.items():
         first = f"{device}:0"
@@ -98,7 +98,7 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
 
 
 def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """Merge `cuda` and `cuda:0`, the same device to a process, and drop meta, a device without memory."""
+    """Merge `cuda` and `cuda:0`, because a process uses them as one device; drop meta, which has no memory."""
     merged_groups: dict[str, list[TensorInfo]] = {}
     for device, tensors in by_device.items():
         if device != "meta":

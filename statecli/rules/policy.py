@@ -85,7 +85,7 @@ def missing_metadata(subject: Subject) -> Iterator[Issue]:
 
 
 def _select_settings(key: str, metadata: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings named by a key; `epoch` also names `args.epoch` if there is no setting `epoch`."""
+    """Return the metadata that a key selects. `epoch` also selects `args.epoch` if the key `epoch` does not exist."""
     if key in metadata:
         return {key: metadata[key]}
     return {} if "." in key else {name: value for name, value in metadata.items() if name.endswith(f".{key}")}

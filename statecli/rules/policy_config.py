@@ -11,11 +11,11 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Policy(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Requirements on checkpoints; None or empty: no requirement. Globs match FQNs.
+    """Requirements on checkpoints. A field that is None or empty requires nothing. Globs match full tensor names.
 
     `dtype` are the allowed dtypes of floating-point tensors, `device` the allowed devices of all tensors; `frozen`
     tensors must not require grad, `trainable` tensors must; `max_bytes` bounds the whole checkpoint; `require_metadata`
-    are keys; `must_change` and `must_not_change` hold against `reference`, a checkpoint.
+    are keys; `must_change` and `must_not_change` compare with the checkpoint `reference`.
     """
 
     dtype: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from statecli.rules.audit_subject import Subject, needs_module
 
 
 def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
-    """Yield the tensors known to be unregistered, without sample inputs and tensors that a class may handle itself."""
+    """Yield the tensors that are certainly unregistered, without example inputs."""
     rows = [row for row in (subject.module.tensors if subject.module else ()) if not row.is_input]
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
@@ -35,7 +35,7 @@ def _build_issue(row: TensorInfo, text: str, severity: Severity | None = None, h
 
 
 def _describe_consequences(row: TensorInfo) -> str:
-    """Describe the consequences for a tensor: `not in state_dict(), not moved by .to()`; "" without consequences."""
+    """Describe the effects on an unregistered tensor: `not in state_dict(), not moved by .to()`; "" if unknown."""
     parts = ["not in state_dict()"] if row.saved is False else []
     parts += ["not moved by .to()"] if row.moves is False else []
     return ", ".join(parts)
@@ -43,7 +43,7 @@ def _describe_consequences(row: TensorInfo) -> str:
 
 @rule_for(registration_rules.UNREGISTERED_TENSOR, needs_module)
 def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
-    """Yield the unregistered tensors that neither require grad nor belong to an unregistered module."""
+    """Yield an issue for each unregistered tensor that does not require grad and is not in an unregistered module."""
     stored = _is_archive(subject)
     for row in _select_unregistered(subject):
         if row.within is not None or is_trainable(row):
@@ -63,7 +63,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(registration_rules.UNREGISTERED_PARAMETER, needs_module)
 def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
-    """Yield the unregistered tensors that require grad."""
+    """Yield an issue for each unregistered tensor that requires grad."""
     severity, help = (unregistered_parameter.cases["kept"], _STORED) if _is_archive(subject) else (None, None)
     for row in _select_unregistered(subject):
         if row.within is None and is_trainable(row):
@@ -73,7 +73,7 @@ def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(registration_rules.UNREGISTERED_MODULE, needs_module)
 def unregistered_module(subject: Subject) -> Iterator[Issue]:
-    """Yield the unregistered modules that hold tensors."""
+    """Yield an issue for each unregistered module that holds tensors."""
     rows_by_module: dict[str, list[TensorInfo]] = {}
     for row in _select_unregistered(subject):
         if row.within is not None:
@@ -133,13 +133,13 @@ def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(STALE_VIEW, needs_module)
 def stale_view(subject: Subject) -> Iterator[Issue]:
-    """Yield the further names that a move leaves at the old memory."""
+    """Yield the names of shared tensors that still refer to the old memory after the model has moved."""
     return _report_broken_ties(subject, STALE_VIEW)
 
 
 @rule_for(UNTIED_BY_MOVE, needs_module)
 def untied_by_move(subject: Subject) -> Iterator[Issue]:
-    """Yield the tied names that a move parts."""
+    """Yield the tied weights that become separate tensors when the model moves."""
     return _report_broken_ties(subject, UNTIED_BY_MOVE)
 
 

@@ -1,4 +1,4 @@
-"""Contents of a settings file of a model folder, as far as rules need them."""
+"""Data that rules need from a settings file of a model folder."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ PIPELINES = "custom_pipelines"
 
 
 class CodeReference(msgspec.Struct, frozen=True):
-    """Python class or file that transformers runs with `trust_remote_code=True`: `key` names it in the settings."""
+    """A Python class or file that transformers runs with `trust_remote_code=True`. `key`: the setting that names it."""
 
     key: str
     text: str
 
     @property
     def repository(self) -> str | None:
-        """Name of another repository that holds the code; None for a file of this folder."""
+        """Name of another repository that holds the code; None if the code is in this folder."""
         return self.text.partition("--")[0] if "--" in self.text else None
 
     @property
     def file(self) -> str:
-        """Name of the file with the code: transformers reads `module.py` for `module.Class`."""
+        """Name of the file with the code: for `module.Class`, transformers reads `module.py`."""
         return f"{self.text.rpartition('--')[2].partition('.')[0]}.py"
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A chat template and the name under which the file or the metadata has it."""
+    """A chat template, and its name in the settings file or in the metadata."""
 
     name: str
     text: str
 
 
 class SettingsFile(msgspec.Struct, frozen=True):
-    """A file next to the weights. `unread_because`: the reason if the file is not read."""
+    """A settings file next to the weights. `unread_because` says why the file was not read."""
 
     path: str
     code: tuple[CodeReference, ...] = ()

@@ -24,11 +24,9 @@ from statecli.rules.audit_subject import Subject
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: Smallest number of layers of a stack of which a single layer can be different: with fewer, two halves look like one
-#: gap.
+#: Smallest number of layers of a stack. In a smaller stack, two kinds of layers look like a single different layer.
 MIN_LAYERS = 8
-#: Smallest number of elements of a tensor whose values have a typical size. Without the three largest values, one of
-#: four elements would be the smallest value.
+#: Smallest number of elements of a tensor with a typical size, which is its fourth largest absolute value.
 MIN_ELEMENTS = 64
 #: Smallest number of tensors in all layers for which a missing number is a missing layer, because `nn.Sequential` has
 #: numbers without tensors. The second constant is for layers of the same names and shapes.
@@ -53,7 +51,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 class Stack(msgspec.Struct, frozen=True, dict=True):
-    """The layers of a module list: `layers[index][rest of the name]` is the position of a tensor in the state."""
+    """The layers of a module list: index -> rest of a tensor's name -> position of the tensor in the state."""
 
     section: str
     prefix: str
@@ -61,12 +59,12 @@ class Stack(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def inner(self) -> list[int]:
-        """The indexes of the layers but the first and the last, which differ in many models."""
+        """The indices of all layers except the first and the last, because these differ in many models."""
         return sorted(self.layers)[1:-1]
 
     @cached_property
     def positions(self) -> dict[str, dict[int, int]]:
-        """The positions by layer of each name below the layers."""
+        """For each tensor name inside a layer, the positions of these tensors by layer index."""
         positions: dict[str, dict[int, int]] = {}
         for index, layer_positions in self.layers.items():
             for name, position in layer_positions.items():
@@ -127,7 +125,7 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
 
 
 def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = frozenset()) -> list[Stack]:
-    """Return the stacks of at least `MIN_LAYERS` layers: parameters whose names differ in a single number.
+    """Return the stacks of at least `MIN_LAYERS` layers: groups of parameters whose names differ only in one number.
 
     `parts` are sections and names of the parameters' buffers.
     """
@@ -175,7 +173,7 @@ def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 
 def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Issue]:
-    """Find quantized weights with a missing tensor, or with tensors that do not fit each other."""
+    """Yield an issue for each quantized weight that lacks a tensor, or whose tensors do not fit each other."""
     complete_counts = Counter(weight.layout for weight in weights if not weight.defect)
     for weight in weights:
         if not weight.defect:
@@ -209,7 +207,7 @@ def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
 def _report_odd_names(
     stack: Stack, reported: Set[tuple[str, str]], owners: Mapping[tuple[str, str], str]
 ) -> Iterator[Issue]:
-    """Find layers that lack some tensors of their siblings and have no other tensors, and a layer with more tensors.
+    """Yield an issue for layers that only lack tensors of their siblings, and for a layer with additional tensors.
 
     `reported` are the sections and names of missing tensors in earlier findings. `owners` are the names of quantized
     weights by section and name of their tensors: a layer whose weight is not quantized needs no scales.
@@ -245,7 +243,7 @@ def _report_odd_names(
 
 
 def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tuple[str, str], str]) -> bool:
-    """Return True for a part of a weight that is quantized in the other layers, and in this layer is not."""
+    """Return True if the tensor belongs to a weight that is quantized in the other layers, but not in this layer."""
     for other_index, layer in stack.layers.items():
         start = f"{stack.prefix}{other_index}."
         owner = owners.get((stack.section, start + name)) if name in layer else None
@@ -266,7 +264,7 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
-    """Find a shape of a single layer, if the layers are modules of several parts: plain layers change their width.
+    """Yield an issue for a shape of a single layer. Plain layers are skipped, because they often change their width.
 
     `reported` are the sections and names of tensors in earlier findings.
     """
@@ -286,7 +284,7 @@ def _get_most_common_value(values: Iterable[_T]) -> _T:
 
 
 def _find_odd_layer(stack: Stack, positions: Mapping[int, int], values: Sequence[Hashable]) -> int | None:
-    """Return the index of an inner layer whose value differs from the equal values of all other layers.
+    """Return the index of the only layer with a different value, unless it is the first or the last layer.
 
     `values` are the values of the layers in `positions`.
     """
@@ -323,7 +321,7 @@ def _get_typical_size(facts: Facts) -> float | None:
 
 
 def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
-    """Find a weight whose values are all 0, and a scale of a single element that is not positive."""
+    """Yield an issue for a weight that is zero in one layer only, or a one-element scale that is not positive."""
     for inner_name, positions in _list_common(stack):
         facts = {index: values[n] for index, n in positions.items()}
         odd_layer = _find_odd_layer(
@@ -357,7 +355,7 @@ def _is_lost(facts: Facts, inner_name: str) -> bool:
 
 
 def _list_common(stack: Stack) -> Iterator[tuple[str, dict[int, int]]]:
-    """Yield each name below the layers that at least `MIN_LAYERS` layers have, and its positions by layer."""
+    """Yield each tensor name that at least `MIN_LAYERS` layers have, with its positions by layer index."""
     return ((name, positions) for name, positions in stack.positions.items() if len(positions) >= MIN_LAYERS)
 
 

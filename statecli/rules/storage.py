@@ -35,7 +35,7 @@ def _needs_strides(subject: Subject) -> str | None:
 
 
 def _needs_all_tensors(subject: Subject) -> str | None:
-    """Return a reason if a tensor is not listed or has no known place, because the tensor may use the bytes."""
+    """Return a reason if a tensor of the file cannot be read, because this tensor may use the bytes."""
     state = subject.full_state
     has_unread_tensors = any(oddity.kind is OddityKind.TOO_DEEP for oddity in state.oddities) or any(
         tensor.damage for tensor in state.tensors
@@ -44,7 +44,7 @@ def _needs_all_tensors(subject: Subject) -> str | None:
 
 
 def _select_storages(subject: Subject) -> Iterator[Storage]:
-    """Yield the storages of the selected tensors, except storages filled by a single tensor."""
+    """Yield the storages of the selected tensors that several tensors share, or that are not fully used."""
     shared = subject.divided_storages
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared
@@ -108,7 +108,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_tie_help(subject: Subject, tied_rows: Sequence[TensorInfo]) -> str:
-    """Return the remedy for a tie, with the function of safetensors if `save_file` refuses the state_dict."""
+    """Return the remedy for tied weights, with the function of safetensors if `save_file` refuses the state_dict."""
     help = "intentional for tied weights; otherwise save a copy with .clone()"
     in_state_dict = {(row.section, row.fqn) for row in tied_rows if row.is_in_state_dict}
     names_by_section = Counter(section for section, _ in in_state_dict)
@@ -153,7 +153,7 @@ def _describe_extents(view: StorageView, other: StorageView) -> str:
 
 
 def _find_clashes(views: list[StorageView], work: list[int]) -> Iterator[tuple[StorageView | None, StorageView]]:
-    """Yield each view that shares a byte with an earlier view, as (earlier view, view); `views` are sorted by start.
+    """Yield (earlier view, view) for each view that shares a byte with an earlier view; `views` are sorted by start.
 
     (None, view) is the last pair if the search ran out of `work`: then nothing is known about the following views.
     """
@@ -223,7 +223,7 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
 
 
 def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
-    """Return the rows without float32 vectors and scalars, if the matrices have narrower dtypes."""
+    """Remove float32 vectors and scalars from the rows if all matrices have narrower dtypes."""
     others = [row for row in rows if row.dtype != "float32" or len(row.shape or ()) > 1]
     matrices = {row.dtype for row in others if len(row.shape or ()) > 1}
     narrow = (
@@ -235,7 +235,7 @@ def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
 
 
 def _pair_with_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
-    """Return section and name of each tensor -> the tensor of the class that receives the values."""
+    """Return the tensor of the class that receives the values, by (section, name) of the checkpoint tensor."""
     changes = subject.load_diff.changes if subject.load_diff else ()
     return {
         (change.before.section, change.before.fqn): change.after for change in changes if change.before and change.after
@@ -243,7 +243,7 @@ def _pair_with_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
 
 
 def _find_optimizer_copies(subject: Subject) -> set[TensorData | None]:
-    """Return the data of the optimizer's float32 copies, which ZeRO-3 stores in place of the weights."""
+    """Return the data of the float32 copies in the optimizer, which ZeRO-3 stores instead of the weights."""
     if not subject.state.traits.weights_are_optimizer_copies:
         return set()
     return {

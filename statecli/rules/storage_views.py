@@ -1,4 +1,4 @@
-"""Group tensors by storage, and compute which bytes of its storage each tensor has."""
+"""Group tensors by storage, and compute which bytes of its storage each tensor uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statecli.core.model_state import ByteRange, ModelState, Place, TensorData, 
 
 
 class StorageView(msgspec.Struct, frozen=True):
-    """The bytes of a tensor in its storage: `byte_count` of the bytes from `start` to `end`; expanded bytes count once.
+    """The bytes that a tensor uses in its storage: `byte_count` bytes between `start` and `end`, repeated bytes once.
 
     `form` is dtype, shape and strides: tensors with equal views are the same tensor under two names. `steps` are
     (count, stride in bytes) of its dimensions and of an element; None if unknown.
@@ -26,14 +26,14 @@ class StorageView(msgspec.Struct, frozen=True):
 
     @property
     def is_contiguous(self) -> bool:
-        """Return True if the view has every byte from its start to its end."""
+        """Return True if the view uses every byte from its start to its end."""
         return self.steps is not None and len(self.steps) == 1
 
 
 class Storage(msgspec.Struct):
-    """A storage of `size` bytes and its tensors, in order, each with its piece in the storage.
+    """A storage of `size` bytes, and the tensors that use it, each with its piece of data.
 
-    `where` and the pieces are None for a live storage.
+    `byte_range` and the pieces are None for the storage of a live tensor.
     """
 
     size: int
@@ -42,7 +42,7 @@ class Storage(msgspec.Struct):
 
     @property
     def plain(self) -> bool:
-        """Return True if a single tensor has all bytes of the storage, as is usual."""
+        """Return True if a single tensor uses all bytes of the storage, as is usual."""
         if len(self.users) > 1:
             return False
         tensor, piece = self.users[0]
@@ -50,12 +50,12 @@ class Storage(msgspec.Struct):
 
     @property
     def views(self) -> dict[StorageView, list[TensorInfo]]:
-        """Return each view with its tensors."""
+        """Return the tensors of each view."""
         return self._group_by_view(self.users)
 
     @property
     def named_views(self) -> dict[StorageView, list[TensorInfo]]:
-        """Return each view with its tensors, without the views that are only attributes of a tensor."""
+        """Return the tensors of each view, without views that only attributes of a tensor use."""
         return self._group_by_view(user for user in self.users if not _is_attribute(*user))
 
     def _group_by_view(
@@ -69,12 +69,12 @@ class Storage(msgspec.Struct):
 
     @property
     def place(self) -> Place | None:
-        """Return the place of the storage if a single file has all of its bytes."""
+        """Return the place of the storage in a file; None if its bytes are not in a single place."""
         return self.byte_range.place if self.byte_range else None
 
     @property
     def unused_bytes(self) -> int:
-        """Return the number of bytes that certainly belong to no tensor."""
+        """Return the number of bytes that certainly no tensor uses."""
         reach = covered_bytes = 0
         views = sorted(self.views, key=lambda view: view.start)
         for view in views:
@@ -84,7 +84,7 @@ class Storage(msgspec.Struct):
 
 
 def group_by_storage(state: ModelState) -> list[Storage]:
-    """Return the storages of the tensors, in order of first use. A tensor on meta has none."""
+    """Return the storages of the tensors, in order of first use. A tensor on meta does not have a storage."""
     live = state.traits.is_class
     by_place: dict[object, Storage] = {}
     for tensor in state.tensors:
@@ -106,7 +106,7 @@ def group_by_storage(state: ModelState) -> list[Storage]:
 
 
 def _is_attribute(tensor: TensorInfo, piece: TensorData | None) -> bool:
-    """Return whether this is data of an attribute of the tensor, not of the tensor."""
+    """Return whether the data belong to an attribute of the tensor instead of the tensor itself."""
     if tensor.data is None or piece is None or piece is tensor.data:
         return False
     quantizer = tensor.data.quantizer
@@ -122,7 +122,7 @@ def _list_pieces(tensor: TensorInfo) -> Iterator[TensorData]:
 
 
 def _view_of_live_tensor(tensor: TensorInfo, size: int) -> StorageView:
-    """Return the whole storage as view, because the strides of a live tensor are not recorded."""
+    """Return a view of the whole storage, because the strides of a live tensor are not recorded."""
     return StorageView(0, size, tensor.nbytes, (tensor.dtype, tensor.shape, tensor.storage_offset))
 
 
@@ -142,7 +142,7 @@ def _view_of_piece(piece: TensorData) -> StorageView:
 
 
 def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...] | None:
-    """Return (count, stride in bytes) of the merged dimensions; None for packed elements with gaps."""
+    """Return (count, stride in bytes) for each dimension after merging; None for packed elements with strides."""
     size = ELEMENT_BITS.get(piece.dtype, 0) // 8
     if not size or piece.dtype in VALUES_PER_BYTE:
         return None if piece.strides else ((nbytes(piece.dtype, elements), 1),)
@@ -162,7 +162,7 @@ _MAX_SPLIT_ROUNDS = 8
 
 
 def split_disjoint_groups(views: Sequence[StorageView]) -> Iterator[list[StorageView]]:
-    """Yield groups of views, sorted by start; views of different groups share no byte.
+    """Yield groups of views, each sorted by start; views in different groups do not share a byte.
 
     Groups are split by extents, then by the part of the view in each period of the outermost stride: so the columns of
     a matrix are separate groups, although their extents overlap.
@@ -200,14 +200,14 @@ def _split_by_period(views: list[StorageView]) -> list[list[StorageView]]:
 
 
 def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple[int, int]:
-    """Return first byte and end of the view within a period; (0, period) if the view continues into the next period."""
+    """Return the first byte and the end of a view in each period; (0, period) if it crosses the end of a period."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)
 
 
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
-    """Return whether two views have a common byte; None if `work[0]` steps, which are used up, do not suffice.
+    """Return whether two views have a common byte; None if the search needs more than the `work[0]` steps left.
 
     The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is common if and only if the
     distance of the starts is a sum of steps of the first view minus a sum of steps of the second; the latter are
@@ -229,7 +229,7 @@ def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> 
 
 
 def _is_sum_of_strides(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool | None:
-    """Return whether `distance` is a sum of strides, each at most `max_count` times; None if `work` ran out."""
+    """Return whether `distance` is a sum of strides, each at most `max_count` times; None if `work` is used up."""
     (stride, max_count), *smaller_strides = strides
     if not smaller_strides:
         return distance % stride == 0 and 0 <= distance // stride <= max_count

@@ -46,7 +46,7 @@ OVERFLOW_LIMITS = {
 
 
 def _list_facts(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
-    """Yield the tensors whose values were read, with their facts; tied tensors only under their first name."""
+    """Yield the tensors whose values were read, with facts about them; tied tensors only under their first name."""
     seen_places = set()
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         place = (tensor.data, tensor.parts)
@@ -194,7 +194,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
-    """Return True for a parameter of two dimensions or more that does not start at a single value in training."""
+    """Return True for a matrix parameter that usually does not start at a single value, such as zero."""
     is_matrix = sum(size > 1 for size in tensor.shape or ()) > 1
     return tensor.kind is Kind.PARAMETER and is_matrix and not _UNIFORM_AT_START.search(tensor.fqn)
 
@@ -206,7 +206,7 @@ def _report_by_section(
     help: str,
     severity: Severity | None = None,
 ) -> Iterator[Issue]:
-    """Yield an issue per section: the text of its only tensor, or a count and the first names."""
+    """Yield an issue for each section: about its only tensor, or with a count and the first names."""
     sections = group_by(tensors, lambda pair: pair[0].section)
     for section, pairs in sections.items():
         if len(pairs) == 1:
@@ -306,7 +306,7 @@ def duplicate_values(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Issue:
-    """Return an issue per section: the names of its only group, or a count and the first names."""
+    """Return the issue for a section: with the names of its only group, or with a count and the first names."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
     copies_text, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"

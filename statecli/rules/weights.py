@@ -66,7 +66,7 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
 
 
 def _find_sign_of_training(state: ModelState) -> str | None:
-    """Return the sign of training in the checkpoint; None without a sign."""
+    """Return a sign that the checkpoint was trained, such as `global_step 500`; else None."""
     for key, value in state.metadata.values.items():
         if (
             _PROGRESS_SETTING.search(key)
