@@ -20,7 +20,7 @@ HEAD_BYTES = 4096
 
 
 class ByteSource:
-    """Open regular file, or a part of a file: `length` bytes from byte `start` on; offsets then count from `start`.
+    """An open regular file, or a part of one: `length` bytes from byte `start` on. Offsets then count from `start`.
 
     Raises UnreadableError for a missing, forbidden, empty or special file.
 
@@ -65,15 +65,15 @@ class ByteSource:
 
     @property
     def is_trusted(self) -> bool:
-        """True if offsets stated by a directory are confirmed when the bytes are read, to save requests."""
+        """True if offsets from an archive's directory are checked only when the bytes are read, to save requests."""
         return self.reads_are_requests and not files.is_strict()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch the (offset, length) ranges together before they are read, if each read is a request."""
+        """Fetch the (offset, length) ranges together before they are read, if the file is behind a URL."""
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """Return these bytes; None if reading them takes a request or they are outside the file."""
+        """Return these bytes; None if reading them takes a request, or if they are outside the file."""
         if offset < 0 or length < 0 or offset + length > self.size:
             return None
         return self._file.read_cached(self.start + offset, length)
@@ -116,7 +116,7 @@ def read_small_file(path: str, longest: int) -> bytes:
 
 @contextmanager
 def add_subject_to_errors(label: str) -> Iterator[None]:
-    """Prefix each UnreadableError of the block with the subject, as `quoting.append_reason` does."""
+    """Add `label` to the message of each UnreadableError of the block, as `quoting.append_reason` does."""
     try:
         yield
     except UnreadableError as error:

@@ -46,7 +46,7 @@ CONFIG, WEIGHTS_KEY = "config.json", "transformers_weights"
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """File that a folder stands for. Names are without the folder.
+    """The file that a folder stands for. Names are relative to the folder.
 
     Attributes:
         name: The weight file or the index.
@@ -78,7 +78,7 @@ def choose_checkpoint(path: str) -> Choice:
 
 
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
-    """Return the candidate that `config.json` names as the weights; None if it names no candidate.
+    """Return the candidate that `config.json` names as the weights; None if `config.json` names no candidate.
 
     Does not read `config.json` if the only safetensors files are one usual file, or a usual index and its shards: the
     reader then fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
@@ -93,7 +93,7 @@ def _choose_configured(path: str, names: Collection[str], candidates: Collection
 
 
 def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
-    """Return why other weights than the folder's may be in use: `config.json` names a file elsewhere; else None.
+    """Return why other weights may be in use: `config.json` names a weight file outside of the folder; else None.
 
     `names` are the files of the folder. transformers loads the named file, possibly from a hidden folder.
     """
@@ -121,7 +121,7 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
 
 
 def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
-    """Return an oddity if the folder has weights besides `members`, which were read; else None."""
+    """Return an oddity if the folder has weights that were not read (not in `members`); else None."""
     other_weights = [
         name
         for name in list_files(path)
@@ -193,7 +193,7 @@ def explain_skipped_folder(path: str) -> SkipReason | None:
 
 
 def is_of_tool(path: str) -> bool:
-    """Return whether the folder has the name of a tool's folder."""
+    """Return whether the folder has the name of a tool's folder, such as `.git`."""
     return on_disk.get_name(path.rstrip("/")) in TOOL_FOLDERS
 
 
@@ -251,7 +251,7 @@ EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the folders in `path`, hidden or not, that module files name: a library loads modules from them.
+    """Return the inner folders, hidden or not, that module files name, because a library loads modules from them.
 
     `names` are the files of the folder.
     """
@@ -294,7 +294,7 @@ def list_inner_folders(path: str) -> list[str]:
 
 
 def find_configuration(path: str) -> str | None:
-    """Return the file with the model class of a folder without weights; None for any other folder.
+    """Return the file that names the model class of a folder without weights; None for any other folder.
 
     A folder counts as having weights if its `config.json` names weights in another place.
     """
@@ -320,7 +320,7 @@ def _list(path: str) -> FolderEntries:
 
 
 def _explain_folder(path: str, names: list[str], folders: list[str]) -> UnreadableError:
-    """Return the error for a folder without weights; if the folder has Python files, it lists their model classes."""
+    """Return the error for a folder without weights. If there are Python files, the error names their model classes."""
     problem = _describe_folder(path, names, folders)
     if not problem and not on_disk.is_remote(path) and any(name.endswith(".py") for name in names):
         classes = core.target_suggestions.suggest_classes_in(path)
@@ -337,13 +337,13 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
 
 
 def advise_class(path: str) -> str:
-    """Return the advice for a config.json without a model class, or for its folder."""
+    """Return the advice to name the model class too, because config.json does not."""
     line = quote_for_shell(f"transformers:BertModel(config={path!r})")
     return f"name the class too, for example {line}"
 
 
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
-    """Describe the content of a folder without weights; "" if it is unknown."""
+    """Describe a folder without weights, for example as a diffusers pipeline; "" if its kind is unknown."""
     if foreign := sorted(FOREIGN_WEIGHTS.intersection(names)):
         content = "only weights of other frameworks, which statecli does not read"
         return f"is a folder with {content}: {quoting.names(foreign)}"
@@ -377,7 +377,7 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
 
 
 def _links_to_parent(link: str, path: str) -> bool:
-    """Return True if a link in a folder leads to the folder or to one of its parents."""
+    """Return True if the link in a folder leads to this folder or to one of its parents."""
     return on_disk.is_link(link) and on_disk.join(on_disk.resolve_links(path), "").startswith(
         on_disk.join(on_disk.resolve_links(link), "")
     )

@@ -77,10 +77,10 @@ LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 
 
 def drop_current_folder(name: str) -> str:
-    """Return the name in an index without `./` at its beginning, which loaders join with the path of the folder."""
+    """Return a name from an index without a leading `./`, because loaders join the name with the folder's path."""
     return _CURRENT_FOLDER.sub("", name)
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Return whether the name is on no system a path, a drive, a URL or a home folder, and has no line break."""
+    """Return whether the name is only a file name on every system: not a path, drive, URL or home folder."""
     return name not in ("", ".", "..") and name[0] != "~" and not _NOT_IN_NAME.search(name)

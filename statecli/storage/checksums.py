@@ -13,7 +13,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 class Checksums:
-    """CRC-32 and end of each piece read so far, by the offset of the piece."""
+    """The end and the CRC-32 of each piece read so far, by the start of the piece."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}
@@ -21,7 +21,7 @@ class Checksums:
         self._lock = threading.Lock()
 
     def add(self, start: int, data: memoryview, boundaries: Iterable[int]) -> None:
-        """Add the bytes from `start` on, in pieces up to each of the sorted `boundaries`."""
+        """Add the CRC-32 of the bytes from `start` on, in pieces that end at the sorted `boundaries`."""
         at, end = start, start + len(data)
         for boundary in (*(boundary for boundary in boundaries if start < boundary < end), end):
             if self._pieces.get(at, (0, 0))[0] < boundary:
@@ -35,7 +35,7 @@ class Checksums:
             self._pieces[start] = end, crc
 
     def combine(self, start: int, end: int, read_cached: Callable[[int, int], bytes | None]) -> int | None:
-        """Return the CRC-32 of the bytes from `start` to `end`; None if some are neither in a piece nor cached.
+        """Return the CRC-32 of the bytes from `start` to `end`; None if some bytes were neither added nor cached.
 
         `read_cached` returns bytes between pieces, for example of a header that was read before the values.
         """
@@ -55,7 +55,7 @@ class Checksums:
 
 
 def combine_crc32(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two joined parts from the CRC-32 of each; the second has `length` bytes (zlib's method)."""
+    """Return the CRC-32 of two joined byte strings from the CRC-32 of each. The second has `length` bytes."""
     power, n = 1 << 31, 3
     while length:
         if length & 1:
@@ -66,7 +66,7 @@ def combine_crc32(first: int, second: int, length: int) -> int:
 
 @cache
 def _raise_x(n: int) -> int:
-    """Return x to the power of 2 to the n."""
+    """Return the polynomial x**(2**n), modulo the polynomial of CRC-32."""
     return 1 << 30 if n == 0 else _multiply(_raise_x(n - 1), _raise_x(n - 1))
 
 

@@ -1,4 +1,4 @@
-"""Connections to web servers and proxies, and the messages for errors of the network."""
+"""Connections to web servers and proxies, and messages for network errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def send(url: str, headers: dict[str, str]) -> BaseHTTPResponse:
 
 
 class _Pools:
-    """Connection pools by scheme, proxy, process and settings: a forked process must not use its parent's connections.
+    """Connection pools by scheme, proxy, process and settings. A forked process must not use its parent's connections.
 
     Connections outlive a command, so that certificates are loaded once.
     """
@@ -103,7 +103,7 @@ def _create_pool(scheme: str, proxy: str | None, settings: RequestLimits) -> Poo
 
 
 def _find_proxy(url: str) -> tuple[str, str | None]:
-    """Return the URL's scheme, and its proxy as set by the environment or the system."""
+    """Return the scheme of the URL, and the proxy that the environment or the system sets for it (else None)."""
     scheme, _, address = url.partition("://")
     has_system_settings = sys.platform in ("darwin", "win32")
     if not has_system_settings and not any(name.lower().endswith("_proxy") for name in os.environ):
@@ -133,7 +133,7 @@ def _load_certificates() -> SSLContext:
 
 
 def translate_error(why: Exception) -> StateError | Transient:
-    """Return the error of statecli for an error of urllib3."""
+    """Convert an error of urllib3 to an error of statecli."""
     from urllib3 import exceptions
 
     if isinstance(why, exceptions.ProxyError):

@@ -20,7 +20,7 @@ class InvalidUrl(UnreadableError):
 
 
 class Sent(NamedTuple):
-    """Headers with credentials, and the source of the credentials in words; both empty without credentials.
+    """Headers with credentials, and text about where the credentials come from. Both are empty without credentials.
 
     `why_not` is the error that prevented reading credentials.
     """
@@ -63,7 +63,7 @@ def _encode_basic(user: str, password: str) -> dict[str, str]:
 
 
 def strip_user(url: str) -> str:
-    """Return the URL to request: without user and password, `#` percent-encoded, the scheme in lower case."""
+    """Return the URL to request: without user and password, with `%23` for `#`, with a lower-case scheme."""
     link = parse_url(url)
     host, slash, path = link.path.partition("/")
     if not host.isascii():
@@ -79,7 +79,7 @@ def parse_host(url: str) -> str:
 
 
 def parse_origin(url: str) -> tuple[str, str]:
-    """Return the scheme and the server that credentials belong to. Raises UnreadableError for an impossible URL."""
+    """Return the scheme and server for which credentials hold. Raises UnreadableError for an impossible URL."""
     link = _split(url)
     scheme = link.scheme.lower()
     server = link.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")

@@ -30,24 +30,24 @@ read_version = files.get_version
 
 
 def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
-    """Return the versions of the paths that are not folders. `files.record_opened_files` records files in folders."""
+    """Return the version of each path that is not a folder. Use `files.record_opened_files` for files in folders."""
     return {path: read_version(path) for path in paths if not os.path.isdir(path)}
 
 
 def find_changed(versions: Mapping[str, FileVersion | None]) -> list[str]:
-    """Return the files whose present version differs from the given one."""
+    """Return the files whose present version differs from the given version."""
     return [path for path, then in versions.items() if read_version(path) != then]
 
 
 def refuse_changed(versions: Mapping[str, FileVersion | None]) -> None:
-    """Raise `UnreadableError` for the first file whose present version differs from the given one."""
+    """Raise `UnreadableError` for the first file whose present version differs from the given version."""
     for path in find_changed(versions):
         raise UnreadableError(f"{path}: {CHANGED_TRY_AGAIN}")
 
 
 @contextmanager
 def refuse_files_that_change() -> Iterator[None]:
-    """Raise `UnreadableError` after the block for a file changed since its first opening in the block."""
+    """Raise `UnreadableError` after the block if a file changed since the block opened the file first."""
     with files.record_opened_files() as opened_versions:
         yield
     refuse_changed(opened_versions)

@@ -137,7 +137,7 @@ def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> Abstr
 
 
 def expect_values(places: Iterable[Place]) -> AbstractContextManager[None]:
-    """Fetch adjacent places together while the block reads all places in order in this thread."""
+    """Fetch adjacent byte ranges in one request while the block reads all ranges in order in this thread."""
     remote_places = [place for place in places if is_remote(place.path)]
     return _remote_store().expect_values(remote_places) if remote_places else nullcontext()
 
@@ -146,7 +146,7 @@ _is_strict: ContextVar[bool] = ContextVar("is_strict", default=False)
 
 
 def is_strict() -> bool:
-    """Return whether readers check remote files as thoroughly as local files, at any cost in requests."""
+    """Return whether readers check remote files as completely as local files, even if this takes more requests."""
     return _is_strict.get()
 
 
@@ -188,7 +188,7 @@ def mask_urls(text: str) -> str:
 
 
 def _hide_typo(text: str) -> str:
-    """Return the text with a possible password hidden, unless the text names a file."""
+    """Hide a possible password in all later text, unless `text` names a file. Return `text` unchanged."""
     if ":" in text and _MISSPELT_URL.match(text) and not os.path.lexists(text.partition("#")[0]):
         storage.masked_url.hide_in_typo(text)
     return text
@@ -202,14 +202,14 @@ def remove_secrets(text: str) -> str:
 
 
 def unmask_urls(text: str) -> str:
-    """Return the text with the URLs as typed, for a model's own arguments; never for output."""
+    """Return the text with URLs as the user typed them, to pass to a model. Never show the result."""
     if "://" not in text or "statecli.storage.masked_url" not in sys.modules:
         return text
     return storage.masked_url.unmask_urls_in(text)
 
 
 def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> str | None:
-    """Return advice if a URL's file does not exist: its `#section` may be part of the file name; None otherwise."""
+    """Return advice if a URL's file does not exist, because `#section` may belong to the file name; else None."""
     if not section or not is_remote(path) or not isinstance(error, storage.object_store.Missing):
         return None
     longer = f"add a section such as #model after the name: #{section}#model"

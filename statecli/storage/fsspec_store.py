@@ -42,7 +42,7 @@ _VERSION_FIELDS = (
 
 
 def import_fsspec() -> Any:
-    """Return the package fsspec. Raises MissingDependency."""
+    """Return the package fsspec. Raises MissingDependency if fsspec is not installed."""
     try:
         import fsspec
         import fsspec.asyn
@@ -69,7 +69,7 @@ class PerProcess(Generic[_Object]):
 def parse_range(
     content_range: str | None, content_length: int | None, offset: int, length: int
 ) -> tuple[int, int, int]:
-    """Return start and end of an answer's range and the object's size, in bytes, before the body is read.
+    """Return start and end of the range that an answer contains, and the size of the whole object, in bytes.
 
     Raises UnreadableError for a range other than the requested one. A small object may come without a range.
     """
@@ -88,7 +88,7 @@ def parse_range(
 
 
 class BucketAnswer(NamedTuple):
-    """Answer of a bucket: its head, the `marker` of its `FileVersion`, and its unread body."""
+    """Answer of a bucket before its body is read: range and length, the `marker` of its `FileVersion`, and the body."""
 
     content_range: str | None
     content_length: int | None
@@ -96,7 +96,7 @@ class BucketAnswer(NamedTuple):
     body: Any
 
     async def read(self, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
-        """Return the result of `ObjectStore.get`. The head is checked before the body is read."""
+        """Check the headers, then read the body; return the result of `ObjectStore.get`."""
         start, end, size = parse_range(self.content_range, self.content_length, offset, length)
         version = FileVersion(size, self.marker)
         if expected is not None and expected != version:
@@ -109,7 +109,7 @@ class BucketAnswer(NamedTuple):
 
 
 def check_length(data: bytes, start: int, end: int) -> bytes:
-    """Return the body of an answer. Raises Transient if it is shorter than its head states."""
+    """Return the body of an answer. Raises Transient if the body does not have the announced length."""
     if len(data) != end - start:
         raise Transient(f"the connection was cut after {len(data)} of {end - start} bytes")
     return data
@@ -213,7 +213,7 @@ def _list_folder(instance: _Instance, url: str) -> Listing:
 
 
 def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
-    """Add the names of a listing's page to `folders` (True for a folder): names directly in the folder `prefix`."""
+    """Add the names on a page of a bucket listing to `folders`, with True for a folder. `prefix`: the listed folder."""
     folders.update((key[len(prefix) :], False) for key in keys)
     for folder_prefix in prefixes:
         name = folder_prefix[len(prefix) : -1]

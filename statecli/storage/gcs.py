@@ -34,7 +34,7 @@ _REFUSED_TO_ALL = (
 
 
 class CloudStorage:
-    """`ObjectStore` of all buckets."""
+    """`ObjectStore` for all buckets of Google Cloud Storage."""
 
     def __init__(self) -> None:
         self._create_filesystem = PerProcess(_create_filesystem)
@@ -81,7 +81,7 @@ def _create_filesystem() -> Any:
 
 
 def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
-    """Return bucket, object name, and the options that select the requested generation."""
+    """Return the bucket, the object name, and the query that selects the requested generation."""
     path, _, generation = url.partition("://")[2].partition("?generation=")
     bucket, _, name = path.partition("/")
     if not bucket:
@@ -140,7 +140,6 @@ async def _request(filesystem: Any, link: str, options: dict[str, str], headers:
 
 
 def _check_status(status: int, filesystem: Any) -> None:
-    """Raise the error for a status other than success."""
     if status in (408, 429) or status >= 500:
         raise Transient(f"Google Cloud Storage is busy (HTTP {status})")
     if status == 404:

@@ -65,14 +65,14 @@ class Gone(NoFile, Missing):
 
 
 class JsonPage(NamedTuple):
-    """JSON document, and the URL of its next page."""
+    """A JSON document, and the URL of the next page (None for the last page)."""
 
     document: Any
     next_url: str | None
 
 
 class Response(NamedTuple):
-    """Head of an answer, its URL after redirects, and the credentials for the first server."""
+    """An answer before its body is read, its URL after redirects, and the credentials for the first server."""
 
     response: BaseHTTPResponse
     url: str
@@ -80,7 +80,7 @@ class Response(NamedTuple):
 
 
 class Http:
-    """`ObjectStore` of all web servers.
+    """`ObjectStore` for all web servers.
 
     `headers` are sent only to the host of a URL. If None, the user and password of the URL or the netrc file are sent.
     """
@@ -96,7 +96,7 @@ class Http:
         self._reserved_bytes, self._lock = 0, threading.Lock()
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
-        """See `ObjectStore.get`. After a broken connection only the missing bytes are requested."""
+        """See `ObjectStore.get`. If the connection breaks, only the missing bytes are requested again."""
         if url not in self._wholes:
             return retry(_Range(self, url, offset, length, expected).fetch, url)
         data, version = self._wholes[url]
@@ -210,7 +210,7 @@ class Http:
 
 
 class _Range:
-    """Request for a range, with the parts received so far: after a broken connection only the rest is requested."""
+    """Request for a byte range. It keeps the received parts, so that a retry requests only the rest."""
 
     def __init__(self, http: Http, url: str, offset: int, length: int, expected: FileVersion | None) -> None:
         self._http, self._url = http, url
@@ -259,7 +259,7 @@ class _Range:
 
 
 def _check_range(response: BaseHTTPResponse, offset: int, length: int) -> int:
-    """Return the size of the file. Raises UnreadableError if the answer has another range."""
+    """Return the size of the file. Raises UnreadableError if the answer does not have the requested range."""
     text = response.headers.get("Content-Range", "")
     match = _RANGE.fullmatch(text)
     if match is None:
@@ -277,7 +277,7 @@ def _check_range(response: BaseHTTPResponse, offset: int, length: int) -> int:
 
 
 def _parse_length(response: BaseHTTPResponse) -> int | None:
-    """Return the length of an answer without a range; None if chunked. Raises UnreadableError beyond the limit."""
+    """Return the length of an answer with the whole file; None if chunked. Raises UnreadableError if too long."""
     length = response.headers.get("Content-Length", "")
     if not length and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
@@ -337,7 +337,7 @@ def _resolve_redirect(at: str, location: str | None) -> str:
 
 
 def _add_slash(url: str) -> str:
-    """Return the URL with a slash at the end of the path. Raises Missing for the name of a file."""
+    """Return the URL of a folder, with a slash at the end. Raises Missing if the path looks like a file."""
     link = parse_url(url)
     if link.path.endswith("/"):
         return url
@@ -348,7 +348,7 @@ def _add_slash(url: str) -> str:
 
 
 def _has_same_path(url: str, requested: str) -> bool:
-    """Return whether the URL of an answer has the path of the requested folder, on any server."""
+    """Return whether an answer's URL has the path of the requested folder, on any server."""
     return parse_url(url).path.partition("/")[2].rstrip("/") == parse_url(requested).path.partition("/")[2].rstrip("/")
 
 
@@ -411,7 +411,7 @@ def _is_other_server(at: str, url: str) -> bool:
 
 
 def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
-    """Return the error, with the name of the server if a redirect led to another one, or with advice about TLS."""
+    """Add to an error the name of the server to which a redirect led, or advice about TLS."""
     was_redirected = at != credentials.strip_user(url)
     if not was_redirected and isinstance(why, ConnectionCut) and url[:5].lower() == "http:":
         return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.retry_after_s)
@@ -450,7 +450,7 @@ def _suggest_url(url: str) -> str:
 
 
 def _parse_retry_after(text: str | None) -> float | None:
-    """Return the wait in seconds that the server requests, as seconds or as a date; None without a valid header."""
+    """Return the wait in seconds that the header Retry-After requests; None without a valid header."""
     if not text:
         return None
     if text.strip().isdecimal():
@@ -473,7 +473,7 @@ def _receive(
     parts: list[bytes],
     report_bytes: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Return `parts` joined with the rest of the answer, `length` bytes in total. Raises Transient for missing bytes.
+    """Return `parts` and the rest of the answer, `length` bytes in total. Raises Transient if bytes are missing.
 
     `parts` keeps the received bytes, so that the next attempt resumes after them. Uses `read1`, because it returns each
     byte received before the connection broke. Without a length, `report_bytes` is called with the size of each part.
@@ -507,7 +507,7 @@ def _receive(
 
 
 def _refuse_surplus(response: BaseHTTPResponse) -> None:
-    """Raise UnreadableError if more chunks follow the range."""
+    """Raise UnreadableError if a chunked answer continues after the requested range."""
     from urllib3 import exceptions
 
     if response.length_remaining is not None or "chunked" not in response.headers.get("Transfer-Encoding", "").lower():

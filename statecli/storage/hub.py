@@ -28,7 +28,7 @@ _LOGIN_ADVICE = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class HubPath(NamedTuple):
-    """Path in a revision of a repository. `kind` has the values of the hub's API."""
+    """A path in a revision of a repository. `kind` is "models", "datasets" or "spaces", as in the hub's API."""
 
     kind: str
     repo: str
@@ -46,7 +46,7 @@ class _NoRepository(Missing):
 
 
 class Hub:
-    """`ObjectStore` of all repositories of one endpoint."""
+    """`ObjectStore` for all repositories of one endpoint."""
 
     def __init__(self) -> None:
         try:
@@ -100,7 +100,7 @@ class Hub:
         return create_listing(dict(sorted(folders)))
 
     def _resolve(self, url: str) -> tuple[HubPath, str]:
-        """Return the path that a URL names, and the commit of its revision. Raises UnreadableError without one."""
+        """Return the path that a URL names, and the commit of its revision. Raises UnreadableError if not found."""
         first, *others = _parse_places(url)
         with self._lock:
             try:
@@ -145,7 +145,7 @@ class Hub:
             raise UnreadableError(f"the hub, {parse_server(self._endpoint)}: {why}") from None
 
     def _explain_refusal(self, why: RangeRefused, place: HubPath) -> UnreadableError:
-        """Return the error, with advice, if the hub refuses access."""
+        """Return the error for a refusal by the hub, with advice about access."""
         code, has_token = why.headers.get("X-Error-Code"), self._has_token
         if code == "GatedRepo":
             message = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
@@ -169,7 +169,7 @@ class Hub:
 
 
 def _parse_places(url: str) -> list[HubPath]:
-    """Return the paths that a URL may mean, the most likely first. Raises UnreadableError without a repository."""
+    """Return the paths that a URL may mean, the likeliest first. Raises UnreadableError if it names no repository."""
     path = url.partition("://")[2]
     first_step, _, remaining_path = path.partition("/")
     kind, path = (first_step, remaining_path) if first_step in _TYPES else ("models", path)

@@ -31,14 +31,14 @@ _TYPE_NAMES = {list: "list", str: "string", bool: "boolean", type(None): "null"}
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """Repeated key, and the object with this key."""
+    """A repeated key, and the object in which the key is repeated."""
 
     owner: dict[str, Any]
     key: str
 
 
 class ParsedObject(msgspec.Struct, frozen=True):
-    """JSON object with all repeated keys, also those of inner objects. The last value of a repeated key counts."""
+    """A JSON object, and all repeated keys in it and in inner objects. The last value of a repeated key counts."""
 
     document: dict[str, Any]
     repeats: list[Repeat]
@@ -84,7 +84,7 @@ def parse_object(raw: bytes, label: str) -> ParsedObject:
 
 
 def check_brackets(raw: bytes, label: str) -> None:
-    """Raise MalformedError for more lists and objects than the largest model has, because they take memory."""
+    """Raise MalformedError for too many lists, objects or values, because these take memory and time."""
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
         raise MalformedError(
@@ -102,14 +102,14 @@ def refuse_repeats(repeats: Iterable[Repeat], label: str) -> None:
 
 
 def get_field(document: Any, *keys: str) -> Any:
-    """Return the value below these keys of nested objects; None if an object or a key is missing."""
+    """Return the value at a path of keys in nested objects; None if a key is missing."""
     for key in keys:
         document = document.get(key) if type(document) is dict else None
     return document
 
 
 def is_deeper(node: Any, levels: int) -> bool:
-    """Return whether lists and dicts are nested more than `levels` deep in `node`."""
+    """Return whether lists and dicts in `node` are nested more than `levels` deep."""
     level = [node]
     for _ in range(levels + 1):
         level = [part for node in level for part in _list_parts(node)]
@@ -119,7 +119,7 @@ def is_deeper(node: Any, levels: int) -> bool:
 
 
 def _list_parts(node: Any) -> Iterable[Any]:
-    """Return the parts of a container, at least one, because an empty container counts as a level."""
+    """Return the items of a list or dict; (None,) for an empty one, because an empty container counts as a level."""
     if type(node) is dict:
         return node.values() or (None,)
     if type(node) is list:

@@ -60,7 +60,7 @@ _MAX_LINKS = 40
 
 
 def explain_process_link(path: str) -> str | None:
-    """Return why a link in `path` that leads through a system folder must not be followed; None without such a link.
+    """Return why a link in `path` through a folder such as /proc must not be followed; None without such a link.
 
     The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the loader's current folder. A path typed
     with the system folder's own name, like `/dev/stdin`, is accepted.
@@ -89,7 +89,7 @@ def explain_process_link(path: str) -> str | None:
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
-    """Return the system folder around an absolute path, else None. `is_last`: the path ends here."""
+    """Return the folder (/proc, /sys, /dev) that contains an absolute path, else None. `is_last`: path ends here."""
     if not path.startswith(_PROCESS_FOLDERS):
         return None
     if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):
@@ -245,7 +245,7 @@ class LocalFile:
 
 
 class _ReadErrors:
-    """Context manager that raises UnreadableError, without the path, for an error of the system.
+    """Context manager that converts an OSError to an UnreadableError without the path.
 
     A class and not a generator, because every read enters the context and a generator takes four times as long.
     """
@@ -301,7 +301,7 @@ def _require_regular(status: os.stat_result) -> int:
 
 
 def _match_hidden(pattern: str) -> Iterator[str]:
-    """Yield the hidden files that a glob matches, and the hidden folders that it does not enter."""
+    """Yield the hidden files that a glob also matches, and the hidden folders themselves without their contents."""
     import glob
 
     steps = pattern.split(os.sep)

@@ -35,7 +35,7 @@ _URL_IN_TEXT = compile_on_use(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
 
 
 class TypedUrl(NamedTuple):
-    """URL as the user typed it, in two parts: up to the end of the path, and the query or the rest of the chain."""
+    """A URL as typed. `start` ends with the path; `suffix` is the query or the rest of a chain."""
 
     start: str
     suffix: str
@@ -51,7 +51,7 @@ class PlainUrl(NamedTuple):
 
 
 class _TypedUrls(dict[str, TypedUrl]):
-    """URLs by their masked names, including the folders around each file."""
+    """Typed URLs by their masked names, including the folders around each file."""
 
 
 def typed_urls() -> dict[str, TypedUrl]:
@@ -82,7 +82,7 @@ def _has_invalid_port(host: str) -> bool:
 
 
 def mask_url(url: str) -> str:
-    """Return the masked name of a URL or of a masked name; a section after `#` is kept."""
+    """Return the masked name of a URL; a masked name stays unchanged, and so does a section after `#`."""
     file, mark, section = url.rpartition("#")
     if not mark or re.search("[/?@:=&;]", section):
         file, mark, section = url, "", ""
@@ -110,7 +110,7 @@ def _create_name(url: str) -> str:
 
 
 def _name_folders(url: str, mask: str) -> Iterator[tuple[str, TypedUrl]]:
-    """Yield name and URL of the file, then of each parent folder up to the host."""
+    """Yield (masked name, URL) of the file, then of each parent folder up to the host."""
     # Links of a chain before the first path have no path, as in `simplecache::https://…`.
     links = _CHAIN.split(url)
     first = next(n for n, link in enumerate(links) if "://" in link)
@@ -175,7 +175,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def _mask_step(step: str, mask: str) -> str:
-    """Mask `;jsessionid=…`, `#access_token=…`, and `?signature=…` if `?` does not begin a query."""
+    """Mask secrets inside a step of a path: `;jsessionid=…`, `#access_token=…`, or `?signature=…`."""
     return re.sub(r"(?<=[;?#])[^;?#]*=[^;?#]*", lambda match: _mask_query(match[0], mask)[1:], step)
 
 

@@ -28,7 +28,7 @@ class Stalled(TimeoutError):
 
 
 class Pace:
-    """Deadline for the next bytes: all headers within the timeout, then a minimum of body bytes in each timeout."""
+    """Deadline for the next bytes: all headers within the timeout, then a minimum number of body bytes per timeout."""
 
     def __init__(self) -> None:
         self._seconds, self._until, self._last, self._in_body, self._came = 0.0, 0.0, 0.0, False, 0
@@ -72,7 +72,7 @@ class Pace:
 
 
 class _Raw(io.RawIOBase):
-    """Bytes of a socket, read within the limits of a pace."""
+    """Reader of a socket. Raises Stalled if bytes arrive too slowly."""
 
     def __init__(self, sock: socket.socket, pace: Pace) -> None:
         self._sock, self._file, self._pace = sock, sock.makefile("rb", buffering=0), pace
@@ -121,7 +121,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """HTTPS connection; the constructor of `_Plain` calls the constructor of `HTTPSConnection`."""
+    """HTTPS connection, in which the constructor of `_Plain` calls that of `HTTPSConnection` (see the base classes)."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):

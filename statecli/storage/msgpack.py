@@ -42,7 +42,7 @@ class Truncated(MalformedError):
 
 
 class Truncation(NamedTuple):
-    """Truncated value, and the reason."""
+    """A value that the end of the file cuts off, and the reason."""
 
     why: str
 
@@ -145,7 +145,7 @@ class Parser:
         return items
 
     def _mend(self, error: Truncated) -> Truncation:
-        """Return the `Truncation` for a truncated entry. Raises the error unless `mends`."""
+        """Return a `Truncation` in place of a truncated entry. Raises the error if `mends` is False."""
         if not self.mends:
             raise error
         self.truncation = Truncation(str(error))

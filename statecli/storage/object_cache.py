@@ -70,7 +70,7 @@ class RemoteFile:
         self.moved: dict[int, tuple[int, int]] = {}
 
     def prefetch_head(self) -> None:
-        """Fetch the beginning of the file, unless the version is known. Raises the same UnreadableError each time."""
+        """Fetch the beginning of the file once. After a failure, each call raises the same UnreadableError."""
         with self._first:
             if self._error is not None:
                 raise self._error
@@ -153,7 +153,7 @@ class RemoteFile:
         self._keep(start, self.request(start, stop - start))
 
     def missing_spans(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the spans (start, stop) to fetch so that all the (offset, length) ranges are cached."""
+        """Return the spans (start, stop) that are not cached of the (offset, length) ranges; near spans are joined."""
         missing: list[tuple[int, int]] = []
         spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
         for start, stop in sorted(hole for span in spans for hole in self._split_cached(*span)[1]):
@@ -177,7 +177,7 @@ class RemoteFile:
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the span to fetch for missing bytes: longer than the missing bytes, up to the next cached byte."""
+        """Return the span to fetch for missing bytes: longer than these bytes, but up to the next cached byte only."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -190,7 +190,7 @@ class RemoteFile:
         return start, max(stop, min(start + self._step, next_start))
 
     def _split_cached(self, offset: int, end: int) -> tuple[dict[int, bytes], list[tuple[int, int]]]:
-        """Return the cached parts of the bytes `offset` to `end` by their offsets, and the holes between them."""
+        """Return the cached parts of the bytes `offset` to `end` by their offsets, and the spans that are missing."""
         parts: dict[int, bytes] = {}
         holes: list[tuple[int, int]] = []
         with self._lock:
@@ -240,7 +240,7 @@ class RemoteFile:
             self._confirm_guard(guard, self._read_span(guard.header, guard.start))
 
     def _find_guards(self, offset: int, end: int) -> list[Guard]:
-        """Return the unconfirmed guards of these bytes."""
+        """Return the guards of these bytes that are not confirmed yet."""
         if not self._guards:
             return []
         with self._lock:
@@ -250,7 +250,7 @@ class RemoteFile:
         return [guard for guard in guards if guard.stop > offset]
 
     def _confirm_guard(self, guard: Guard, header: bytes) -> bool:
-        """Check a guard; return whether its bytes begin where the directory states. Raises MalformedError."""
+        """Check a guard. Return whether its bytes begin where the archive's directory states. Raises MalformedError."""
         shift = guard.check(header)
         with self._lock:
             if shift:
@@ -261,7 +261,7 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> tuple[int, int]:
-        """Return the actual offset of the bytes from `offset` on, and the actual end of the run up to `stop`."""
+        """Return where the bytes from `offset` on actually begin, and where the run with the same shift ends."""
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
                 return offset + shift, min(min(stop, end) + shift, self.size)
@@ -272,14 +272,14 @@ class RemoteFile:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def find_crc32(self, offset: int, end: int) -> int | None:
-        """Return the CRC-32 of the bytes `offset` to `end`; None unless all were read as values or are cached."""
+        """Return the CRC-32 of the bytes `offset` to `end`; None if some were neither read as values nor cached."""
         if self.checksums is None:
             return None
         is_confirmed = self._locate(offset, end) == (offset, end) and not self._find_guards(offset, end)
         return self.checksums.combine(offset, end, self.read_cached if is_confirmed else lambda *_: None)
 
     def read_window(self, offset: int, stop: int) -> memoryview:
-        """Return bytes from `offset` on, up to `stop` at most: cached bytes, or fetched bytes that are not kept."""
+        """Return bytes from `offset` on, up to `stop` at most: cached bytes, or fetched bytes that are not cached."""
         actual_offset, stop = self._locate(offset, min(stop, self.size))
         if actual_offset != offset:
             return memoryview(self.request(actual_offset, stop - actual_offset))
@@ -297,7 +297,7 @@ class RemoteFile:
         return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
-        """Return the part of `data` (whose first byte is at `begin`) from `offset` on, up to the first moved bytes."""
+        """Return the bytes in `data` from `offset` on, up to the first moved bytes. `begin`: offset of `data`."""
         for guard in self._find_guards(offset, stop):
             header_view = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:
@@ -373,7 +373,7 @@ class _Windows(threading.local):
         self._cuts = {file: sorted(set(cuts)) for file, cuts in self._cuts.items() if file.checksums}
 
     def read(self, file: RemoteFile, offset: int, length: int, read_ahead: int) -> memoryview:
-        """Return at most `length` bytes from `offset` on, none at the end; `read_ahead` as in `File.fill`."""
+        """Return at most `length` bytes from `offset` on; empty at the end. `read_ahead`: see `File.fill`."""
         preceding_bytes = 0
         for key, window in reversed(self._windows.items()):
             if key[0] is file and key[1] <= offset < key[1] + len(window):
@@ -395,7 +395,7 @@ class _Windows(threading.local):
         return part
 
     def _fetch(self, file: RemoteFile, offset: int, stop: int) -> memoryview:
-        """Fetch a window; another thread may work meanwhile."""
+        """Fetch a window. Meanwhile another thread may compute, because this thread releases the semaphore."""
         if not self.is_at_work:
             return file.read_window(offset, stop)
         self._workers.release()
@@ -416,7 +416,7 @@ class _Windows(threading.local):
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop windows already read, then the least recently used; dropping unread bytes makes new windows smaller."""
+        """Drop finished windows, then the least recently used. Dropping unread bytes makes new windows smaller."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)
@@ -430,7 +430,7 @@ class _Windows(threading.local):
 
 
 class _ValueReads:
-    """Limit for the threads that read values: one per core computes at a time, while the others wait for bytes."""
+    """Limit for threads that read values: one per core may compute. Threads that wait for bytes do not count."""
 
     def __init__(self) -> None:
         self.workers = threading.Semaphore(max(os.cpu_count() or 1, 2))

@@ -30,21 +30,21 @@ class Unsure(UnreadableError):
 
 
 class VersionedBytes(NamedTuple):
-    """Bytes of an object, and the version of the object that they belong to."""
+    """Bytes of an object, and the version of the object from which the bytes come."""
 
     data: bytes
     version: FileVersion
 
 
 class Listing(NamedTuple):
-    """Names in a folder, with True for a folder. `incomplete`: why names are missing, None for a complete listing."""
+    """Names in a folder, with True for a folder. `incomplete`: the reason why names are missing, or None."""
 
     folders: dict[str, bool]
     incomplete: str | None = None
 
 
 def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVersion:
-    """Return the version with the markers of both versions. Raises UnreadableError if the versions differ."""
+    """Return one version with the markers of both. Raises UnreadableError if the versions contradict each other."""
     if expected is None:
         return actual
     old, new = ((marker or "").split("\n") for _, marker in (expected, actual))
@@ -91,11 +91,11 @@ class _Stores:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Return the store of a URL, which all URLs of the store share. Raises MissingDependency, UnreadableError."""
+    """Return the object store for a URL; URLs of one server share it. Raises MissingDependency, UnreadableError."""
     return lifetime.for_command(_Stores).open(url)
 
 
 def _build_filesystem_key(url: str) -> str:
-    """Return the part of a URL that identifies the filesystem: all but the path of an object in it."""
+    """Return the part of a URL that identifies the filesystem: scheme, host or bucket, and query."""
     parts = split_url(url)
     return f"{parts.scheme}{parts.path.partition('/')[0]}{parts.query}"

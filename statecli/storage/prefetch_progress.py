@@ -15,7 +15,7 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def report_prefetch(total: int) -> AbstractContextManager[Callable[[], None]]:
-    """Report a block that fetches several files; the block gets a function to call after each file."""
+    """Report the progress of a block that fetches several files. The block gets a function to call after each file."""
     watch = _watch.get()
     return nullcontext(lambda: None) if watch is None or total < 2 else watch(total)
 
@@ -31,7 +31,7 @@ def watch_prefetch(watch: Watch) -> Iterator[None]:
 
 
 class FetchedValues:
-    """Number of bytes of values received by this command, counted without a lock: a lost count shortens the bar."""
+    """Number of value bytes that this command received. Counted without a lock, as a lost count does little harm."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -46,7 +46,7 @@ _request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)
 
 
 def fetch_values(fetch: Callable[[], bytes]) -> bytes:
-    """Return the bytes of values that a request fetches, and count each byte once, on arrival."""
+    """Return the value bytes that `fetch` returns. Each byte is counted once, when it arrives."""
     total, arrived = count_fetched_values(), FetchedValues()
     token = _request.set(arrived)
     try:
@@ -58,7 +58,7 @@ def fetch_values(fetch: Callable[[], bytes]) -> bytes:
 
 
 def count_arrived(length: int) -> None:
-    """Count bytes of an answer if they are values."""
+    """Count received bytes if they belong to values."""
     request = _request.get()
     if request is not None:
         request.bytes += length

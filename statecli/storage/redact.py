@@ -65,7 +65,7 @@ def secrets() -> Secrets:
 
 
 def hide(*words: str, sure: bool = True) -> None:
-    """Remove the words from all later text, as typed or percent-encoded; unless `sure`, only from text of libraries."""
+    """Remove the words, also percent-encoded, from all later text; if not `sure`, only from text of libraries."""
     from urllib.parse import quote, unquote
 
     stored = secrets()
@@ -137,7 +137,7 @@ def _replace(text: str, words: Iterable[str]) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return text of a library without known secrets, secrets of the environment, and words that look like secrets."""
+    """Return a library's text without known secrets, secret environment variables and words that look secret."""
     values = [
         value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_VALUE_CHARS
     ]

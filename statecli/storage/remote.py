@@ -160,7 +160,7 @@ class RemoteStore:
         """Return None, because each answer is compared with the version of the first answer; see `Store.version`."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Fetch the beginnings of files, and listings of folders, before they are opened; opening raises any errors."""
+        """Fetch the beginnings of files, and listings of folders, before they are opened. Opening raises the errors."""
         unknown_paths = [path for path in paths if path not in self._files and path not in self._listings]
         with report_prefetch(len(unknown_paths)) as report_one:
 
@@ -176,7 +176,7 @@ class RemoteStore:
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
-        """Fetch the (offset, length) ranges of each file and keep them during the block; the reads raise any errors."""
+        """Fetch the (offset, length) ranges of each file and keep them during the block. The reads raise the errors."""
         self.prefetch(list(ranges))
         files_and_spans = [
             (file, spans) for path, spans in ranges.items() if (file := self._get_file(path)).version is not None
@@ -191,7 +191,7 @@ class RemoteStore:
             yield
 
     def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
-        """Fetch adjacent places together while the block reads all places in order in this thread."""
+        """Fetch adjacent byte ranges in one request while the block reads all ranges in order in this thread."""
         return object_cache.expect_values((self._get_file(place.path), place.offset, place.length) for place in places)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
@@ -253,7 +253,7 @@ class RemoteStore:
         return _MISSING if why is None or isinstance(why, Missing) else _FILE
 
     def _is_absent_from_listing(self, path: str) -> bool:
-        """Return whether the folder's listing lacks the name; False for `.name`, because servers may hide dot files."""
+        """Return whether a fetched listing of the folder lacks the name; False for dot files: servers may hide them."""
         folder, name = url.split(path)
         listing = self._listings.get(folder)
         return isinstance(listing, Listing) and name not in listing.folders and not name.startswith(".")
@@ -292,7 +292,7 @@ def remote_store() -> RemoteStore:
 
 
 def accept_access(access: Access) -> None:
-    """Accept the state of another process. A worker that outlived a command forgets the earlier command here."""
+    """Accept the state of another process. If that process runs another command, first forget the earlier command."""
     store = remote_store()
     if store.command != access.command:
         lifetime.forget_command()
@@ -310,5 +310,5 @@ def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:
 
 
 def _is_refused(listing: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:
-    """Return whether a request for the folder failed, although the folder may exist."""
+    """Return whether the listing could not be fetched, for example because access is refused."""
     return isinstance(listing, UnreadableError) and not isinstance(listing, (Missing, Unsure))

@@ -36,7 +36,7 @@ def replace_file(path: str) -> Iterator[IO[bytes]]:
 
 
 def _create_temporary_file(path: str, existing_status: os.stat_result | None) -> str | None:
-    """Create an empty file in the folder of `path` for the new content; return None to write in place."""
+    """Create an empty temporary file next to `path`; return None if `path` must be written in place."""
     if existing_status is not None:
         if not stat.S_ISREG(existing_status.st_mode):
             return None
@@ -53,7 +53,7 @@ def _create_temporary_file(path: str, existing_status: os.stat_result | None) ->
 
 
 def _move_into_place(temporary: str, path: str, existing_status: os.stat_result | None) -> None:
-    """Rename the file; or copy the content, if `path` has other hard links or is a mount point."""
+    """Rename the temporary file to `path`. Copy its content if `path` has other hard links or is a mount point."""
     if existing_status is not None:
         with suppress(OSError, AttributeError):  # the file of another user, a system without owners
             os.chown(temporary, existing_status.st_uid, existing_status.st_gid)

@@ -37,7 +37,7 @@ class _Failures:
 
 
 class Transient(Exception):
-    """Error that may disappear. `retry_after_s`: wait in seconds that the server requests, or None."""
+    """Error that may disappear in a retry. `retry_after_s`: wait in seconds that the server requests, or None."""
 
     def __init__(self, why: str, retry_after_s: float | None = None) -> None:
         super().__init__(why)
@@ -85,11 +85,11 @@ def _explain_failure(why: Transient, retries: int) -> str:
 
 
 def _find_server(url: str) -> str:
-    """Return scheme and host, or scheme and bucket."""
+    """Return the scheme and the host or bucket of a URL."""
     parts = split_url(url)
     return parts.scheme + parts.path.partition("/")[0]
 
 
 def _choose_pause(count: int) -> float:
-    """Return a pause in seconds, partly random, because a hundred broken connections must not return together."""
+    """Return a pause in seconds, partly random, so that a hundred broken connections do not retry together."""
     return FIRST_PAUSE_S * float(2**count) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret

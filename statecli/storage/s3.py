@@ -96,7 +96,7 @@ _SETTING_MESSAGES = {
 
 
 class S3:
-    """`ObjectStore` of all buckets."""
+    """`ObjectStore` for all S3 buckets."""
 
     def __init__(self) -> None:
         self._signed, self._unsigned = PerProcess(_create_filesystem), PerProcess(lambda: _create_filesystem(anon=True))
@@ -150,7 +150,7 @@ def _create_filesystem(*, anon: bool | None = None) -> Any:
 
 
 def _create_session_class() -> type:
-    """Return a session class of aiobotocore without redirects, because aiohttp would send session tokens to any server.
+    """Return an aiobotocore session class without redirects, because aiohttp would send session tokens to any server.
 
     botocore itself follows redirects to another region.
     """
@@ -171,7 +171,7 @@ def _create_session_class() -> type:
 
 
 class _SessionWithoutRedirects:
-    """aiohttp session that does not follow redirects, and refuses a redirect without a region."""
+    """aiohttp session that does not follow redirects. Raises UnreadableError for a redirect that names no S3 region."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -233,7 +233,7 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
 
 
 def _find_answer(why: BaseException) -> tuple[str | None, int]:
-    """Return S3's error code (which s3fs hides behind a Python error) and the HTTP status; None and 0 if unknown.
+    """Return S3's error code and the HTTP status from an error of s3fs or its causes; None and 0 if unknown.
 
     For an answer without a code, botocore has no code or uses the status as the code.
     """
@@ -316,7 +316,6 @@ def _explain_foreign_answer(code: str, status: int) -> Exception | None:
 
 
 def _explain_code(code: str, status: int, *, anonymous: bool) -> Exception:
-    """Return the error for an error code of S3."""
     if code in _BUSY_CODES or status in _TRANSIENT_STATUSES:
         return Transient(f"S3 is busy ({code})")
     if code == "NoSuchKey":

@@ -65,7 +65,7 @@ class StandardInput(LocalFile):
 
 
 class _Spool:
-    """Descriptor of standard input, readable at any position: of the redirected file, or of a copy of the pipe."""
+    """Descriptor that can be read at any position: a redirected standard input, or a copy of a pipe."""
 
     def __init__(self) -> None:
         self._copy = None if stat.S_ISREG(_require_open().st_mode) else _copy_pipe()

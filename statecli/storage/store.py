@@ -46,7 +46,7 @@ class ListingBudget:
 
 
 class FileVersion(NamedTuple):
-    """Size of a file in bytes, and a marker that changes with the file; None if the store sends no marker.
+    """Size of a file in bytes, and a marker that changes with the file (None if the store has no marker).
 
     The marker of a remote file is an ETag, or several markers, one per line; an answer may lack some of them.
     """
@@ -63,7 +63,7 @@ class FolderEntries(NamedTuple):
 
 
 class Guard(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `start` to `stop` whose place is stated by a directory and not yet confirmed.
+    """Bytes `start` to `stop`. An archive's directory states their place, which is not confirmed yet.
 
     A header from `header` up to `start` confirms the place. `check` takes the bytes of the header and returns the
     number of bytes by which the data begins later than `start`, mostly 0. `check` raises MalformedError for a wrong
@@ -91,13 +91,13 @@ class File(Protocol):
         """
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch the (offset, length) ranges together before they are read, if each read is a request."""
+        """Fetch the (offset, length) ranges together before they are read, if the file is behind a URL."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Return these bytes, or None if reading them takes a request."""
 
     def guard(self, guards: Iterable[Guard]) -> None:
-        """Check the header of each guard before returning a byte of the guarded range."""
+        """Before bytes of a guarded range are returned, check the header of its guard."""
 
     def measure(self) -> int:
         """Return the present size, for the message about a file truncated while open."""
@@ -165,7 +165,7 @@ class Store(Protocol):
         """Return False if the folder can be entered but not listed."""
 
     def is_listed(self, path: str) -> bool:
-        """Return True if a listing of the folder around the path contains the path."""
+        """Return True if a listing that was already fetched contains the path."""
 
     def explain_missing_names(self, folder: str) -> str | None:
         """Return the reason why the names of a folder are incomplete; None if they are complete."""
@@ -191,7 +191,7 @@ class Store(Protocol):
         """
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
-        """Return the CRC-32 of these bytes if it is known without another read."""
+        """Return the CRC-32 of these bytes if all of them were read before; else None."""
 
     def confirm_guards(self, path: str) -> None:
         """Check the unconfirmed guards of a file. Raises MalformedError without the path."""

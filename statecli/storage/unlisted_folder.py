@@ -20,7 +20,7 @@ _TOOL_FILES = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.p
 
 @cache
 def list_usual_names() -> tuple[str, ...]:
-    """Return the usual names, the most likely first."""
+    """Return the usual names of checkpoint files, the likeliest first."""
     weights = [file for name in SINGLE for file in (name, f"{name}.index.json")]
     settings = [f"{stem}.json" for stem in SETTINGS_FILES]
     return tuple(dict.fromkeys((*weights, *settings, *_TOOL_FILES.split(), *_TRAINING_FILES.split())))
@@ -29,7 +29,7 @@ def list_usual_names() -> tuple[str, ...]:
 def try_usual_names(
     folder: str, why: Unsure, prefetch: Callable[[Sequence[str]], None], open_file: Callable[[str], RemoteFile]
 ) -> Listing | UnreadableError:
-    """Return the usual names that exist in a folder without a listing (reason: `why`); an error if none exists."""
+    """Request all usual names in a folder without a listing. Return the names that exist, or an error based on `why`."""
     paths = {name: join(folder, name) for name in list_usual_names()}
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
@@ -65,12 +65,12 @@ def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tu
 
 
 def _classify(error: UnreadableError) -> Hashable:
-    """Return a key that is equal for answers of equal meaning."""
+    """Return a key that is equal for answers with the same meaning."""
     return Missing if isinstance(error, Missing) else (type(error), getattr(error, "status", 0))
 
 
 def add_hidden_names(listing: Listing, folder: str, open_file: Callable[[str], RemoteFile]) -> Listing:
-    """Add `.metadata` to `.distcp` files if it exists, because web servers do not list names with a leading dot."""
+    """Add `.metadata` to a listing with `.distcp` files if it exists, because web servers do not list dot files."""
     if METADATA in listing.folders or not any(name.endswith(".distcp") for name in listing.folders):
         return listing
     if isinstance(_find_error(open_file(join(folder, METADATA))), Missing):

@@ -21,7 +21,7 @@ GLOB = compile_on_use(r"[*[]")
 
 
 class Server(NamedTuple):
-    """Kind of server: the module of its store in `storage`, its class there, and the text that begins a query.
+    """A kind of server: module and class of its store in `storage`, and the text that begins a query in its URLs.
 
     `query` is longer than `?` if `?` may be part of a name; None if URLs have no query.
     """
@@ -131,7 +131,7 @@ def make_absolute(url: str) -> str:
 
 
 def quote_name(scheme: str, name: str) -> str:
-    """Return a name, or several joined with `/`, as written in a URL of this scheme."""
+    """Percent-encode a name, or several names joined with `/`, if URLs of this scheme require it."""
     if not is_web(scheme) or re.fullmatch(r"[\w./-]*", name, re.ASCII):
         return name
     from urllib.parse import quote
@@ -140,7 +140,7 @@ def quote_name(scheme: str, name: str) -> str:
 
 
 def unquote_name(scheme: str, name: str) -> str:
-    """Return the name that is written as `name` in a URL of this scheme."""
+    """Decode a name from a URL of this scheme."""
     if not is_web(scheme) or "%" not in name:
         return name
     from urllib.parse import unquote

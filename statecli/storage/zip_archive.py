@@ -90,7 +90,7 @@ _MENTION_BYTES = 64 * 1024
 
 
 def mentions(path: str, *names: bytes) -> bool:
-    """Return whether the directory of a zip file contains one of the names near its beginning or end.
+    """Return whether one of the names appears near the beginning or end of the directory of a zip file.
 
     This is a guess at the kind of archive, which the reader must check. False for other files.
     """
@@ -114,7 +114,7 @@ def mentions(path: str, *names: bytes) -> bool:
 
 
 class Record(msgspec.Struct, gc=False):
-    """Member of an archive: `offset` of its local header and `data_offset` of its bytes, from the start of the file.
+    """A member of an archive. Its header is at `offset`, its bytes at `data_offset`, from the start of the file.
 
     `crc32` as in the directory; torch writes 0 for a checksum that was not computed.
     """
@@ -234,7 +234,7 @@ class Archive:
         self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
 
     def _read_end(self) -> _End:
-        """Return the values of the end record, or of the zip64 end record."""
+        """Return the values of the zip64 end record if the file has this record, else of the end record."""
         source = self._source
         for reach in (_USUAL_END_BYTES, FARTHEST_END):
             tail_at = max(0, source.size - reach)
@@ -370,7 +370,7 @@ class Archive:
         self._add_space(previous_name, previous_end, end.offset)
 
     def _read_starts(self, sorted_records: list[Record]) -> Iterator[int]:
-        """Yield the offset of each record's data, from its local header."""
+        """Yield the offset of each record's data, as its local header states."""
         window = self.open_window(self._source)
         header_bytes = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING_BYTES)
         for n, record in enumerate(sorted_records):
@@ -380,7 +380,7 @@ class Archive:
             yield _find_data(record, window.read)
 
     def _place_as_torch(self, sorted_records: list[Record], end: int) -> Iterator[int] | None:
-        """Return the offset of each record's data by torch's alignment, without reading local headers.
+        """Return where each record's data begins if aligned as torch does, without reading local headers.
 
         None if bytes other than descriptors would lie between the records. Cached headers are checked at once, others
         when the record is read.
@@ -438,7 +438,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
 
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
-    """Refuse an extra field with another name, because Python's zipfile uses it since 3.12 and torch does not."""
+    """Raise MalformedError for an extra field with another name, because only some zip readers use this field."""
     unicode_name = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if unicode_name and unicode_name != name.encode("utf-8", "surrogateescape"):
         raise MalformedError(f"{name!r} has a second, different name in the zip archive; programs may use either name")
@@ -468,7 +468,7 @@ def _decode_name(name: bytes, flags: int) -> str:
 
 
 def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Return size, compressed size, offset and disk, with overflown values from the zip64 extra field.
+    """Return size, compressed size, offset and disk. Values that do not fit come from the zip64 extra field.
 
     The field contains only the overflown values, in this order: 8, 8, 8 and 4 bytes.
     """
@@ -502,7 +502,7 @@ def _find_extra_field(name: str, extras: bytes, requested_kind: int) -> bytes:
 
 
 def _align(record: Record) -> int:
-    """Compute the offset of a record's data as torch does (`getPadding` in inline_container.cc)."""
+    """Return the offset of a record's data in a file of torch (`getPadding` in inline_container.cc)."""
     zip64_bytes = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
     zip64_bytes += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
     earliest = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + zip64_bytes
@@ -510,7 +510,7 @@ def _align(record: Record) -> int:
 
 
 def _find_shift(record: Record, start: int, following: Record | None, space_end: int, header: bytes) -> int:
-    """Return the number of bytes by which a record's data begins after `start`, from its local header.
+    """Return how many bytes after `start` a record's data begins, as its local header states.
 
     Raises MalformedError if the data ends after `space_end`, the offset of the following record.
     """
@@ -541,12 +541,12 @@ def _create_outside_error(name: str, end: int, records_end: int) -> MalformedErr
 
 
 def _create_reader(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Return a function like `ByteSource.read` for `data`, whose first byte is at offset `start`."""
+    """Return a function with the arguments of `ByteSource.read` that reads from `data`, which begins at `start`."""
     return lambda offset, length: data[offset - start : offset - start + length]
 
 
 def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
-    """Return the offset of a record's data, from its local header, after checking the header against the directory."""
+    """Return the offset of a record's data, as its local header states. Raises if the directory contradicts it."""
     raw = record.name.encode() if record.name.isascii() else b""
     header = read(record.offset, _LOCAL.size + len(raw))
     n: int

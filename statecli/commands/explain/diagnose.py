@@ -244,7 +244,6 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
 def _judge(
     diagnosis: Diagnosis, subject: LoadSubject, matching: Matching, result: LoadResult, doubt_about_model: str
 ) -> Diagnosis:
-    """Add the result of the test load to the diagnosis."""
     if result.error:
         return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:

@@ -171,12 +171,10 @@ def _list_bases(owner: ast.ClassDef) -> Iterator[str]:
 
 
 def _list_descendants(classes: Classes, name: str) -> set[str]:
-    """Return the classes of the file that inherit from a class."""
     return {other for other in classes if other != name and name in _list_ancestors(classes, other)}
 
 
 def _list_ancestors(classes: Classes, name: str) -> set[str]:
-    """Return the classes of the file from which a class inherits."""
     ancestors: set[str] = set()
     stack = [name]
     while stack:
