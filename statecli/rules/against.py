@@ -21,7 +21,7 @@ from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
 def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
-    """Yield the findings of `rule` that a strict load into the class gives."""
+    """Yield the findings of `rule` that a strict load into the class reports."""
     for finding in subject.load_diff.findings if subject.load_diff else ():
         if finding.rule == rule.name:
             yield convert_finding(replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)))
@@ -87,7 +87,7 @@ def _describe_reference(subject: Subject, change: Change) -> str:
 
 @rule_for(MISSING_ENTRY, needs_class_or_reference)
 def missing_entry(subject: Subject) -> Iterator[Issue]:
-    """Yield the keys that a strict load misses, and the tensors that only the reference has."""
+    """Yield the keys that are missing in a strict load, and the tensors that only the reference has."""
     yield from _report_load_findings(subject, MISSING_ENTRY)
     yield from _report_load_notes(subject, MISSING_ENTRY, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
     for change in _select_changes(subject, status=Status.REMOVED):
@@ -96,7 +96,7 @@ def missing_entry(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(UNEXPECTED_ENTRY, needs_class_or_reference)
 def unexpected_entry(subject: Subject) -> Iterator[Issue]:
-    """Yield the keys that a strict load does not expect, and the tensors that the reference lacks."""
+    """Yield the keys that are unexpected in a strict load, and the tensors that the reference lacks."""
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, UNEXPECTED_ENTRY, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):

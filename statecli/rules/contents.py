@@ -49,7 +49,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_optimizer(state: ModelState) -> bool:
-    """Return True for an optimizer that has settings only, as SGD without momentum has."""
+    """Return True for an optimizer that has only settings, such as SGD without momentum."""
     return bool(state.optimizers) and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities)
 
 
@@ -125,7 +125,7 @@ def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
 
 
 def _count_unlisted(subject: Subject) -> int:
-    """Return how many sparse tensors in pickles are not listed: attributes, dict keys, example inputs."""
+    """Return how many sparse tensors in pickles are not in the list of tensors, such as attributes and dict keys."""
     count = sum(pickle.sparse_tensors for pickle in subject.pickles)
     rows = _list_sparse(subject.full_state) if count else ()
     return max(0, count - len({(tensor.layout, tensor.shape, tensor.parts) for tensor in rows}))

@@ -84,7 +84,7 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
-    """Return an issue if the target does not record requires_grad; with a lock, not for frozen tensors."""
+    """Return an issue if the target does not record requires_grad. A lock checks frozen tensors by their values."""
     globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
     keys = [
         f"policy.{key}"

@@ -34,7 +34,7 @@ def _locate_byte(pickle: ScannedPickle, position: int) -> Place:
 
 
 def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
-    """Return the names not known as harmless, each with its known harm or None. Code records only such names."""
+    """Return the names not known as harmless, each with its known harm or None. For code, all names are returned."""
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
     names = [name if of_script else _mark_foreign_script_class(name) for name in pickle.names]
@@ -109,7 +109,7 @@ def _name_operator(mention: Mention) -> str:
 
 
 def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
-    """Yield the first issues of each file and a count of the rest, because a hostile file can cause a million."""
+    """Yield the first issues of each file and a count of the rest, because hostile files can cause a million issues."""
     counts: Counter[str] = Counter()
     contents: dict[str, set[str]] = {}
     for issue in issues:

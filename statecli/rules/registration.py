@@ -35,7 +35,7 @@ def _build_issue(row: TensorInfo, text: str, severity: Severity | None = None, h
 
 
 def _describe_consequences(row: TensorInfo) -> str:
-    """Describe the effects on an unregistered tensor: `not in state_dict(), not moved by .to()`; "" if unknown."""
+    """Describe the effects on an unregistered tensor, such as `not in state_dict(), not moved by .to()`; else ""."""
     parts = ["not in state_dict()"] if row.saved is False else []
     parts += ["not moved by .to()"] if row.moves is False else []
     return ", ".join(parts)
@@ -133,13 +133,13 @@ def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
 
 @rule_for(STALE_VIEW, needs_module)
 def stale_view(subject: Subject) -> Iterator[Issue]:
-    """Yield the names of shared tensors that still refer to the old memory after the model has moved."""
+    """Yield an issue for each name that still refers to the old memory of a tensor after the model moves."""
     return _report_broken_ties(subject, STALE_VIEW)
 
 
 @rule_for(UNTIED_BY_MOVE, needs_module)
 def untied_by_move(subject: Subject) -> Iterator[Issue]:
-    """Yield the tied weights that become separate tensors when the model moves."""
+    """Yield an issue for tied weights that become separate tensors when the model moves."""
     return _report_broken_ties(subject, UNTIED_BY_MOVE)
 
 

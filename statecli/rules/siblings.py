@@ -243,7 +243,7 @@ def _report_odd_names(
 
 
 def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tuple[str, str], str]) -> bool:
-    """Return True if the tensor belongs to a weight that is quantized in the other layers, but not in this layer."""
+    """Return True if the missing tensor belongs to a weight that is quantized in other layers, but not in this one."""
     for other_index, layer in stack.layers.items():
         start = f"{stack.prefix}{other_index}."
         owner = owners.get((stack.section, start + name)) if name in layer else None
@@ -264,7 +264,7 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
-    """Yield an issue for a shape of a single layer. Plain layers are skipped, because they often change their width.
+    """Yield an issue for a shape that only one layer has. Plain layers are skipped, because they often change width.
 
     `reported` are the sections and names of tensors in earlier findings.
     """

@@ -74,7 +74,7 @@ class Storage(msgspec.Struct):
 
     @property
     def unused_bytes(self) -> int:
-        """Return the number of bytes that certainly no tensor uses."""
+        """Return the number of bytes that are certainly not used by a tensor."""
         reach = covered_bytes = 0
         views = sorted(self.views, key=lambda view: view.start)
         for view in views:

@@ -73,7 +73,7 @@ class ByteSource:
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """Return these bytes; None if reading them takes a request, or if they are outside the file."""
+        """Return the requested bytes; None if reading them takes a request, or if they are outside the file."""
         if offset < 0 or length < 0 or offset + length > self.size:
             return None
         return self._file.read_cached(self.start + offset, length)

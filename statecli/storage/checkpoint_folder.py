@@ -377,7 +377,7 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
 
 
 def _links_to_parent(link: str, path: str) -> bool:
-    """Return True if the link in a folder leads to this folder or to one of its parents."""
+    """Return True if `link` leads to the folder `path` or to one of its parents."""
     return on_disk.is_link(link) and on_disk.join(on_disk.resolve_links(path), "").startswith(
         on_disk.join(on_disk.resolve_links(link), "")
     )

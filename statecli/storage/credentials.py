@@ -79,7 +79,7 @@ def parse_host(url: str) -> str:
 
 
 def parse_origin(url: str) -> tuple[str, str]:
-    """Return the scheme and server for which credentials hold. Raises UnreadableError for an impossible URL."""
+    """Return the scheme and server to which credentials belong. Raises UnreadableError for an impossible URL."""
     link = _split(url)
     scheme = link.scheme.lower()
     server = link.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")

@@ -45,7 +45,7 @@ _LOCAL = LocalStore()
 
 
 def store_for(path: str) -> Store:
-    """Return the store of the path."""
+    """Return the store that reads the path: files on disk, standard input, or files behind URLs."""
     if path == STANDARD_INPUT:
         return lifetime.for_process(storage.standard_input.StandardInputStore)
     return _remote_store() if is_remote(path) else _LOCAL

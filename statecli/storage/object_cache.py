@@ -153,7 +153,7 @@ class RemoteFile:
         self._keep(start, self.request(start, stop - start))
 
     def missing_spans(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the spans (start, stop) that are not cached of the (offset, length) ranges; near spans are joined."""
+        """Return the spans (start, stop) in the (offset, length) ranges that are not cached. Near spans are joined."""
         missing: list[tuple[int, int]] = []
         spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
         for start, stop in sorted(hole for span in spans for hole in self._split_cached(*span)[1]):
@@ -177,7 +177,7 @@ class RemoteFile:
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the span to fetch for missing bytes: longer than these bytes, but up to the next cached byte only."""
+        """Return a longer span to fetch instead of the missing bytes; the span ends before the next cached byte."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -261,7 +261,7 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> tuple[int, int]:
-        """Return where the bytes from `offset` on actually begin, and where the run with the same shift ends."""
+        """Return the true start of the bytes from `offset` on, and the true end of the part that is shifted equally."""
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
                 return offset + shift, min(min(stop, end) + shift, self.size)

@@ -31,7 +31,7 @@ class ListingBudget:
         return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
 
     def exhaust(self, folder: str) -> None:
-        """Use up the budget after the server invented a folder, because it may invent any number of folders."""
+        """Use up the budget if a folder is nested too deeply, because the server may list folders without end."""
         if is_remote(folder):
             self._names = MAX_LISTED_NAMES + 1
 
@@ -94,7 +94,7 @@ class File(Protocol):
         """Fetch the (offset, length) ranges together before they are read, if the file is behind a URL."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """Return these bytes, or None if reading them takes a request."""
+        """Return the requested bytes; None if reading them takes a request."""
 
     def guard(self, guards: Iterable[Guard]) -> None:
         """Before bytes of a guarded range are returned, check the header of its guard."""
@@ -191,7 +191,7 @@ class Store(Protocol):
         """
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
-        """Return the CRC-32 of these bytes if all of them were read before; else None."""
+        """Return the CRC-32 of a byte range if all of its bytes were read before; else None."""
 
     def confirm_guards(self, path: str) -> None:
         """Check the unconfirmed guards of a file. Raises MalformedError without the path."""

@@ -29,7 +29,7 @@ def list_usual_names() -> tuple[str, ...]:
 def try_usual_names(
     folder: str, why: Unsure, prefetch: Callable[[Sequence[str]], None], open_file: Callable[[str], RemoteFile]
 ) -> Listing | UnreadableError:
-    """Request all usual names in a folder without a listing. Return the names that exist, or an error based on `why`."""
+    """Request all usual names in a folder without a listing; return the names that exist, or an error (from `why`)."""
     paths = {name: join(folder, name) for name in list_usual_names()}
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}

@@ -546,7 +546,7 @@ def _create_reader(data: bytes, start: int) -> Callable[[int, int], bytes]:
 
 
 def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
-    """Return the offset of a record's data, as its local header states. Raises if the directory contradicts it."""
+    """Return the offset of a record's data, as its local header states. Raises MalformedError for a wrong header."""
     raw = record.name.encode() if record.name.isascii() else b""
     header = read(record.offset, _LOCAL.size + len(raw))
     n: int

@@ -21,7 +21,7 @@ _INTEGERS = ("int", "uint", "bool")
 
 
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield a hazard for each such tensor whose text is not the name of a torch dtype. Raises UnreadableError."""
+    """Yield a hazard for each dtype tensor of HQQ whose text is not the name of a dtype. Raises UnreadableError."""
     for tensor in state.tensors:
         if texts_as_code.is_dtype_key(tensor.fqn) and (reason := _explain_unsafe(tensor)):
             text = f"{quoting.name(tensor.fqn)} {reason}; HQQ runs this string as Python code when HQQ loads the file"
@@ -31,7 +31,7 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
 
 
 def _explain_unsafe(tensor: TensorInfo) -> str | None:
-    """Return why the text may be code; None for the name of a dtype, and for floats, which chr() does not accept."""
+    """Return why a tensor's text may be code; None for the name of a dtype, and for floats, which chr() refuses."""
     if tensor.data is None:
         return (
             "holds a string (as the codes of its letters) that statecli cannot read, because the tensor is not a "

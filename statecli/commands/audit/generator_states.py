@@ -1,4 +1,4 @@
-"""Check saved states of torch's CPU generator, because torch accepts states that make it read other memory.
+"""Check saved states of torch's CPU generator, because torch accepts states that make torch read other memory.
 
 `torch.set_rng_state` takes a table of 624 numbers, `next` and `left`. The next draws read the table from `next` on,
 `left - 1` of them, and torch only checks that neither exceeds 624. Source: LegacyGeneratorState in

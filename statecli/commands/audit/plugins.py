@@ -22,7 +22,7 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class PluginRequest(msgspec.Struct, frozen=True):
-    """Plugins that a run requests, and the data that decide whether each of them may be imported.
+    """Plugins that a run requests, and the data to decide whether each of them may be imported.
 
     Attributes:
         typed: Modules and files typed by the user.

@@ -141,7 +141,7 @@ def explain_not_compared(state: ModelState, *, in_model_folder: bool) -> str | N
 
 
 def is_training_step(folder: str) -> bool:
-    """Return whether the folder is a training step with a whole model, below the folder of the final model."""
+    """Return whether the folder has files of a training step, such as optimizer.pt or trainer_state.json."""
     return any(checkpoint_folder.COMPANIONS.match(name) for name in files.list_names(folder))
 
 

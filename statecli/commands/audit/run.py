@@ -290,7 +290,7 @@ class _Run:
         return replace(result, skipped=(*result.skipped, *skipped))
 
     def _build_failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Return the result of a target that cannot be read, or that has no selected tensor, with the finding.
+        """Return the result of an unreadable target, or of a target without selected tensors, with a finding.
 
         Its pickles are checked nevertheless, because their danger does not depend on the tensors. Missing shards are
         reported if only the comparison failed.

@@ -223,7 +223,7 @@ def _sort(nodes: Sequence[_Node], has_order: bool) -> list[_Node]:
 
 
 def _measure_evidence(first: _Node, second: _Node) -> tuple[int, int]:
-    """Return how many words two names share, and how many names with equal shapes their modules share inside.
+    """Return how many words two names share, and how many tensors inside both modules have equal names and shapes.
 
     An equal last component of two tensors counts as two words.
     """
@@ -290,7 +290,7 @@ def _count_shapes(node: _Node) -> Counter[Shape | str]:
 
 
 def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Skip module levels of either side if more names inside then match: single children, or the largest child."""
+    """Skip module levels on either side (single children, or the largest child) if more names match then."""
     for _ in range(MAX_COMPONENTS):
         first, second = _descend(stored, registered)
         current_score = _count_inner_names(first, second)

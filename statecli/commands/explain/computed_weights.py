@@ -45,7 +45,7 @@ def find_computed_weights(
 
 
 def _find_part(name: str, names: Collection[str]) -> str | None:
-    """Return the function that computes a weight from this tensor; None if the tensor is not such an input."""
+    """Return the function, such as weight_norm, that computes a weight from this tensor; None if no function does."""
     match = _PARAMETRIZED.fullmatch(name)
     if match is not None:
         if match["part"]:

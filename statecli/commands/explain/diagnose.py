@@ -54,7 +54,7 @@ def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelS
 
 
 def is_loaded_as_is(subject: LoadSubject) -> bool:
-    """Return True if the file loads without other code: torch.load or load_file, then a strict load_state_dict."""
+    """Return True if plain code loads the file: torch.load or load_file, then a strict load_state_dict."""
     source = subject.entries.source
     has_plain_source = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
     is_plain = has_plain_source and not subject.entries.refused and not _list_codes(subject)

@@ -17,7 +17,7 @@ MAX_BUILT_ELEMENTS = 1 << 26
 
 
 def describe_initial_values(initial: Sequence[TensorInfo], built_model: BuiltModel, elements: int) -> Iterator[str]:
-    """Yield a warning each for weights, running statistics and random tensors that keep their initial values.
+    """Yield separate warnings for weights, running statistics and random tensors that keep their initial values.
 
     `elements` is the number of elements of the whole model.
     """

@@ -50,7 +50,7 @@ def count_shared_words(first: str, second: str) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def measure_similarity(first: str, second: str) -> float:
-    """Return the similarity of two spellings, from 0 to 2; an equal first letter counts 1 (abbreviations share it)."""
+    """Return the similarity of two spellings, from 0 to 2. An equal first letter, as in abbreviations, adds 1."""
     same_letter = first[:1].lower() == second[:1].lower()
     return SequenceMatcher(None, first.lower(), second.lower(), autojunk=False).ratio() + same_letter
 

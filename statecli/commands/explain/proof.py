@@ -16,7 +16,7 @@ from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """Report of a test load. `error` is set if code of the class raised an error, and the report is then empty."""
+    """Report of a test load. If code of the class raised an error, `error` is set and the report is empty."""
 
     answer: LoadReport = LoadReport()
     error: str = ""

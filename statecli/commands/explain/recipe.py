@@ -52,7 +52,7 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Rest(Enum):
-    """Which entries the code leaves out by comparison with the class, because the file's names are not all known."""
+    """Entries that the code leaves out by comparison with the class, because not all names of the file are known."""
 
     UNKNOWN = "names that the class does not have"
     OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
@@ -113,7 +113,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def rebuilds_dict(self) -> bool:
-        """Return True if the code builds a new dict, because a new dict lacks the attribute `_metadata`."""
+        """Return True if the code builds a new dict. A new dict lacks the attribute `_metadata`."""
         return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.pattern) or (
             self.source.loader is Loader.DCP
         )
@@ -198,7 +198,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def _list_rules(steps: Sequence[Step]) -> list[str]:
-    """Return the steps as `(pattern, replacement)` code for a loop; [] for fewer than three or other steps."""
+    """Return the steps as `(pattern, replacement)` code for a loop; [] for fewer than three steps, or with a Shift."""
     substitutions = [step for step in steps if isinstance(step, Substitution)]
     if len(steps) < 3 or len(substitutions) < len(steps):
         return []

@@ -70,7 +70,7 @@ def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
 
 
 def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
-    """Yield the sizes if a missing and an extra tensor have the same last component and differ in one dimension."""
+    """Yield both sizes if a missing and an extra tensor have the same last component and differ in one dimension."""
     names = set(subject.entries.names)
     missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra_tensors = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]

@@ -63,7 +63,7 @@ class QuantizedNames(NamedTuple):
 
 
 def find_quantized_names(names: Iterable[str]) -> QuantizedNames | None:
-    """Return the names that only quantised weights have; None if no name has such a form."""
+    """Return the names that only quantised weights have; None if no name is of this kind."""
     names = list(names)
     for pattern, library in _QUANTIZED.items():
         quantized = [name for name in names if pattern.search(name)]

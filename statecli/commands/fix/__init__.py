@@ -1,4 +1,4 @@
-"""`statecli fix`: edit the source of a model class, and keep an edit only if `verify` proves the edit."""
+"""`statecli fix`: edit the source of a model class, and keep an edit only if the edited class passes `verify`."""
 
 from __future__ import annotations
 

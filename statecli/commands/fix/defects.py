@@ -1,4 +1,4 @@
-"""Defects of a verified model: the failed proofs of tensors with the same cause, line and fix."""
+"""Defects of a verified model: the failed checks of tensors, grouped by cause, line and fix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DefectCause(Enum):
 
 
 class Defect(msgspec.Struct, frozen=True):
-    """Failed proofs with the same cause.
+    """Failed checks with the same cause.
 
     Attributes:
         cause: The kind of defect.
@@ -49,7 +49,7 @@ class Defect(msgspec.Struct, frozen=True):
         line: The line to change; 0 if unknown.
         fix: The printed fix: code, or comments.
         message: The problem in one line.
-        proofs: The failed proofs.
+        proofs: The failed checks.
         dtype: The dtype of the first tensor; "" if unknown.
         file_variable: The variable of a file that holds the tensor; None for other tensors.
     """
@@ -72,7 +72,7 @@ class Defect(msgspec.Struct, frozen=True):
 
 
 def find_defects(verification: Verification) -> tuple[Defect, ...]:
-    """Return the defects that are warnings or errors, ordered by line; defects with an unknown line come last.
+    """Return the defects that are warnings or errors, by file and line; defects with an unknown line come last.
 
     The edit of another defect may repair a defect whose line is unknown.
     """
@@ -123,7 +123,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
 
 
 def _choose_registration_rule(rows: list[TensorInfo]) -> str:
-    """Return the rule for a container: the rule about modules, else about parameters, else about tensors."""
+    """Return the rule for a container of unregistered tensors: about modules, else parameters, else tensors."""
     rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name

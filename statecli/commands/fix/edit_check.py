@@ -1,4 +1,4 @@
-"""Decide whether to keep an edit: failed checks pass, no other result gets worse, and old state_dicts still load."""
+"""Decide whether to keep an edit: failed checks must pass, no result may get worse, old state_dicts must load."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from statecli.core.model_state import Kind
 from statecli.core.registration_rules import UNREGISTERED_MODULE
 from statecli.core.units import join_names
 
-#: Proofs that stop at their first failure, so that a repair may reveal the next failure.
+#: Checks that stop at their first failure, so that a repair may reveal the next failure.
 _EARLY_STOPPING_PROOFS = frozenset((Name.FORWARD, Name.STEP))
-#: Proofs that an edit must repair if they failed, by cause. Edits of other causes must repair all failed proofs.
+#: Checks that an edit must repair if they failed, by cause. Edits of other causes must repair all failed checks.
 _PROOFS_BY_CAUSE = {
     DefectCause.UNREGISTERED: frozenset((Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD, Name.MATERIALIZE)),
     DefectCause.CUT_GRAPH: frozenset((Name.STEP,)),
@@ -71,7 +71,7 @@ _SEPARATORS = compile_on_use(r"[\W_]+")
 
 
 class TensorNames:
-    """Tensor names to search with `in`, which ignores separators and container keys: `blocks.0.w` is `blocks[0].w`."""
+    """Tensor names to search with `in`, which ignores separators and container keys: `blocks.0.w` in `blocks[0].w`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)

@@ -191,7 +191,7 @@ def detach_when_stored(source: ParsedFile, name: str, line: int) -> Iterator[Cha
 
 
 def keep_graph(source: ParsedFile, layers: Sequence[str], line: int) -> Iterator[Changes]:
-    """Yield the change that removes `.detach()` from the result of a layer, if only in-place updates need the call.
+    """Yield the change that removes `.detach()` from a layer's result, if only in-place updates need `.detach()`.
 
     A buffer that forward updates in place still gets the value without its graph. `layers`: the attributes that lead to
     the layer, the layer first. Raises NoEdit with both remedies if `.detach()` may freeze the layer on purpose.
@@ -250,7 +250,7 @@ def _describe_choice(source: ParsedFile, call: cst.Call, layer: str, instance: s
 
 
 def _detach_in_updates(source: ParsedFile, method: cst.FunctionDef, name: str, instance: str) -> Changes:
-    """Return the change that detaches `name` in updates in place: `self.mean.lerp_(name.detach(), 0.1)`."""
+    """Return the change that detaches `name` in in-place updates: `self.mean.lerp_(name.detach(), 0.1)`."""
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for call in source.find(cst.Call, within=method.body):
         function = call.func

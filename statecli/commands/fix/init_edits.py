@@ -105,7 +105,7 @@ def get_tensor_annotation(assigned: Assigned) -> str:
 
 
 def _annotate(assigned: Assigned, new: Sequence[Statement]) -> list[Statement]:
-    """Return the new statements, in which an assignment of the same attribute gets the old annotation."""
+    """Return the new statements; an assignment to the same attribute gets the old annotation."""
     node = assigned.node
     if not isinstance(node, cst.AnnAssign) or not get_tensor_annotation(assigned):
         return list(new)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OldStateLoad:
-    """Result of loading the old state_dict: the names that it lacks, or the error."""
+    """Result of loading the old state_dict: the keys that the state_dict lacks, or the error."""
 
     missing: tuple[str, ...] = ()
     error: str = ""

@@ -79,7 +79,7 @@ class ProjectCopy:
         return os.path.normpath(os.path.join(self.project.start or os.path.dirname(self.project.file), file))
 
     def hide(self, text: str) -> str:
-        """Replace paths of the copy by the original paths in a message."""
+        """Replace the copy's paths in a message by the original paths."""
         return text.replace(self.root, self.project.root)
 
 
@@ -107,7 +107,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
 
 
 def _link_folder(folder: str, copy: str, contents: Mapping[str, bytes | None]) -> None:
-    """Fill `copy` with links to `folder`. Files in `contents` become real files: new bytes, or the same for None."""
+    """Fill `copy` with links to `folder`. Files in `contents` are real files with these bytes (None: the old bytes)."""
     os.mkdir(copy)
     for name in os.listdir(folder):
         source, target = os.path.join(folder, name), os.path.join(copy, name)

@@ -1,4 +1,4 @@
-"""The result of `statecli fix`: edits with their proofs before and after, and the new text of each file."""
+"""The result of `statecli fix`: edits with the checks before and after, and the new text of each file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statecli.core.model_state import ModelState
 
 
 class ProofChange(msgspec.Struct, frozen=True):
-    """Verdict of a proof for the tensors of an edit, before the edit and with the edit."""
+    """Verdict of a check for the tensors of an edit, before the edit and with the edit."""
 
     proof: Name
     before: Verdict
@@ -26,8 +26,8 @@ class Edit(msgspec.Struct, frozen=True):
         names: Names of the tensors.
         before: The lines replaced by the edit, with surrounding lines that change.
         after: The lines of the edit.
-        proofs: The proofs repaired by the edit. Without an edit: the failed proofs.
-        kept: True if the edit is proved.
+        proofs: The checks repaired by the edit. Without an edit: the failed checks.
+        kept: True if the edit passes `verify`.
         reason: Why there is no edit; "" for a kept edit.
         advice: The remedy printed by `verify`; "" for a kept edit.
         new_keys: Names that only the state_dict of the edited class has.
@@ -65,8 +65,8 @@ class Fixes(msgspec.Struct, frozen=True):
         edits: A record for each defect, in the order of the lines.
         files: The files with kept edits.
         written: True if the files are to be written.
-        not_checked: Proofs not tried, because there is no input.
-        inconclusive: A line for the tried proofs without a result, by reason.
+        not_checked: Checks that did not run, because there is no input.
+        inconclusive: A line for each reason why checks ran without a result.
         notes: Facts about the files, a line each.
     """
 

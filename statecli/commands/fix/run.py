@@ -27,7 +27,7 @@ _NEEDS_LIBCST = f"statecli fix needs the package libcst: {install_extra('fix')}"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: the proofs to run, and whether the files are written."""
+    """A request: the checks to run, and whether the files are written."""
 
     verify: verify_run.Request
     write: bool = False

@@ -214,7 +214,7 @@ class Session:
 
 
 def _describe_unchecked(checks: Sequence[Check], verdict: Verdict) -> Iterator[str]:
-    """Yield a line for each reason, with the checks that have this verdict; fix cannot repair their defects."""
+    """Yield a line for each reason, with the checks that have no result; fix cannot repair defects they would find."""
     proofs: dict[str | None, list[str]] = {}
     for check in checks:
         if check.verdict is verdict:

@@ -115,7 +115,7 @@ class ParsedFile:
         return f"{self.format(value)}.detach()" if is_simple else f"({self.format(value)}).detach()"
 
     def indent(self, code: str) -> str:
-        """Return the code with the file's own indentation instead of four spaces."""
+        """Return the code with the indentation of the file instead of four spaces."""
         return re.sub(r"(?m)^(?: {4})+", lambda spaces: self.module.default_indent * (len(spaces[0]) // 4), code)
 
     def parse_statements(self, code: str) -> list[Statement]:
@@ -128,7 +128,7 @@ class ParsedFile:
         return cst.parse_expression(code, config=self.module.config_for_parsing)
 
     def replace(self, changes: Changes) -> bytes:
-        """Return the bytes of the file after the changes; a node with an empty list is removed."""
+        """Return the bytes of the file after the changes; a node that is mapped to an empty list is removed."""
         changed_module = self.module.visit(
             _Replacer({node: self._separate(node, new) for node, new in changes.items()})
         )
