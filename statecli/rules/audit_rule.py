@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Issue(msgspec.Struct, frozen=True):
     """One result of a rule. `message` is one line with the tensor's name; `severity` None is the rule's default.
 
-    `content` is a digest of the judged data, if the message does not show all of the data. A baseline accepts a finding
-    only with the same content, or else with the same message. `wording` has the parts of the message,
-    if they are known.
+    `content` is a digest of the checked data, if the message does not show all of the data. A baseline accepts a
+    finding only with the same content, or else with the same message. `wording` has the parts of the message, if they
+    are known.
     """
 
     message: str
@@ -63,8 +63,7 @@ def convert_finding(finding: Finding) -> Issue:
     return Issue(*facts, wording=finding.wording)
 
 
-#: Function that returns the reason why a subject does not meet the need of a rule, with the remedy in a few words; None
-#: if the subject does.
+#: Function that returns why a subject lacks data that a rule needs, with a short remedy; None if nothing is lacking.
 Need = Callable[["Subject"], str | None]
 Find = Callable[["Subject"], Iterator[Issue]]
 
@@ -109,7 +108,7 @@ def rule(
     """Turn a generator function into a rule with the function's name (with dashes) and the texts of its docstring.
 
     The docstring has a summary and three paragraphs, which begin with `Why: `, `Example: ` and `Fix: `, in this order.
-    Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
+    Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be checked.
     `commands` report the rule. `cases` are the severities of cases with another severity, by their names. `heading` is
     the heading of several findings, see `Rule`.
     """

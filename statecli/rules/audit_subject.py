@@ -43,7 +43,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
     unfiltered_state: ModelState | None = None
     load_diff: Diff | None = None
     reference_diff: Diff | None = None
-    #: Locked and present tensors, with `--lock`.
+    #: Pairs of a locked tensor and a tensor of the target, with `--lock`.
     lock: tuple[LockMatch, ...] | None = None
     #: Settings and files that differ from the lock; None if they were not compared.
     companions: CompanionChanges | None = None

@@ -38,7 +38,7 @@ MIN_LAYERS_FOR_TWO_GAPS = 32
 MIN_SCALE_FACTOR = 50.0
 #: Exponent: the deviation of the layer must exceed the second largest deviation of the stack to this power.
 ISOLATION_EXPONENT = 3.0
-#: Largest factor between the scales of the siblings, so that no scale is 0.
+#: Largest factor between the scales of the siblings, for a scale of 0 or less to be reported.
 MAX_SCALE_RANGE = 10.0
 #: Parts of names of tensors that start at 0, and may stay 0 in a layer that is not trained.
 _STARTS_AT_ZERO = compile_on_use(r"bias|lora_|zero_point")
@@ -127,11 +127,11 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
 def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = frozenset()) -> list[Stack]:
     """Return the stacks of at least `MIN_LAYERS` layers: groups of parameters whose names differ only in one number.
 
-    `parts` are sections and names of the parameters' buffers.
+    `parts`: (section, name) of the tensors that belong to quantized weights.
     """
     layers_by_stack: defaultdict[tuple[str, str], defaultdict[int, dict[str, int]]]
     layers_by_stack = defaultdict(lambda: defaultdict(dict))
-    #: Layers with names of this beginning, each with the length of its name.
+    #: Layers by the beginning of names, each with the length of the layer's own name and dot.
     layers_by_beginning: dict[tuple[str, str], list[tuple[dict[str, int], int]]] = {}
     parameter, match_beginning = Kind.PARAMETER, _TO_LAST_INDEX.match
     for position, tensor in enumerate(tensors):

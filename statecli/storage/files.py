@@ -154,8 +154,8 @@ def is_strict() -> bool:
 def read_strictly() -> Iterator[None]:
     """Let readers check remote files completely in the block, including parts that a reader does not need.
 
-    Used by audit, because it judges files. Other commands save these requests: `inspect` may list the tensors of a
-    hostile remote archive but refuse a local copy.
+    Audit uses this function. Other commands save these requests, so `inspect` may list the tensors of a hostile remote
+    archive but refuse a local copy.
     """
     token = _is_strict.set(True)
     try:

@@ -135,7 +135,7 @@ class Filesystem:
         try:
             return request(self._instance())
         except ImportError as missing:
-            # Shown: fsspec's text names the package and contains no part of the URL.
+            # fsspec's text is shown, because it names the package and contains no part of the URL.
             text = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
             raise MissingDependency(f"{self._scheme}://: {' '.join(text.split())}") from None
         except Exception as why:  # noqa: BLE001 - each of a hundred packages raises its own

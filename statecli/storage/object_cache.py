@@ -48,7 +48,7 @@ class RemoteFile:
     Attributes:
         version: The required version of all answers; None before the first answer.
         checksums: Checksums of the values read, if the file has checksums to compare with.
-        moved: Bytes that lie later in the file than a directory says: start -> (end, distance in bytes).
+        moved: Bytes that lie later in the file than the archive's directory says: start -> (end, distance in bytes).
     """
 
     def __init__(self, url: str, store: ObjectStore, version: FileVersion | None = None) -> None:

@@ -37,7 +37,7 @@ SCHEMA = "statecli.baseline/2"
 #: Schema of baseline files that accept findings by name, whatever their content.
 SCHEMA_BY_NAME = "statecli.baseline/1"
 _WRITE_AGAIN = "write the baseline again with --write-baseline FILE --reason TEXT"
-#: Name of the rule of findings about a bug in statecli, which no baseline accepts.
+#: Rule of findings about a bug in statecli. A baseline never accepts such a finding.
 INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
 _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE))
 

@@ -355,7 +355,7 @@ def expand_rules(
 ) -> tuple[str, ...]:
     """Return the names of the rules that these names of rules or groups select; see `find_rules`.
 
-    Raises UsageError for any other name, with similar names.
+    Raises UsageError, with similar names, for an unknown name.
     """
     rules: dict[str, None] = {}
     for name in names:

@@ -1,6 +1,6 @@
 """Decide whether a named plugin may be imported, without importing anything.
 
-A configuration may come with a judged checkout. So a module named by a configuration must be installed: a package in
+A configuration may come with an audited checkout. So a module named by a configuration must be installed: a package in
 site-packages of the running Python declares the module as an entry point of the group `statecli.rules`, and its files
 lie neither in the current folder or its repository nor at a target. PYTHONPATH and the current folder declare nothing,
 because the author of the checkout may have written a `*.dist-info` folder too.

@@ -27,9 +27,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     configuration: Configuration = Configuration()
     #: Number of rules that the configuration, --select and --ignore disable.
     disabled_rules: int = 0
-    #: The rules of the plugins.
     plugin_rules: tuple[Rule, ...] = ()
-    #: Path of the lock file.
     lock_file: str | None = None
     #: The class of --model that the targets are checked against; None if the class is itself one of the given targets.
     model: str | None = None

@@ -27,7 +27,7 @@ from statecli.core.model_state import REGISTERED_KINDS, Kind, ModelState, Tensor
 from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
 
-#: Smallest fraction of the class's tensors that the checkpoint must have to be of the same model.
+#: Smallest fraction of the class's tensors in the checkpoint. With fewer, the checkpoint is of another model.
 MIN_SHARE = 0.3
 #: Largest number of examples, and of other fitting sections, in a sentence.
 MAX_EXAMPLES = 3

@@ -42,7 +42,7 @@ class StateDictSource(msgspec.Struct, frozen=True):
 class ModelCode(msgspec.Struct, frozen=True):
     """Code that builds a model: imports, lines that read its configuration, and the expression of the model.
 
-    `doubt`: why the lines may build another model than statecli.
+    `doubt`: why the lines may build another model than the model that statecli tested.
     """
 
     imports: tuple[str, ...]
@@ -98,8 +98,8 @@ class Recipe(msgspec.Struct, frozen=True):
         in_order: Names of the class in order, given to the entries in order; used instead of steps.
         left_out: Entries left out, under their new names.
         ties: Names of the class filled from another entry, because they share its storage.
-        initial: Names of the class that keep their initial values; with any, strict=False.
-        transposed: Parameters of the class whose matrix is transposed: all parameters with exchanged rows and columns.
+        initial: Names of the class that keep their initial values; if not empty, the code uses strict=False.
+        transposed: All parameters of the class whose rows and columns are exchanged in the checkpoint.
     """
 
     source: StateDictSource

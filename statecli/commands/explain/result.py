@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.core.model_state import ModelState
 
-#: Start of `Diagnosis.proof` without code, before a reason or a remedy.
+#: Start of `Diagnosis.proof` without code; a reason or a remedy follows.
 NO_CODE = "no code to load the file"
 
 
@@ -22,9 +22,9 @@ class Cause(str, Enum):
     `quantized`: the weights are stored in a quantised form. `weight-norm`: the other form of `weight_norm`, or weights
     computed on a single side (also spectral_norm, prune). `tied`: names of tied weights were left out. `adapter`: the
     file has an adapter (LoRA). `optimizer`: the file has no model. `whole-module`: the file is a pickled module.
-    `unsafe-file`: `weights_only=True` refuses the file. `git-lfs`, `truncated`, `not-a-checkpoint`: the file itself.
-    `refused`: code of the class raises. `other-model`: the two have too little in common. `other-names`: the names
-    differ in a way that no short lines can express.
+    `unsafe-file`: `weights_only=True` refuses the file. `git-lfs`, `truncated`, `not-a-checkpoint`: the file is
+    not usable. `refused`: code of the class raises an error. `other-model`: class and checkpoint have too little in
+    common. `other-names`: the names differ in a way that no short lines can express.
     """
 
     PREFIX = "prefix"
@@ -75,7 +75,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         loads: A load on meta accepted the lines.
         proved: A load on meta accepted the lines, and each pair of names is certain by shape and words.
         proof: The result of the test load, or why the lines were not tested or are not certain.
-        warnings: Why the loaded model differs from the saved model: weights or random values that are initial values.
+        warnings: Why the loaded model differs from the saved model: initial weights or random values.
     """
 
     causes: tuple[CauseEvidence, ...]

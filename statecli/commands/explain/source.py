@@ -26,7 +26,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
     """Entries of one state_dict of a checkpoint.
 
     Attributes:
-        rows: Its tensors, in the order of the file.
+        rows: The tensors, in the order of the file.
         section: The section of the tensors.
         state_dict: Other keys, and the metadata.
         source: How code reads the state_dict; None if statecli knows no code for the format.

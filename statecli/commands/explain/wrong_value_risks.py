@@ -24,7 +24,7 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
     """Yield a doubt if an unused tensor of the file may belong to a name that keeps its initial value.
 
-    The tensor has the shape of the missing tensor, and a word of the last component of one name is a word of the other.
+    The tensor has the missing tensor's shape, and the last component of one name shares a word with the other name.
     """
     by_last_word: dict[tuple[str, Shape], str] = {}
     by_word: dict[tuple[str, Shape], str] = {}

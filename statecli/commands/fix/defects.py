@@ -137,7 +137,7 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> DefectCaus
 
 #: Rules about a tensor that forward created for another device or dtype.
 _CACHE_RULES = frozenset((LEFT_BEHIND.name, KEEPS_DTYPE.name, DEVICE_MISMATCH.name))
-#: Causes with a test of a finding and its row; the first cause whose test holds is chosen.
+#: Causes, each with a test for a finding and its tensor row. The first cause whose test is true counts.
 _CAUSES: tuple[tuple[DefectCause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
     (DefectCause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),
     (

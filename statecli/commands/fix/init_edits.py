@@ -24,7 +24,7 @@ from statecli.commands.fix.source import (
 )
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Name that replaces the assigned value in code to parse.
+#: Name that stands for the assigned value in code that is parsed.
 VALUE_PLACEHOLDER = "_statecli_value"
 #: Reason why the assignment cannot become several statements.
 SHARED_LINE_REASON = "the assignment shares its line with other code; put the assignment on its own line"

@@ -30,7 +30,7 @@ def list_blocks(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> 
     head = next((n for n in range(shorter) if before[n] != after[n]), shorter)
     remaining_count = shorter - head
     tail = next((n for n in range(remaining_count) if before[-1 - n] != after[-1 - n]), remaining_count)
-    # Without equal ends the comparison is fast: its time is quadratic in the number of equal lines.
+    # Equal lines at both ends are left out, because the time of the comparison is quadratic in the equal lines.
     old, new = before[head : len(before) - tail], after[head : len(after) - tail]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     middle = [Block(kind, *(line + head for line in lines)) for kind, *lines in matcher.get_opcodes()]

@@ -36,12 +36,12 @@ class Measurement:
     """A model as measured in a copy of its project.
 
     Attributes:
-        verification: Result of the proofs.
+        verification: Result of the checks.
         entries: The state_dict of an instance built with seed 0.
         output: The values that forward returns after a load of the old state_dict; None if forward was not called.
         load: Result of loading the old state_dict.
         attributes: Names of the attributes of each module, by the name of the module.
-        input_dependent: Names of the tensors that forward creates with other values for another input or another seed.
+        input_dependent: Names of the tensors created by forward whose values depend on the input or the seed.
         copy: The measured copy.
     """
 
@@ -65,7 +65,7 @@ def measure(
         request = replace(request, target=copy.text)
         try:
             subject = verify_run.build_model_under_test(request)
-            # Before the proofs, because their training steps change a parameter in the body of a class for good.
+            # Before the checks, because their training steps permanently change a parameter in a class body.
             instance = _measure_instance(subject, old)
             dependent_names = _list_input_dependent(subject)
             verification = verify_run.verify_model(subject, request)

@@ -188,7 +188,7 @@ def _list_ancestors(classes: Classes, name: str) -> set[str]:
 def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str]) -> str:
     """Describe code of a related class, or code outside of the class, that assigns the attribute; else "".
 
-    `kept`: the assignments that the edit does not replace, as dumps.
+    `kept`: the `ast.dump` of each assignment that the edit does not replace.
     """
     heirs = _list_descendants(classes, owner)
     related = {name for heir in (owner, *heirs) for name in _list_ancestors(classes, heir)} | heirs

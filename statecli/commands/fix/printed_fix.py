@@ -198,7 +198,7 @@ def _is_refused(source: ParsedFile, argument: cst.CSTNode) -> bool:
 def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:
     """Return statements that register the value, the preferred one first, because only `verify` can decide.
 
-    `torch_nn`: the file's name of torch.nn, for a parameter; None for a buffer.
+    `torch_nn`: for a parameter, the name under which the file imports torch.nn; for a buffer, None.
     """
     if torch_nn is not None:
         return [f"{instance}.{name} = {torch_nn}.Parameter({value})"]

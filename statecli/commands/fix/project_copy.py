@@ -127,7 +127,7 @@ def _link_folder(folder: str, copy: str, contents: Mapping[str, bytes | None]) -
 def _link(source: str, target: str) -> None:
     try:
         os.symlink(source, target)
-    except (OSError, NotImplementedError):  # Windows asks for a privilege
+    except (OSError, NotImplementedError):  # Windows requires a privilege
         copy = shutil.copytree if os.path.isdir(source) else shutil.copyfile
         with suppress(OSError):
             copy(source, target)
@@ -136,7 +136,7 @@ def _link(source: str, target: str) -> None:
 def _forget_modules(folder: str, before: Mapping[str, ModuleType]) -> None:
     """Drop the modules imported from the copy, because a later import would return them instead of edited modules."""
     for name, module in list(sys.modules.items()):
-        if module is before.get(name):  # asking each of thousands of modules for its file takes 10 ms
+        if module is before.get(name):  # looking at the files of thousands of modules takes 10 ms
             continue
         path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", None) or ()), None)
         if isinstance(path, str) and path.startswith(folder + os.sep):

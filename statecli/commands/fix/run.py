@@ -60,7 +60,7 @@ def find_editable_file(spec: ModelSpec) -> str:
     if spec.is_file:
         path = os.path.abspath(spec.module)
         if not os.path.isfile(path):
-            load_with_module(spec)  # raises the error, with a similar name
+            load_with_module(spec)  # raises an error that suggests a similar name
     else:
         parts = os.path.join(*spec.module.split("."))
         candidates = [os.path.abspath(name) for name in (f"{parts}.py", os.path.join(parts, "__init__.py"))]

@@ -197,7 +197,7 @@ class Session:
             ChangedFile(self.project.format_path(path), path, self._read_content(path, {}), data)
             for path, data in sorted(self.contents.items())
         )
-        checks = self.current.verification.checks  # a kept edit may enable a proof to give its first result
+        checks = self.current.verification.checks  # a kept edit may give a check its first result
         skipped = tuple(check.check.value for check in checks if check.verdict is Verdict.SKIPPED)
         hide = self.current.copy.hide
         notes = (*_describe_unchecked(checks, Verdict.SKIPPED), *(git_status.describe_changes(file) for file in files))

@@ -16,7 +16,6 @@ _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Line = TypeVar("_Line", cst.SimpleStatementLine, cst.SimpleStatementSuite)
 #: Nodes of the tree, each with the nodes that replace it.
 Changes = Mapping[cst.CSTNode, Sequence[cst.CSTNode]]
-#: A statement of a body.
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
