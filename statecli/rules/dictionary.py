@@ -1,6 +1,6 @@
 """The dictionary of findings: every rule of every command, and the rules of `audit`.
 
-Each other command defines its rules in its own package, so that a command imports only its own rules.
+Other commands define their rules in their own package or in `core`, so that a command imports only its own rules.
 `tests/rules/test_dictionary.py` checks for missing rules.
 """
 

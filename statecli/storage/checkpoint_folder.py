@@ -136,7 +136,6 @@ def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
 
 
 def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
-    """Return the index or the weight file that the folder stands for."""
     candidates = {*weights, *indexes}
     for name in SINGLE:
         for candidate in (name, f"{name}.index.json"):

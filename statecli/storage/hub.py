@@ -145,7 +145,6 @@ class Hub:
             raise UnreadableError(f"the hub, {parse_server(self._endpoint)}: {why}") from None
 
     def _explain_refusal(self, why: RangeRefused, place: HubPath) -> UnreadableError:
-        """Return the error for a refusal by the hub, with advice about access."""
         code, has_token = why.headers.get("X-Error-Code"), self._has_token
         if code == "GatedRepo":
             message = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
