@@ -1,4 +1,4 @@
-"""Rules about a run of `audit`: a failed rule, and entries without effect in the configuration or the baseline."""
+"""Rules about a run of `audit`: rules that failed, and entries of configuration or baseline without effect."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def has_plain_names(self) -> bool:
-        """Return True if the names of all tensors consist of visible ASCII characters."""
+        """Return True if the names of all tensors consist of printable ASCII characters."""
         names = "".join([tensor.fqn for tensor in self.state.tensors])
         return names.isascii() and names.isprintable()
 

@@ -103,7 +103,7 @@ def _explain_unknown_name(pickle: ScannedPickle, mention: Mention) -> tuple[str,
 
 
 def _name_operator(mention: Mention) -> str:
-    """Return the operator's qualified name: `torch.ops.quantized` and `add` are `quantized::add`."""
+    """Return the operator's qualified name: `quantized::add` for `add` of `torch.ops.quantized`."""
     namespace = "aten" if mention.module == "torch" else mention.module.removeprefix("torch.ops.")
     return f"{namespace}::{mention.name}"
 

@@ -69,7 +69,7 @@ class _Pools:
         self._by_key: dict[tuple[str, str | None, int, RequestLimits], PoolManager] = {}
 
     def open(self, scheme: str, proxy: str | None) -> PoolManager:
-        """Return the connection pool for a scheme. Raises ValueError for an impossible proxy."""
+        """Return the connection pool for a scheme. Raises ValueError for an invalid proxy URL."""
         key = scheme, proxy, os.getpid(), settings()
         if key not in self._by_key:
             redact.filter_logs()

@@ -31,7 +31,7 @@ class Sent(NamedTuple):
 
 
 def credentials_for(url: str) -> Sent:
-    """Return the credentials for the server of a typed URL."""
+    """Return the credentials for the server of a URL that the user typed."""
     link = parse_url(url)
     if link.user is not None:
         user, _, password = link.user.partition(":")

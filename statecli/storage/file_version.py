@@ -1,4 +1,4 @@
-"""Detect local files that change while a command reads them: written to, truncated, replaced or touched.
+"""Detect local files that change while a command reads them.
 
 A remote file has no version here, because its store compares the version of each answer with that of the first.
 """

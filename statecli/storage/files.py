@@ -66,7 +66,7 @@ def _remote_store_in_use() -> RemoteStore | None:
 def _call_store(
     method: Callable[Concatenate[Store, str, _Arguments], _Result],
 ) -> Callable[Concatenate[str, _Arguments], _Result]:
-    """Return a function that takes a path and calls `method` on the store of this path."""
+    """Return a function that takes a path, and calls `method` of the store for this path."""
     name = method.__name__
 
     def call(path: str, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:

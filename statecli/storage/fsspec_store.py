@@ -53,7 +53,7 @@ def import_fsspec() -> Any:
 
 
 class PerProcess(Generic[_Object]):
-    """Object created by each process on first use, because the thread of fsspec does not survive a fork."""
+    """Object that each process creates on first use, because fsspec's thread does not survive a fork."""
 
     def __init__(self, create: Callable[[], _Object]) -> None:
         self._create = create
@@ -167,7 +167,7 @@ class _Instance:
             yield self._filesystem
 
     def path(self, url: str) -> str:
-        """Return a URL's path in the filesystem."""
+        """Return the path of a URL inside the filesystem."""
         path: str = import_fsspec().core._un_chain(url, {})[0][0]
         return path
 

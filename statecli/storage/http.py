@@ -161,7 +161,7 @@ class Http:
             raise
 
     def keep(self, url: str, data: bytes, version: FileVersion) -> None:
-        """Keep a file that was fetched whole, for the next reads."""
+        """Keep the bytes of a file that was fetched whole, for the next reads."""
         with self._lock:
             self._reserved_bytes -= len(self._wholes[url].data) if url in self._wholes else 0
             self._wholes[url] = VersionedBytes(data, version)
@@ -525,7 +525,7 @@ def _limit_drain_time(response: BaseHTTPResponse) -> None:
 
 
 def _release(response: BaseHTTPResponse) -> None:
-    """Release the connection; close it if many bytes are unread."""
+    """Give a connection back to its pool, or close it if many bytes are unread."""
     unread_bytes = response.length_remaining
     try:
         if response.closed or unread_bytes == 0 or (unread_bytes is not None and unread_bytes <= MAX_DRAINED_BYTES):

@@ -52,7 +52,7 @@ def parse_unique_object(raw: bytes, label: str) -> dict[str, Any]:
 
 
 def parse_object(raw: bytes, label: str) -> ParsedObject:
-    """Parse a JSON object.
+    """Parse a JSON object strictly, because Python's parser is lenient.
 
     Raises MalformedError, with a message that begins with `label`, for another document.
     """

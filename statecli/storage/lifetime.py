@@ -1,4 +1,4 @@
-"""Objects that live as long as a command or as the process, found by their factory function.
+"""Objects that live as long as a command or as the process. Each is found by its factory function.
 
 A module keeps its state in an object that it gets here, so a single assignment in `forget_command` drops the state of a
 command. There is no lock, because a fork could leave it locked: two threads may both call the factory, and both get the
@@ -33,15 +33,15 @@ _command = _Session()
 
 
 def for_command(factory: Callable[[], _Object]) -> _Object:
-    """Return the factory's object for this command; create it on the first call."""
+    """Return this command's object of the factory; create it on the first call."""
     return _command.get(factory)
 
 
 def for_process(factory: Callable[[], _Object]) -> _Object:
-    """Return the factory's object for this process; create it on the first call."""
+    """Return this process's object of the factory; create it on the first call."""
     return _process.get(factory)
 
 
 def forget_command() -> None:
-    """Begin another command: drop the state of the previous command."""
+    """Drop the state of the previous command, because another command begins."""
     _command.forget()

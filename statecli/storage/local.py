@@ -301,7 +301,7 @@ def _require_regular(status: os.stat_result) -> int:
 
 
 def _match_hidden(pattern: str) -> Iterator[str]:
-    """Yield the hidden files that a glob also matches, and the hidden folders themselves without their contents."""
+    """Yield the hidden files that a glob should match, and the hidden folders themselves without their contents."""
     import glob
 
     steps = pattern.split(os.sep)

@@ -107,12 +107,12 @@ class RemoteFile:
         return data
 
     def add_reader(self) -> None:
-        """Count an open handle."""
+        """Count a handle that was opened."""
         with self._lock:
             self._readers += 1
 
     def remove_reader(self) -> None:
-        """Count a closed handle; after the last one, keep only few bytes."""
+        """Count a handle that was closed. After the last handle, keep only a few cached bytes."""
         with self._lock:
             self._readers -= 1
             if not self._readers:

@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
 
 
 class _Stores:
-    """Stores of a command. The next command looks for credentials again."""
+    """Object stores of a command. The next command looks for credentials again."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, ObjectStore] = {}

@@ -194,4 +194,4 @@ class Store(Protocol):
         """Return the CRC-32 of a byte range if all of its bytes were read before; else None."""
 
     def confirm_guards(self, path: str) -> None:
-        """Check the unconfirmed guards of a file. Raises MalformedError without the path."""
+        """Check the guards of a file that are not confirmed yet. Raises MalformedError without the path."""

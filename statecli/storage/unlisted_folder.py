@@ -50,7 +50,7 @@ def try_usual_names(
 
 
 def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
-    """Yield the names whose existence is unknown, with their errors.
+    """Yield the names of which it is unknown whether they exist, with their errors.
 
     A server may answer every request for a missing file with the same refusal or page, so the most frequent answer
     counts as missing. Refusals of names with a leading dot count as missing too, because many servers refuse them.

@@ -24,7 +24,7 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
 
 
 class _Matcher:
-    """Matcher of one glob, with a budget of listed folders."""
+    """Matcher of one glob. It limits how many folders are listed."""
 
     def __init__(self, store: Store, pattern: str) -> None:
         self._store, self._budget = store, ListingBudget(pattern)

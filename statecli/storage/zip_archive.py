@@ -175,7 +175,7 @@ class Archive:
         return Window(source, _WINDOW if is_dense else 0)
 
     def prefetch(self, is_requested: Callable[[str], bool]) -> None:
-        """Fetch the requested records together, before their reads."""
+        """Fetch the requested records together, before they are read."""
         records = (
             record
             for name, record in self.records.items()

@@ -1,4 +1,4 @@
-"""The command audit: rules over checkpoints and model classes.
+"""The command audit: check checkpoints and model classes against rules.
 
     targets ──▶ Subject (the input of rules) ──▶ rules ──▶ Audit
 

@@ -29,7 +29,7 @@ def is_at_target(folder: str, target: str) -> bool:
 
 
 def contains_folder(target: str, folder: str) -> bool:
-    """Return whether the folder, without links, lies below the target."""
+    """Return whether a folder, given as a path without links, lies below the target."""
     start = _find_start(target)
     return start is not None and is_below(folder, os.path.realpath(start))
 

@@ -1,4 +1,4 @@
-"""A project's configuration: `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, the nearest in the repository.
+"""A project's configuration: the nearest `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, in the repository.
 
 `load_config` checks the configuration: an unknown key or rule is an error with similar names, because a gate with a
 mistyped key would pass everything. Paths are relative to the file's folder; in a file outside of the repository, to the

@@ -59,7 +59,7 @@ def check_typed(name: str, targets: Sequence[str]) -> None:
 
 
 def check_configured(name: str, request: PluginRequest) -> None:
-    """Raise UsageError unless the module named by the configuration is installed, and not part of a judged folder."""
+    """Raise UsageError unless the configured module is installed, and cannot be by the author of a target."""
     origin = f"{request.config_path}: plugins: {name!r}"
     _check_name(name, origin, "give the name of a module of an installed package, such as acme.rules")
     advice = f"use {option('--plugin', name)}"

@@ -119,7 +119,7 @@ class _Run:
         self.read_state: ModelState | None = None
 
     def audit_target(self, text: str) -> TargetResult:
-        """Audit a target. A target whose files change meanwhile fails."""
+        """Audit a target. The target fails if its files change meanwhile."""
         pickles: tuple[ScannedPickle, ...] = ()
         pickles_unread_because = None
         self.read_state = None
@@ -229,7 +229,7 @@ class _Run:
             yield _accept_ignored(replace(result, status=TargetStatus.SKIPPED, reason=reason), self.request)
 
     def explain_unused_reference(self, targets: Sequence[TargetResult]) -> str | None:
-        """Return why --model, --against or --lock was compared with no target; None if the option was used.
+        """Return why --model, --against or --lock was compared with no target; None if it was compared with one.
 
         With `as_found` the targets are a part of a project, not necessarily with a model.
         """
@@ -358,7 +358,7 @@ class _Run:
         return select(state, self.request.selection, text)
 
     def _explain_not_compared(self, text: str, state: ModelState) -> str | None:
-        """Return why the target is not compared with the reference; None for every target named by the user."""
+        """Return why the target is not compared with the reference. A target that the user named is always compared."""
         if text in self.user_targets:
             return None
         folder = text if files.is_folder(text) else None

@@ -17,7 +17,7 @@ from statecli.targets.section_of_target import split_section
 
 
 class ValuesBudget:
-    """Bytes and tensors that a run may still read by default; targets take from this budget in order.
+    """Bytes and tensors that a run may still read by default. Each target uses up a part of the budget.
 
     `values` is True to read values of any size, False to read no values, None for the default.
     """

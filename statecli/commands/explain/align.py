@@ -100,14 +100,14 @@ def _build_tree(names: Mapping[str, Shape]) -> _Node:
 
 
 class _Aligner:
-    """Walk over two trees that collects pairs of tensors."""
+    """Collector of the pairs of tensors from two trees of names."""
 
     def __init__(self, *, has_order: bool) -> None:
         self.has_order = has_order
         self.names: dict[str, str] = {}
 
     def align(self, checkpoint: _Node, model: _Node) -> None:
-        """Pair the tensors below two modules that belong together."""
+        """Pair the tensors inside two modules that match."""
         stack = [(checkpoint, model)]
         while stack:
             stored, registered = stack.pop()

@@ -37,14 +37,14 @@ _COMMON_WORDS = frozenset(("layer", "projection", "module", "model", "self"))
 
 @lru_cache(maxsize=1 << 14)
 def split_words(component: str) -> frozenset[str]:
-    """Return the words in lower case, each in a single spelling: `q_proj` has query and projection."""
+    """Return the words of a component, each in one spelling: query and projection for `q_proj`."""
     text = component.replace("layernorm", "layer_norm").replace("batchnorm", "batch_norm")
     words = (match.group().lower() for match in _PARTS.finditer(text))
     return frozenset(_SYNONYMS.get(word, word) for word in words)
 
 
 def count_shared_words(first: str, second: str) -> int:
-    """Return how many words both components have, without words that every module may have."""
+    """Return how many words two components share. Words that any module may have, such as `layer`, do not count."""
     return len((split_words(first) & split_words(second)) - _COMMON_WORDS)
 
 
@@ -56,5 +56,5 @@ def measure_similarity(first: str, second: str) -> float:
 
 
 def split_meaningful_words(text: str) -> frozenset[str]:
-    """Return the words of components, without words that every module may have."""
+    """Return the words of components, except words that any module may have, such as `layer`."""
     return split_words(text) - _COMMON_WORDS

@@ -31,7 +31,7 @@ class Substitution(msgspec.Struct, frozen=True):
     at_start: bool = False
 
     def apply(self, name: str) -> str:
-        """Return the new name."""
+        """Return the new name of an entry."""
         return re.sub(self.pattern, self.replacement, name)
 
     def format_code(self, name: str) -> str:
@@ -65,7 +65,7 @@ class Shift(msgspec.Struct, frozen=True):
         return rf"^({self.module})(\d+)\b" if self.module else r"^()(\d+)\b"
 
     def apply(self, name: str) -> str:
-        """Return the new name."""
+        """Return the new name of an entry."""
         return re.sub(self.pattern, self._shift, name)
 
     def _shift(self, match: re.Match[str]) -> str:
@@ -90,19 +90,19 @@ Step = Substitution | Shift
 
 
 def apply_steps(steps: Iterable[Step], name: str) -> str:
-    """Return the name after all steps."""
+    """Return the name of an entry after all steps."""
     for step in steps:
         name = step.apply(name)
     return name
 
 
 def format_text(text: str) -> str:
-    """Return a literal of the text, in double quotes if possible."""
+    """Return the text as a Python literal, in double quotes if possible."""
     return f'"{text}"' if text.isprintable() and not set(text) & set('"\\') else repr(text)
 
 
 def format_raw(text: str) -> str:
-    """Return a literal of a regular expression, raw if that is possible and shorter."""
+    """Return a regular expression as a Python literal, raw if that is possible and shorter."""
     if "\\" not in text or text.endswith("\\") or not text.isprintable() or '"' in text:
         return format_text(text)
     return f'r"{text}"'

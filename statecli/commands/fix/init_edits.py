@@ -196,7 +196,7 @@ def insert_after_super(source: ParsedFile, owner: cst.ClassDef, code: str, remov
 
 
 def _is_read_from_class(source: ParsedFile, owner: cst.ClassDef, removed: Assigned) -> bool:
-    """Return True for `Net.table`, or a plain `table` in the body of the class."""
+    """Return True if the file reads the attribute from the class, as `Net.table`, or as `table` in the class body."""
     names = {target.value for target in list_targets(removed.node) if isinstance(target, cst.Name)}
     in_body = any(
         node.value in names and node not in list_targets(removed.node) and _is_read(source, node)
@@ -299,7 +299,7 @@ def add_property(
 
 
 def _is_assigned_from_outside(source: ParsedFile, name: str) -> bool:
-    """Return True for `model.name = …` in a function or at the top of the file, but not for `self.name = …`."""
+    """Return True if code outside of the class assigns the attribute: `model.name = …`, but not `self.name = …`."""
     for node in source.find(cst.Attribute):
         parent = source.get_parent(node)
         is_target = isinstance(parent, (cst.AssignTarget, cst.AugAssign)) and parent.target is node
@@ -314,7 +314,7 @@ def _is_assigned_from_outside(source: ParsedFile, name: str) -> bool:
 
 
 def express_with_attributes(source: ParsedFile, assigned: Assigned) -> str:
-    """Return the assigned value in terms of the module's attributes and of global names.
+    """Return the code of the assigned value, with attributes of the module instead of local names.
 
     A local name is replaced by the attribute that holds its value. Raises NoEdit if no attribute does.
     """

@@ -33,7 +33,7 @@ class OldStateLoad:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model as measured in a copy of its project.
+    """Measurements of a model in a copy of its project.
 
     Attributes:
         verification: Result of the checks.
@@ -145,7 +145,7 @@ def _clone(value: Any) -> Any:
 
 
 def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str, Any]) -> OldStateLoad:
-    """Load the old entries as `load_state_dict(strict=True)` does, except for names that the entries lack."""
+    """Load the old entries strictly, except that names which the old entries lack may be missing."""
     import torch
 
     try:

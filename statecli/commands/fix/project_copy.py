@@ -43,7 +43,7 @@ class Project:
         return path.startswith(self.root.rstrip(os.sep) + os.sep)
 
     def format_path(self, path: str) -> str:
-        """Return a path as typed, or relative to the working folder."""
+        """Return a path for output: as the user typed it, or relative to the working folder."""
         if self.start is None and path == self.file:
             return self.module
         relative = os.path.relpath(path)
@@ -51,7 +51,7 @@ class Project:
 
 
 def find_project(spec: ModelSpec, path: str) -> Project:
-    """Return the project of the class of `spec`, which is defined in the file `path`."""
+    """Return the project around the class of `spec`. `path` is the file that defines the class."""
     working_folder = os.path.abspath(os.getcwd())
     folder = os.path.dirname(path)
     package = find_import_folder(path) or folder

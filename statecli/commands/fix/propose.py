@@ -74,7 +74,7 @@ def _propose_changes(defect: Defect, source: ParsedFile, filename: str) -> Itera
 
 
 def _get_attribute(defect: Defect) -> str:
-    """Return the attribute that the line of the defect assigns: `anchors` of `head.anchors[0]`.
+    """Return the attribute that the defect's line assigns: `anchors` for the tensor `head.anchors[0]`.
 
     The owner of an unregistered tensor is a registered module, so the last part before a subscript is the attribute,
     unless the tensor is in a module in a container: `blocks[0].weight`.

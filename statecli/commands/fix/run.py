@@ -54,7 +54,7 @@ def run(request: Request) -> Fixes:
 
 
 def find_editable_file(spec: ModelSpec) -> str:
-    """Return the file of a class. Raises UsageError for a class that is not the user's own."""
+    """Return the file that defines a class. Raises UsageError for a class that is not the user's own."""
     if spec.config is not None or spec.is_library:
         raise _refuse_installed(spec.text, "the model is built by an installed package")
     if spec.is_file:

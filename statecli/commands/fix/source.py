@@ -54,12 +54,12 @@ class ParsedFile:
                 yield node
 
     def get_line(self, node: cst.CSTNode) -> int:
-        """Return the first line of a node."""
+        """Return the number of the line on which a node begins."""
         line: int = self._positions[node].start.line
         return line
 
     def get_last_line(self, node: cst.CSTNode) -> int:
-        """Return the last line of a node."""
+        """Return the number of the line on which a node ends."""
         line: int = self._positions[node].end.line
         return line
 
@@ -68,7 +68,7 @@ class ParsedFile:
         return position is not None and position.start.line <= line <= position.end.line
 
     def find_around(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
-        """Return the innermost node of a kind around a node."""
+        """Return the innermost node of type `kind` that contains a node."""
         parent = self._parents.get(node)
         while parent is not None and not isinstance(parent, kind):
             parent = self._parents.get(parent)
@@ -118,12 +118,12 @@ class ParsedFile:
         return re.sub(r"(?m)^(?: {4})+", lambda spaces: self.module.default_indent * (len(spaces[0]) // 4), code)
 
     def parse_statements(self, code: str) -> list[Statement]:
-        """Return the statements of code."""
+        """Parse code, and return its statements."""
         parsed_module = cst.parse_module(code + "\n", config=self.module.config_for_parsing)
         return list(parsed_module.body)
 
     def parse_expression(self, code: str) -> cst.BaseExpression:
-        """Return an expression."""
+        """Parse an expression, and return its node."""
         return cst.parse_expression(code, config=self.module.config_for_parsing)
 
     def replace(self, changes: Changes) -> bytes:
@@ -144,7 +144,7 @@ class ParsedFile:
 
 
 def starts_with_blank_line(statement: cst.CSTNode) -> bool:
-    """Return True if an empty line is before a statement."""
+    """Return True if an empty line comes before a statement."""
     return any(line.comment is None for line in getattr(statement, "leading_lines", ()))
 
 
