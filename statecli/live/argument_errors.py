@@ -1,4 +1,4 @@
-"""Explain which arguments of a spec's call are missing or in the wrong form, and suggest the line to type."""
+"""Explain errors in the constructor arguments of a model spec (`net.py:Net(3)`), and suggest a corrected spec."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, 
 
 
 def suggest_arguments(spec: ModelSpec, callee: Callee, error: BaseException) -> Advice | None:
-    """Return the line to type after an error about an argument, or about a folder without weights; None if unknown."""
+    """Return advice with a corrected spec after a constructor error; None if no correction is known."""
     folder = next(filter(_is_configured_folder, _iter_texts((*spec.args, *spec.kwargs.values()))), None)
     if folder is not None and isinstance(error, OSError):
         line = quote_for_shell(folder)
@@ -135,7 +135,7 @@ def suggest_arguments(spec: ModelSpec, callee: Callee, error: BaseException) -> 
 
 
 def list_attempts(spec: ModelSpec, callee: Callee, error: BaseException) -> tuple[str, ...]:
-    """Return lines to try after an error that does not name a missing argument.
+    """Return specs to try after an error that does not name a missing argument.
 
     In these lines, names are quoted, an argument has another value or is left out, or the arguments are from an
     example.
@@ -163,7 +163,7 @@ def list_attempts(spec: ModelSpec, callee: Callee, error: BaseException) -> tupl
 
 
 def _list_named(callee: Callee, error: BaseException) -> list[tuple[str, Any]]:
-    """Return values to try for the arguments that an error names: numbers, or a configuration taken by `**kwargs`."""
+    """Return (argument, value) pairs to try, for the arguments that an error message names."""
     text = get_exception_text(error)
     words = set(re.findall(r"\w+", text))
     numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *TRIED_NUMBERS])
@@ -185,14 +185,14 @@ def _list_documented(spec: ModelSpec, callee: Callee) -> list[str]:
 
 
 def _quote_names(value: Any) -> Any:
-    """Return an argument with a name put in quotes: 'resnet18' for resnet18, which may also name a function."""
+    """Convert an unquoted plain name to a string ('resnet18' for resnet18). Return other values unchanged."""
     return value.name if isinstance(value, ObjectName) and value.module is None and "." not in value.name else value
 
 
 def _advise_modules(
     spec: ModelSpec, callee: Callee, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
-    """Return lines that pass modules for arguments whose default is None; None if no argument takes a module."""
+    """Return specs that pass modules for arguments whose default is None; None if no argument takes a module."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
@@ -207,7 +207,7 @@ def _advise_modules(
 
 
 def _write_objects(spec: ModelSpec, callee: Callee, signature: inspect.Signature, text: str) -> tuple[str, ...]:
-    """Return lines that correct how modules are passed: without a list, in a list, or in place of another object.
+    """Return corrected specs that pass modules as the callee expects: as arguments, in a list or in a dict.
 
     `Sequential([a, b])` takes the modules as arguments, `ModuleList(a)` takes a list.
     """
@@ -234,7 +234,7 @@ def _write_objects(spec: ModelSpec, callee: Callee, signature: inspect.Signature
 
 
 def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
-    """Return the line with a list in place of each number for an argument that takes only sequences."""
+    """Return the spec with `[3]` in place of `3` for each argument that accepts only sequences."""
     parameters = dict(signature.parameters)
 
     def write(name: str, value: Any) -> Any:
@@ -251,7 +251,7 @@ def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
 
 
 def _find_refusing_class(error: BaseException, text: str) -> type | None:
-    """Return the class to which a function has passed on an unknown argument; None for another error."""
+    """Return the class whose `__init__` got an unexpected keyword argument from a function; None for other errors."""
     match = _UNEXPECTED.match(text)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if match else []
     values = [value for frame in frames[-1:] for value in (*frame.f_locals.values(), *frame.f_globals.values())]
@@ -267,7 +267,7 @@ def _unquote_numbers(value: Any) -> Any:
 
 
 def _choose_option(text: str, value: Any) -> Any:
-    """Return the option nearest to a string among the options quoted by a message; other values unchanged."""
+    """Replace a string with the most similar word quoted in an error message. Return other values unchanged."""
     options = [option for option in _QUOTED.findall(text) if option != value]
     options_by_lowercase = {option.lower(): option for option in options} if type(value) is str else {}
     similar_options = (
@@ -277,7 +277,7 @@ def _choose_option(text: str, value: Any) -> Any:
 
 
 def _iter_texts(values: Iterable[Any]) -> Iterator[str]:
-    """Yield the texts of arguments, at any depth."""
+    """Yield every string in the values, including strings in nested calls, lists and dicts."""
     for value in values:
         if type(value) is str:
             yield value
@@ -292,7 +292,7 @@ def _is_configured_folder(value: str) -> bool:
 
 
 def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return the error, with the line to type, for a class of transformers that got a wrong configuration.
+    """Return an error with a corrected spec if a transformers class got a wrong configuration; None otherwise.
 
     The configuration is a dict, or of another class, or the fields of the configuration are passed as arguments.
     """
@@ -323,7 +323,7 @@ def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None
 
 
 def _explain_fields(spec: ModelSpec, callee: Callee, config_class: type) -> ModelError | None:
-    """Return the error, with the line to type, if fields of a transformers configuration are passed as arguments."""
+    """Return an error with a corrected spec if a transformers class got configuration fields as its own arguments."""
     fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
     if not fields or spec.args or not _has_parameter(callee, "config"):
         return None
@@ -357,7 +357,7 @@ def _format_line(spec: ModelSpec, values: Mapping[str, Any]) -> str:
 
 
 def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tuple[str, ...]:
-    """Return lines to try, with numbers for the missing arguments of an installed class; () for a class of a file."""
+    """Return specs to try, with numbers for the missing arguments; () for a class in a user's file."""
     if spec.is_file:
         return ()
     values = (write_values(spec, callee, missing, number) for number in TRIED_NUMBERS)
@@ -366,7 +366,7 @@ def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tupl
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:
-    """Return the line for the model class of a method: `SchNet` for `SchNet.from_qm9_pretrained`; else []."""
+    """Return the spec of the class that has the method (`SchNet` for `SchNet.from_qm9_pretrained`) in a list, or []."""
     owner: Any = sys.modules.get(spec.module)
     for name in spec.attribute.split(".")[:-1]:
         owner = getattr(owner, name, None)
@@ -402,7 +402,7 @@ def _explain_mismatch(spec: ModelSpec, callee: Callee, mismatch: Exception) -> M
 
 
 def _write_accepted(spec: ModelSpec, callee: Callee) -> tuple[str, ...]:
-    """Return lines that pass the unknown arguments in a dict, in a list or by position, or that leave them out.
+    """Return specs that pass the unknown keyword arguments in a dict, in a list or by position, or omit them.
 
     `ModuleDict(a=Linear(2, 3))` takes a dict, `Sequential` takes modules.
     """
@@ -418,7 +418,7 @@ def _write_accepted(spec: ModelSpec, callee: Callee) -> tuple[str, ...]:
 
 
 def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return how to pass all of the values to a callee with a single parameter; [] for other callees."""
+    """Return positional arguments that pass all values through the callee's only parameter; [] if impossible."""
     with suppress(TypeError, ValueError):
         (only_parameter,) = inspect.signature(callee).parameters.values()
         words = set(re.findall(r"\w+", get_annotation_text(only_parameter)))
@@ -429,7 +429,7 @@ def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]
 
 
 def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return the error with a line in which unknown arguments are fields of a missing configuration; else None.
+    """Return an error with a spec that moves the unknown arguments into a configuration object; None if impossible.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
@@ -455,14 +455,14 @@ def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
 
 
 def _suggest_renamed(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -> Advice | None:
-    """Return the line with the nearest parameter in place of each unknown argument; None if none is near."""
+    """Return advice to rename each unknown argument to the most similar parameter; None if no parameter is similar."""
     renamed_spec = _rename_unknown(spec, callee, candidates)
     new_names = [name for name in renamed_spec.kwargs if name not in spec.kwargs]
     return advise_line(spell(renamed_spec), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
 
 
 def _rename_unknown(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -> ModelSpec:
-    """Return the spec with the nearest parameter in place of each unknown argument among `candidates`."""
+    """Return the spec with each unknown argument in `candidates` renamed to the most similar parameter."""
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
     new_name_by_old = {
@@ -476,7 +476,7 @@ def _has_parameter(callee: Callee, name: str) -> bool:
 
 
 def _find_arguments_passed_on(spec: ModelSpec, callee: Callee, error: TypeError) -> list[str]:
-    """Return the arguments that a constructor needs, if the class or a decorator passes them on by `**kwargs`."""
+    """Return the missing arguments of a constructor that a class or decorator calls with its `**kwargs`; else []."""
     match = _MISSING.match(get_exception_text(error))
     constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
     if match is None or match["function"] not in constructors:
@@ -495,7 +495,7 @@ def _takes_object(callee: Callee, name: str) -> bool:
 
 
 def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> str:
-    """Return the line to type, if the module has the class of each object; else the function to write."""
+    """Return advice for missing object arguments: a corrected spec, or a function for the user to write."""
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
     if in_file is not None and not (spec.args or spec.kwargs):
         return in_file

@@ -32,9 +32,9 @@ _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add
 
 
 class Origins:
-    """Lines of assignments by (module, attribute), for modules built under `record()`.
+    """Source lines of attribute assignments, by module and attribute, recorded while `record()` is active.
 
-    `typed_paths` maps absolute paths to the paths as typed.
+    `typed_paths` maps absolute paths to the paths that the user typed.
     """
 
     def __init__(self, typed_paths: dict[str, str] | None = None) -> None:
@@ -49,7 +49,7 @@ class Origins:
         self._is_continued = False
 
     def continue_for_instance(self) -> Origins:
-        """Return origins for another instance, with the lines recorded for each class and the same typed paths."""
+        """Return origins for another instance of the model, which start with the lines recorded for each class."""
         continued_origins = Origins(self._typed_paths)
         continued_origins._by_class = dict(self._by_class)
         continued_origins._is_continued = True
@@ -57,7 +57,7 @@ class Origins:
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Record assignments until the block ends; the wrapped methods are restored even if the block raises."""
+        """Record attribute assignments until the block ends. The methods of `nn.Module` are restored in any case."""
         with ExitStack() as stack:
             for name in _WRAPPED_METHODS:
                 stack.enter_context(replace_attribute(nn.Module, name, self._wrap(getattr(nn.Module, name))))
@@ -104,7 +104,7 @@ class Origins:
             self._by_class[id(type(module)), name] = place
 
     def locate(self, module: nn.Module, name: str) -> tuple[str, int] | None:
-        """Return file and line of the last assignment, or None."""
+        """Return file and line of the last assignment to attribute `name`; None if unknown."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return self._by_class.get((id(type(module)), name))
@@ -118,21 +118,21 @@ class Origins:
         return self._callers.get((id(module), name)) if is_known else None
 
     def is_repeated(self, module: nn.Module, name: str) -> bool:
-        """Return True if the constructor assigned the plain attribute `name` repeatedly; by class as in `locate`."""
+        """Return True if attribute `name` was assigned repeatedly. An unknown instance is judged by its class."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return (id(type(module)), name) in self._repeated_by_class
         return (id(module), name) in self._repeated
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:
-        """Return `place` with its file as shown to users: never an absolute path unless the user typed one."""
+        """Return `place` with its file name as shown to users; None for a line of statecli."""
         if place is None or place[0].startswith(("<", PACKAGE_FOLDER)):
             return None  # for example a class of torch, which statecli itself calls
         return Origin(format_path(place[0], self._typed_paths), place[1])
 
 
 def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return the innermost line of the user's code; None if statecli called the library itself."""
+    """Return file and line of the innermost frame in the user's code; None if statecli called the library itself."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(PACKAGE_FOLDER) and filename != __file__:
@@ -144,5 +144,5 @@ def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
 
 
 def is_skipped_frame(filename: str) -> bool:
-    """Return True for a file of torch, of this program or of a wrapper, whose lines are never a user's."""
+    """Return True for files of torch, statecli or wrapper modules. Their lines are never an attribute's origin."""
     return filename.startswith((_TORCH_FOLDER, _LIVE_FOLDER)) or filename.endswith(_WRAPPER_FILES)

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute; afterwards the owner has the old one, inherits it again, or lacks it again."""
+    """Replace an attribute while the block runs. Afterwards the owner has, inherits or lacks it as before."""
     attributes = vars(owner)  # getattr would return a static or class method of a class without its decorator
     is_own, previous_value = name in attributes, attributes.get(name)
     setattr(owner, name, value)

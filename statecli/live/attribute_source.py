@@ -1,4 +1,4 @@
-"""Read in a source file how an attribute is assigned, filled and changed, and how the file writes torch.nn."""
+"""Read from a source file how an attribute is assigned, filled and changed, and how the file spells `torch.nn`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AttributeUse:
 
 @dataclass(frozen=True)
 class SourceScope:
-    """The class and the function around a line, and the function's name for the instance."""
+    """Class and function that contain a source line, and the function's name for the instance (`self`)."""
 
     class_name: str | None = None
     function: str = ""
@@ -94,13 +94,13 @@ class _SourceFile:
         self.constructing = _close_over_calls("__init__", calls)
 
     def assigns(self, owner: type, node: ast.Assign | ast.AnnAssign, name: str) -> bool:
-        """Return True for an assignment of the name in the body of a class that has the name of `owner`."""
+        """Return True if the statement assigns `name` in the body of a class with the same name as `owner`."""
         parent = self.parents[node]
         is_owner = isinstance(parent, ast.ClassDef) and parent.name == owner.__qualname__.rpartition(".")[2]
         return is_owner and _names(node, name)
 
     def find_around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
-        """Return the innermost node of the kind around `node`."""
+        """Return the innermost syntax node of type `kind` that contains `node`."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, kind):
             parent = self.parents.get(parent)
@@ -108,7 +108,7 @@ class _SourceFile:
 
 
 def _parse_file(filename: str) -> _SourceFile | None:
-    """Return the parsed file, parsed again after a change (in a notebook a class is edited and loaded again)."""
+    """Return the parsed file. A changed file is parsed again, because a notebook may redefine a class."""
     try:
         status = os.stat(filename)
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def _parse_version(filename: str, modified_ns: int, size: int) -> _SourceFile | 
 
 
 def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
-    """Yield the names in calls like `build()`, `self.build()` and `super().build()`."""
+    """Yield the names of the functions that a function calls as `build()`, `self.build()` or `super().build()`."""
     instance = function.args.args[0].arg if function.args.args else ""
     for call in (node.func for node in ast.walk(function) if isinstance(node, ast.Call)):
         if isinstance(call, ast.Name):
@@ -136,13 +136,13 @@ def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def find_torch_names(text: bytes) -> dict[str, str]:
-    """Return the full name of each name that a file imports from torch: `torch.stack` of `stack`."""
+    """Map each name that a file imports from torch to its full name: `stack` to `torch.stack`."""
     nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom)))
     return dict(pair for node in nodes for pair in _find_torch_names(node))
 
 
 def _find_torch_names(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    """Yield the names that an import takes from torch, each with its full name."""
+    """Yield (name in the file, full name) for each name that the statement imports from torch."""
     for alias in node.names:
         full_name = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
         if full_name.partition(".")[0] == "torch":
@@ -151,14 +151,14 @@ def _find_torch_names(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, 
 
 
 def refuses_parameter_list(function: str, torch_names: Mapping[str, str]) -> bool:
-    """Return True for a function of torch or torch.linalg, which takes lists of tensors, but no nn.ParameterList."""
+    """Return True for torch and torch.linalg functions: they accept lists of tensors, but not an nn.ParameterList."""
     root, dot, rest = function.partition(".")
     module, _, name = f"{torch_names.get(root, '')}{dot}{rest}".rpartition(".")
     return module in ("torch", "torch.linalg") and name != "save"
 
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
-    """Return `start` and the functions called by `start`, directly or not."""
+    """Return the name `start` and the names of all functions that it calls, directly or indirectly."""
     reached_names, pending_names = {start}, [start]
     while pending_names:
         names = (calls.get(pending_names.pop(), set()) & calls.keys()) - reached_names
@@ -178,7 +178,7 @@ def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def read_assignment(place: tuple[str, int] | None, name: str) -> Assignment | None:
-    """Return the assignment of `name` in the statement at `place`; None if this is not a plain assignment."""
+    """Return the assignment to `name` in the statement at file and line `place`; None if it is not plain."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_assignment(file, place[1], name)
 
@@ -210,14 +210,14 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
 
 
 def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
-    """Return the code before the statement on its first line, and after it on its last line, without a comment."""
+    """Return the other code on the statement's lines: before it on the first line, and from `;` on after it."""
     code_before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
     code_after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
     return code_before, code_after if code_after.lstrip().startswith(";") else ""
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
-    """Return True if the value is a local name that is used again later, so that a copy made now may lack items."""
+    """Return True if the value is a local variable used again later: a copy made now may lack items added later."""
     function, value = file.find_around(node, ast.FunctionDef), node.value
     names = (
         [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function and isinstance(value, ast.Name) else []
@@ -247,7 +247,7 @@ def _get_targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _names(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
-    """Return True if a target of the assignment is a variable of this name, also in a tuple."""
+    """Return True if the statement assigns the variable `name`, alone or in a tuple."""
     leaves = (leaf for target in _get_targets(node) for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
     return any(leaf.id == name and isinstance(leaf.ctx, ast.Store) for leaf in leaves)
 
@@ -288,7 +288,7 @@ def locate_variable(filename: str, name: str) -> int | None:
 
 
 def read_scope(place: tuple[str, int] | None) -> SourceScope | None:
-    """Return the class and the function around the line; None if the source cannot be read."""
+    """Return the class and the function that contain the line at `place`; None if the source cannot be read."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_scope(file, place[1])
 
@@ -311,7 +311,7 @@ def _find_scope(file: _SourceFile, line: int) -> SourceScope:
 
 
 def find_uses(filename: str, name: str, class_names: frozenset[str], line: int | None) -> tuple[AttributeUse, ...]:
-    """Return the uses of the attribute `name` in the classes, except for its assignment on `line`."""
+    """Return the uses of attribute `name` in the given classes, except its assignment on `line`."""
     file = _parse_file(filename)
     return () if file is None else _find_uses(file, name, class_names, line)
 
@@ -366,7 +366,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
 
 
 def _is_stored(file: _SourceFile, value: ast.expr) -> bool:
-    """Return True for the value of `return value`, `entries["t"] = value`, and of both with `{"t": value}`."""
+    """Return True if the value is returned, assigned to a key, or part of a dict, list or tuple that is assigned."""
     node, parent = value, file.parents[value]
     while isinstance(parent, (ast.Dict, ast.List, ast.Tuple)):
         node, parent = parent, file.parents[parent]
@@ -393,7 +393,7 @@ def reads(value: ast.expr | None, name: str) -> bool:
 
 
 def find_torch_nn_name(filename: str) -> str | None:
-    """Return this file's spelling of torch.nn, "nn" if unreadable; None if the file imports neither torch nor nn."""
+    """Return how the file spells `torch.nn`: "nn" if it is unreadable, None if it imports neither torch nor nn."""
     file = _parse_file(filename)
     return "nn" if file is None else _find_torch_nn_name(file)
 

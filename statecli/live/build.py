@@ -66,7 +66,7 @@ def build(
 
 
 def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
-    """Return the error with another model of the library, if the advice has a `...` for which no value is known."""
+    """Return the error with an example model of the same library, if its advice still contains `...`."""
     example = find_example(spec.module) if "..." in (error.advice or "") else None
     if example is None or example in str(error):
         return error
@@ -75,7 +75,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with advice that works, because the class may refuse the corrected arguments too."""
+    """Return the error with a corrected spec that builds, because the class may refuse the first correction too."""
     if ".py:" in error.line:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
@@ -85,7 +85,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
 
 
 def _build_line(text: str) -> object:
-    """Build the model of a suggested line without values: on meta, or on the cpu if the constructor reads values."""
+    """Build the model of a suggested spec without initial values: on meta, or on the CPU if that fails."""
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:
@@ -148,7 +148,7 @@ def _check_device(torch: Any, text: str) -> None:
 
 
 def _check_class(spec: ModelSpec, obj: Any) -> None:
-    """Raise ModelError, with the classes to name instead, for a class whose instances are not modules."""
+    """Raise ModelError, with model classes to name instead, if instances of the class are not modules."""
     from torch import nn
 
     if not isinstance(obj, type) or issubclass(obj, nn.Module) or type(obj) is not type:
@@ -182,7 +182,7 @@ def _find_model_of_config(config_class: Any) -> str | None:
 def _build_once(
     spec: ModelSpec, loaded: LoadedObject, init_device: str, origins: Origins | None, values: bool, seed: int = 0
 ) -> nn.Module:
-    """Build an instance; if the constructor fails without random initial values, build again with them."""
+    """Build an instance. If the constructor fails without random initial values, build again with random values."""
     skipped_fills = live.skip_random_init.SkippedFills()
     doing = "building the model on meta" if init_device == "meta" else "building the model"
     with protect_process(spec), report_as_model_error(spec, doing, callee=loaded.value):
@@ -199,13 +199,13 @@ def _build_once(
 
 
 def _is_model_of(module: types.ModuleType, name: str) -> bool:
-    """Return True for a model class that the module defines."""
+    """Return True if `name` is a public model class that `module` itself defines."""
     value = vars(module)[name]
     return is_module_class(value) and value.__module__ == module.__name__ and not name.startswith("_")
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed torch, Python and numpy; torch without a seed for each kind of missing device (5 ms)."""
+    """Seed torch, Python and numpy. `torch.manual_seed` runs only with a GPU, because absent devices cost it 5 ms."""
     import torch
 
     seed_cpu_generators(seed)

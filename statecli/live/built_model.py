@@ -1,4 +1,4 @@
-"""A model built by `build`, or a live model: its module, and ways to build another instance and run its code."""
+"""A model from `build`, or a live model, with ways to build a second instance and run the model's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """Model that only statecli uses: `model_reader.read` and `move` overwrite its values.
+    """Model whose values `model_reader.read` and `move` may overwrite, because only statecli uses it.
 
     Attributes:
         origins: The line of each assignment.
@@ -46,11 +46,11 @@ class BuiltModel:
 
     @property
     def listed_module(self) -> nn.Module:
-        """The model to list, read-only unless the model is `module`."""
+        """Model whose tensors are listed: the live model `original`, which must not be changed, or else `module`."""
         return self.module if self.original is None else self.original
 
     def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
-        """Build a second instance in the same way, or with another seed.
+        """Build another instance of the model, with the same or another seed.
 
         Raises ModelError if the spec names an object that exists only once.
         """
@@ -65,10 +65,10 @@ class BuiltModel:
 
     @contextmanager
     def user_code(self, doing: str) -> Iterator[None]:
-        """Run the model's own code in the block; an exception becomes a ModelError of one line about `doing`.
+        """Run the model's own code in the block. An exception becomes a one-line ModelError that mentions `doing`.
 
-        Prints go to stderr, sys.path is as at import, torch's settings are as the constructor left them. The model's
-        `__torch_function__` is enabled, even if disabled by the caller for reading tensors.
+        Prints go to stderr. sys.path is as at import, torch's settings are as the constructor left them.
+        The model's `__torch_function__` is enabled, even if the caller has disabled it to read tensors.
         """
         import torch
 

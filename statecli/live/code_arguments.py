@@ -1,4 +1,4 @@
-"""Write a function that builds a model whose arguments are code: a lambda, a comprehension, `partial(...)`."""
+"""Write a function that builds a model, for arguments that are code: a lambda, a comprehension, `partial(...)`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IMPORTS = {
 
 
 def write_function(base: str, call: ast.Call) -> str:
-    """Return the function to add to a file, for the class or function `base` and the call of its arguments.
+    """Return code to add to a file: a function that calls the class or function `base` with the arguments of `call`.
 
     `base`: `net.py:Net`, `torch.nn:Linear`. `call`: `f(2, act=lambda: nn.ReLU())`.
     """

@@ -1,4 +1,4 @@
-"""The configuration file of a built model: its place, its content, and the library that wrote the file."""
+"""Find and read the configuration file of a model, and determine which library wrote the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Library(enum.Enum):
 
 
 def read_document(config: str) -> dict[str, Any]:
-    """Return the object in a configuration file. Raises UsageError."""
+    """Return the JSON object in a configuration file. Raises UsageError if the file cannot be read."""
     folder, name = files.split(config)
     try:
         return config_files.read_document(folder or os.curdir, name)
@@ -34,7 +34,7 @@ def read_document(config: str) -> dict[str, Any]:
 
 
 def find_library(document: Mapping[str, Any]) -> Library:
-    """Return the library whose class a config.json names; transformers for a file that names no class."""
+    """Return the library of the model class that config.json names; transformers if it names no class."""
     if type(document.get("_class_name")) is str:
         return Library.DIFFUSERS
     if type(document.get("architecture")) is str and "architectures" not in document:
@@ -43,7 +43,7 @@ def find_library(document: Mapping[str, Any]) -> Library:
 
 
 def names_model(config: str) -> bool:
-    """Return whether a file on this disk is a configuration that names a model class, or a list of modules.
+    """Return True if the file is a modules.json, or a configuration that names a model class.
 
     True for an unreadable file, because the build reports the reason.
     """
@@ -57,7 +57,7 @@ def names_model(config: str) -> bool:
 
 
 def find_config_file(path: str, default: str = "") -> str:
-    """Return the configuration that a folder or a file stands for. Raises UsageError if the file is missing.
+    """Return the configuration file in a folder, or the file itself. Raises UsageError if there is no such file.
 
     `default`: the target with the default configuration, for the error.
     """

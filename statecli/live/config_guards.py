@@ -1,4 +1,4 @@
-"""Guards around building a model from a configuration file: sizes, downloads, log, and the dtype of the weights.
+"""Limit sizes, downloads and log messages while a model is built from a configuration file, and set its dtype.
 
 A configuration may come from anywhere. A number in the file must not make statecli build for hours, and no entry may
 fetch code or weights.
@@ -31,7 +31,7 @@ _FETCHING_KEY = compile_on_use(r"^_?(?:attn|experts)_implementation|^(?:auto_map
 
 
 def check_config(document: Mapping[str, Any], config: str) -> None:
-    """Raise ModelError for a quantized model, and for a number or list larger than in any model."""
+    """Raise ModelError for a quantized model, and for a count or a list that is too large."""
     for key, value in _iter_entries(document):
         if key == "quantization_config" and type(value) is dict:
             quant_method = str(value.get("quant_method"))[:40]
@@ -48,7 +48,7 @@ def check_config(document: Mapping[str, Any], config: str) -> None:
 
 
 def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values, also of nested configurations."""
+    """Yield each key and value of a configuration, including nested configurations."""
     stack = [document]
     while stack:
         for key, value in stack.pop().items():
@@ -74,7 +74,7 @@ def disable_hub() -> AbstractContextManager[None]:
 
 @contextmanager
 def silence_logging(logging: Any) -> Iterator[None]:
-    """Silence the log of transformers about a configuration, because statecli reports the errors."""
+    """Silence transformers' log messages about a configuration, because statecli reports the errors itself."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
     try:
@@ -85,7 +85,7 @@ def silence_logging(logging: Any) -> Iterator[None]:
 
 @contextmanager
 def limit_registrations(config: str) -> Iterator[None]:
-    """Raise ModelError in the block if registering modules and parameters exceeds MAX_REGISTERED or MAX_SECONDS."""
+    """Raise ModelError if the block registers more than MAX_REGISTERED modules and parameters or takes MAX_SECONDS."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()
@@ -110,7 +110,7 @@ def limit_registrations(config: str) -> Iterator[None]:
 
 @contextmanager
 def use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
-    """Use the dtype of the saved weights for the build, as `from_pretrained` does."""
+    """Set torch's default dtype to the dtype of the saved weights in the block, as `from_pretrained` does."""
     dtype = getattr(torch, str(document.get("dtype") or document.get("torch_dtype")), None)
     before = torch.get_default_dtype()
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:

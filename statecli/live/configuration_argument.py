@@ -30,7 +30,7 @@ _SIMILARITY = 0.7
 
 
 def find_configuration(scope: Scope, callee: Callee) -> tuple[str, type]:
-    """Return the parameter that takes the configuration, and its class. Raises ModelError."""
+    """Return name and class of the parameter that takes a configuration. Raises ModelError if there is none."""
     spec = scope.spec
     parameters = list_parameters(callee)[len(spec.args) :]
     names = [parameter.name for parameter in parameters if parameter.name not in spec.kwargs]
@@ -55,7 +55,7 @@ def find_configuration(scope: Scope, callee: Callee) -> tuple[str, type]:
 
 
 def _write_function(spec: ModelSpec, argument: str) -> str:
-    """Return the function that builds the class with the fields of the file of `--config-json`."""
+    """Return code of a function that builds the class with an object made from the `--config-json` file."""
     value = ObjectName(f"types.SimpleNamespace(**json.load(open({spec.options.config_json!r})))")
     call = f"{spec.attribute}({format_call(spec.args, {**spec.kwargs, argument: value})})"
     used_names = list(list_factories(spec.module)) if spec.is_file else []
@@ -65,7 +65,7 @@ def _write_function(spec: ModelSpec, argument: str) -> str:
 
 
 def list_parameters(callee: Callee) -> list[inspect.Parameter]:
-    """Return the parameters without `*args` and `**kwargs`; [] if the object has no signature."""
+    """Return the callee's parameters except `*args` and `**kwargs`; [] if it has no signature."""
     try:
         parameters = inspect.signature(callee).parameters.values()
     except (TypeError, ValueError):
@@ -76,7 +76,7 @@ def list_parameters(callee: Callee) -> list[inspect.Parameter]:
 
 
 def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
-    """Return the class that a parameter takes; None if unknown.
+    """Return the class of the values that parameter `name` takes; None if unknown.
 
     The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers. For an
     argument such as `cfg`, it may be the only configuration class of the module that has the fields read by the callee.
@@ -105,7 +105,7 @@ def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ..
 
 
 def _iter_config_classes(callee: Callee) -> Iterator[type]:
-    """Yield the configuration classes that classes of the callee's own module name, as in transformers."""
+    """Yield the `config_class` of each class that the callee's module defines, as in transformers."""
     module = sys.modules.get(callee.__module__)
     for value in vars(module).values() if module is not None else ():
         config_class = getattr(value, "config_class", None) if isinstance(value, type) else None
@@ -114,7 +114,7 @@ def _iter_config_classes(callee: Callee) -> Iterator[type]:
 
 
 def _list_read_fields(callee: Callee, argument: str) -> set[str]:
-    """Return the fields that the constructor reads from an argument, from the source of its module."""
+    """Return the fields of `argument` that the constructor reads, according to the source of its module."""
     names = [base.__qualname__ for base in getattr(callee, "__mro__", ()) if base.__module__ == callee.__module__]
     try:
         source = inspect.getsource(sys.modules[callee.__module__])
@@ -157,12 +157,12 @@ def _has_from_dict(config_class: type) -> bool:
 
 
 def is_of_transformers(config_class: type) -> bool:
-    """Return True for a configuration class of transformers, or a subclass: a dataclass whose file has other keys."""
+    """Return True for a configuration class of transformers or a subclass. The keys in its file are not its fields."""
     return any(base.__module__ == "transformers.configuration_utils" for base in config_class.__mro__)
 
 
 def _check_model_type(path: str, config_class: type, document: Mapping[str, Any]) -> None:
-    """Raise ModelError for the configuration of another model, which `from_dict` accepts."""
+    """Raise ModelError if the configuration is for another model type, because `from_dict` would accept it."""
     expected_type, file_type = getattr(config_class, "model_type", ""), document.get("model_type")
     if expected_type and type(file_type) is str and file_type != expected_type:
         raise ModelError(
@@ -172,7 +172,7 @@ def _check_model_type(path: str, config_class: type, document: Mapping[str, Any]
 
 
 def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mapping[str, Any]) -> Any:
-    """Build a class from the fields of a document; a field that is a dataclass is built from the inner object."""
+    """Build a configuration class from the JSON object `document`. A nested object becomes its field's dataclass."""
     parameters = list_parameters(config_class)
     names = [parameter.name for parameter in parameters]
     unknown = [key for key in document if key not in names]
@@ -196,7 +196,7 @@ def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mappi
 
 
 def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list[tuple[str, type]]:
-    """Return the fields of a configuration class whose values are built from inner objects, with their classes."""
+    """Return (field, class) for each field whose value is a nested JSON object and whose class is a dataclass."""
     spaces = tuple(filter(None, [sys.modules.get(config_class.__module__)]))
     classes = {
         parameter.name: find_class(config_class, parameter.name, spaces)
@@ -224,7 +224,7 @@ class JsonConfiguration(NamedTuple):
 
 
 def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> JsonConfiguration:
-    """Return how `resolve_arguments` builds the configuration of `--config-json`. Raises ModelError."""
+    """Return which argument takes the configuration of `--config-json`, and how it is built. Raises ModelError."""
     path = spec.options.config_json
     assert path is not None  # noqa: S101 - the caller has such a spec
     argument, config_class = find_configuration(Scope.around(spec, module, callee), callee)

@@ -36,7 +36,7 @@ _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:
-    """Return the spec that builds the class of a checkpoint; `path` is a folder or a file in a folder.
+    """Return the spec for the class that the config.json of a checkpoint names; `path` is the checkpoint or its folder.
 
     Raises UsageError if the folder has no configuration, or the configuration names no class.
     """
@@ -54,12 +54,12 @@ def build_spec_text(path: str) -> str:
 
 
 def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
-    """Return the spec of the class named by the configuration file `path`; `text` was typed by the user."""
+    """Return the spec for the class that the configuration file `path` names. The user typed the spec `text`."""
     return _name_build(text, None, Library.TRANSFORMERS, path, {}, options)
 
 
 def resolve_config(spec: ModelSpec) -> ModelSpec:
-    """Return the spec to build a class of transformers, diffusers or sentence-transformers from a configuration.
+    """Return the spec that builds a transformers, diffusers or sentence-transformers class from its configuration.
 
     Other specs are unchanged.
     """
@@ -104,7 +104,7 @@ def _name_build(
 
 
 def _spell_default(name: str, config: str) -> str:
-    """Return the target of a class of transformers with its default configuration; "" for an unknown class.
+    """Return a spec for a transformers class with its default configuration; "" for an unknown class.
 
     `config`: the typed text, from which an Auto class chooses the model.
     """
@@ -116,7 +116,7 @@ def _spell_default(name: str, config: str) -> str:
 
 
 class ConfiguredClass(NamedTuple):
-    """The class that a configuration names, the folder of the configuration, and the arguments of the class.
+    """Class that a configuration names, with the folder of the configuration and the constructor's arguments.
 
     `replaced`: entries of a configuration of transformers to replace.
     """
@@ -151,7 +151,7 @@ def find_class(spec: ModelSpec) -> ConfiguredClass:
 
 
 def build_configured(name: str | None, library: str, config: str, trusts_code: bool, **arguments: Any) -> nn.Module:
-    """Build the class `name` of a library, or the class that the configuration names if `name` is None.
+    """Build the class `name` from a configuration; if `name` is None, build the class that the configuration names.
 
     `config`: a file, or the folder with the file. Raises UsageError, ModelError, MissingDependency.
     """

@@ -47,7 +47,7 @@ class Arguments:
 
 
 def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Arguments:
-    """Return the arguments of the spec as objects; each call builds their classes again. Raises ModelError."""
+    """Return the arguments of a spec as Python objects, which are new at each call. Raises ModelError."""
     scope = Scope.around(spec, module, callee)
     try:
         arguments = _resolve_all(scope, spec.args, spec.kwargs)
@@ -60,7 +60,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee)
 
 
 def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> ModelError:
-    """Return the error with lines that have a value in place of each unknown name; the same error if none can be made.
+    """Return the error with specs that replace unknown names with values; the error itself if no value is known.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """
@@ -90,7 +90,7 @@ def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> Mo
 
 
 def _is_placeholder(scope: Scope, value: Any) -> bool:
-    """Return True for a plain name in lower case that is not defined, or is a module."""
+    """Return True for a lower-case name without dots that is undefined or names a module."""
     is_plain = isinstance(value, ObjectName) and value.module is None and value.name.isidentifier()
     return is_plain and value.name.islower() and not scope.defines(value)
 
@@ -147,7 +147,7 @@ def _check_signature(scope: Scope, call: ObjectCall, callee: type, arguments: Ar
 
 
 def _advise_call(scope: Scope, call: ObjectCall, callee: type, names: Sequence[str]) -> Advice:
-    """Return the line with the nearest name in place of an unknown argument, or with the arguments that are missing."""
+    """Return advice for a call in the spec: rename an unknown argument, add missing arguments, or list valid names."""
     kwargs, similar_name = dict(call.kwargs), ""
     unknown = next((key for key in kwargs if key not in names), None)
     if unknown is not None:

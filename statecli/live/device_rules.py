@@ -1,4 +1,4 @@
-"""Find operators that CUDA refuses because of the devices of their tensors, and the tensors at fault.
+"""Find operators that CUDA would refuse because their tensors are on different devices, and name these tensors.
 
 A `DeviceWatch` checks every operator run by forward, above FakeTensorMode, wrapper tensors or a GPU. The rules of eager
 CUDA apply:
@@ -89,7 +89,7 @@ _LIFT_OPERATORS = _split_words("lift lift_fresh lift_fresh_copy")
 
 @dataclass
 class DeviceWatch:
-    """Check the devices of tensors in the operators of a forward.
+    """Check the device of each tensor that the operators of a forward use.
 
     A refused operator raises `CudaRefusal`, or is recorded in `mismatches` to let forward go on.
 
@@ -117,11 +117,11 @@ class DeviceWatch:
     _sources: dict[int, tuple[torch.Tensor, TensorSource]] = field(default_factory=dict)
 
     def excuse(self, names: Iterable[str]) -> None:
-        """Ignore mismatches of the named tensors, because the fake move could not put them on the device."""
+        """Ignore device errors of the named tensors, because the fake move failed to move them."""
         self._excused.update(names)
 
     def add_names(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Add names of tensors as their sources; the first name of a tensor counts."""
+        """Record each name as the source of its tensor. A tensor keeps its first name."""
         for fqn, tensor in names:
             source = self.get_source(tensor)
             if source is None or source.fqn is None:
@@ -133,7 +133,7 @@ class DeviceWatch:
         return None if entry is None else entry[1]
 
     def _find_source(self, tensor: torch.Tensor) -> TensorSource | None:
-        """Return the source of `tensor`, also if the tensor is a variable of the model's file."""
+        """Return the source of `tensor`: the recorded source, else a variable in the model's file, else None."""
         source = self.get_source(tensor)
         variable = tensor_sources.find_file_variable(tensor) if source is None else None
         if variable is None:
@@ -141,7 +141,7 @@ class DeviceWatch:
         return self._sources.setdefault(id(tensor), (tensor, TensorSource(file_variable=variable)))[1]
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return the tensors for which CUDA would refuse the operator; record each, or raise `CudaRefusal`."""
+        """Return the tensors that make CUDA refuse the operator. Each is recorded or raised as `CudaRefusal`."""
         tensors = list_tensors(*args, *kwargs.values())
         off_device_tensors = [tensor for tensor in tensors if tensor.device != self.device]
         if not off_device_tensors:
@@ -155,7 +155,7 @@ class DeviceWatch:
         return strays
 
     def find_off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return tensors on the device that the operator needs on the CPU; record each, or raise `CudaRefusal`."""
+        """Return the device tensors that the operator needs on the CPU. Each is recorded or raised as `CudaRefusal`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
             return []
@@ -212,7 +212,7 @@ class DeviceWatch:
     def _find_companions(
         self, func: Any, args: Any, kwargs: Any, out: torch.Tensor, inputs: list[torch.Tensor]
     ) -> list[TensorSource]:
-        """Return the sources of inputs that must move together with the first input of known source."""
+        """Return the sources of the tensors that would be on the wrong device if only the first known input moved."""
         if out.device == self.device or len(inputs) < 2:
             return []
         first = next((tensor for tensor in inputs if self.get_source(tensor) is not None), None)
@@ -312,7 +312,7 @@ def _is_on_device(tensor: torch.Tensor, device: torch.device, moved_id: int) -> 
 
 
 def _find_scalar_ids(func: Any, args: Any, kwargs: Any, off_device_tensors: list[torch.Tensor]) -> set[int]:
-    """Return the ids of the 0-dim tensors that the operator reads as numbers; its output is never one."""
+    """Return the ids of off-device 0-dim inputs that the operator reads as plain numbers."""
     name = get_operator_name(func).removeprefix("_foreach_")
     base_name = name if name in ONE_CPU_SCALAR_OPERATORS else name.removesuffix("_")
     bound = _bind_arguments(func, args, kwargs)
@@ -340,7 +340,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int) -> list[torch.Tensor]:
-    """Find the strays of a `_foreach_` operator, which is checked as one call for each index of its lists."""
+    """Return the off-device tensors of a `_foreach_` operator. Each index of its lists is checked as a call."""
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
     lists = [list_tensors(value) for value in values.values() if isinstance(value, (list, tuple))]
@@ -362,7 +362,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing that must share a device; indices may be elsewhere if the table is on it."""
+    """Return the tensors of an indexing call that must share a device. For a table on `device`, indices may differ."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
         # The indices are legal: the table, and the values written to the table, are on the wrong device.
@@ -372,7 +372,7 @@ def _select_for_indexing(
 
 
 class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Check each operator with `watch`. A refused operator raises, or its tensors are copied to let forward go on."""
+    """Dispatch mode that checks each operator with `watch`. A refused operator raises, or runs on moved copies."""
 
     def __init__(self, watch: DeviceWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -402,7 +402,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _carry_over(self, tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-        """Return `tree` with the given tensors copied to `device`."""
+        """Return the operator's arguments `tree` with the given tensors copied to `device`."""
         ids = {id(tensor) for tensor in tensors}
 
         def copy_to_device(tensor: torch.Tensor) -> Any:

@@ -25,7 +25,7 @@ _MAX_CALL_CHARACTERS = 2000
 
 
 def list_lines(spec: ModelSpec, callee: Callee, scope: Scope) -> list[str]:
-    """Return lines with the arguments of documented calls of a class; the spec's own arguments replace these."""
+    """Return specs with arguments from examples in a class's docstring. Arguments that the user typed come first."""
     lines = []
     for args, kwargs in _iter_calls(callee):
         with suppress(StateError):
@@ -54,7 +54,7 @@ def _iter_calls(callee: Callee) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
 
 
 def _resolve(scope: Scope, value: Any) -> Any:
-    """Return an argument with full names; of a list, the first item if others are unknown. Raises StateError."""
+    """Return an argument with full names; a list with unknown names keeps one item. Raises StateError."""
     if type(value) is list:
         resolved_items = []
         for item in value:

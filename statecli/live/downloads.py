@@ -39,12 +39,12 @@ _MAX_CAUSES = 20
 
 
 class DownloadRefused(Exception):
-    """The code of a model started a download; the message is the URL or the host."""
+    """Error: the model's code started a download. The message is the URL or the host."""
 
 
 @contextmanager
 def refuse_downloads() -> Iterator[None]:
-    """Let downloads by this thread raise DownloadRefused in the block, unless STATECLI_DOWNLOADS is set."""
+    """Make downloads by this thread raise DownloadRefused in the block, unless STATECLI_DOWNLOADS is set."""
     if _are_allowed():
         yield
         return
@@ -79,7 +79,7 @@ def _find_host_of_url(_opener: Any, fullurl: Any, *_: Any, **__: Any) -> tuple[o
 
 
 def _find_host_of_address(_connection: Any, address: Any) -> tuple[object, str]:
-    """Return the host; "" for the address of a local socket, which is a text."""
+    """Return (host, "") for a socket address. The host is "" for a local socket, whose address is a string."""
     return (address[0] if isinstance(address, tuple) else ""), ""
 
 
@@ -88,11 +88,11 @@ class _Guard:
         self._thread: int | None = threading.get_ident()
 
     def end(self) -> None:
-        """Stop refusing downloads, also if a library has copied the object in `HF_HUB_OFFLINE`."""
+        """Stop refusing downloads, even if a library has kept a copy of the object in `HF_HUB_OFFLINE`."""
         self._thread = None
 
     def is_active(self) -> bool:
-        """Return True in the thread of the code, unless statecli itself reads a file."""
+        """Return True if this thread runs the model's code and statecli itself is not reading a file."""
         if threading.get_ident() != self._thread:
             return False
         frame = sys._getframe(1)
@@ -104,7 +104,7 @@ class _Guard:
         return True
 
     def is_active_or(self, *, was_offline: bool) -> Any:
-        """Return an object for `HF_HUB_OFFLINE` that is true if it was true before, or while the guard refuses."""
+        """Return a value for `HF_HUB_OFFLINE` that is true while downloads are refused, or always if `was_offline`."""
         guard = self
 
         class Offline:
@@ -121,7 +121,7 @@ class _Guard:
             raise DownloadRefused(source or str(text))
 
     def wrap(self, original: Callable[..., Any], find_host: Callable[..., tuple[object, str]]) -> Callable[..., Any]:
-        """Wrap a function that connects; `find_host` returns the host and the source in its arguments."""
+        """Return `original` with a check that raises DownloadRefused; `find_host` finds the host in the arguments."""
 
         def connect(*args: Any, **kwargs: Any) -> Any:
             self.refuse(*find_host(*args, **kwargs))
@@ -131,7 +131,7 @@ class _Guard:
 
 
 class Refusal(NamedTuple):
-    """The source of a refused download, and the argument that avoids the download, with its value; None if unknown.
+    """Refused download: its source, and the argument value that avoids the download (None if unknown).
 
     `owner` is the class whose constructor has the argument.
     """
@@ -166,7 +166,7 @@ def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _find_argument(source: str, error: BaseException) -> Refusal | None:
-    """Return `pretrained` with False or `weights` with None, for the outermost call that asks for weights."""
+    """Return the refusal, with the argument of the outermost call that requests weights; None if no call does."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         argument = find_request(frame.f_locals)
         if argument is not None:
@@ -176,7 +176,7 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
 
 
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
-    """Return the argument that asks for weights, and its value without weights (False or None), or None."""
+    """Return the argument that requests weights and the value that avoids a download (False or None), else None."""
     for name, value in tuple(arguments.items()):
         if names_weights(name) and (value is True or (value and isinstance(value, (str, Enum)))):
             return name, False if value is True else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def get_exception_text(error: BaseException | None) -> str:
-    """Return `str(error)`. The exception's own `__str__` may raise anything, SystemExit included."""
+    """Return `str(error)`, or a placeholder if the exception's own `__str__` raises (even SystemExit)."""
     try:
         return str(error)
     except KeyboardInterrupt:

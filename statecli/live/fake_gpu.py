@@ -55,7 +55,7 @@ _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
 def describe_failure(reason: str, cause: BaseException | None) -> str:
-    """Return `reason`, shortened if the failure is only missing data or an operator that cannot be faked."""
+    """Return a shorter reason if the fake device lacks tensor values or an operator, else `reason`."""
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
         return "the model's control flow depends on tensor values, which a fake CUDA device does not have"
     match = _UNKNOWN_OPERATOR.search(get_exception_text(cause))
@@ -63,7 +63,7 @@ def describe_failure(reason: str, cause: BaseException | None) -> str:
 
 
 def describe_device_after_move(tensor: torch.Tensor, record: MoveRecord) -> str:
-    """Return the device of a tensor after a move; a registered lazy parameter follows the model on CUDA."""
+    """Return the device of a tensor after a fake move. A lazy parameter counts as moved, as on CUDA."""
     return DISPLAY_NAME if tensor in record or is_lazy(tensor) else describe_device(tensor)
 
 
@@ -73,25 +73,25 @@ def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
 
 
 def watch_move(context: FakeGpuContext) -> contextlib.AbstractContextManager[MoveRecord]:
-    """Return a context with a fake GPU, to which a model is moved without being called."""
+    """Return a context manager in which a model can be moved to a fake GPU; forward is not called."""
     return context(DeviceWatch(DEVICE))
 
 
 def describe_device(tensor: torch.Tensor) -> str:
-    """Return the name of the device of `tensor` for a report."""
+    """Return the device of `tensor` as shown in reports: `cuda:0 (fake)` for the fake device."""
     device = get_true_device(tensor)
     return DISPLAY_NAME if device == DEVICE else str(device)
 
 
 def get_true_device(tensor: torch.Tensor) -> torch.device:
-    """Return the device of `tensor`; `DEVICE` also where the model's code would read `cuda:0`."""
+    """Return the real device of `tensor`: `DEVICE` even where the model's code reads `cuda:0`."""
     with torch._C.DisableTorchFunction():
         return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 @dataclass
 class MoveRecord:
-    """Parameters replaced by other objects in a fake move, and queries of the model's code for a GPU.
+    """Parameters that a fake move replaced with other objects, and lines where the model's code asked for a GPU.
 
     Attributes:
         release: Drops weak references to new tensors, because torch cannot swap a tensor that has one.
@@ -141,7 +141,7 @@ def _silence_torch_loggers() -> Iterator[None]:
 
 
 class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
-    """Convert real tensors to fake tensors, because FakeTensorMode would compute with real tensors on `DEVICE`."""
+    """Dispatch mode that turns real tensors into fake tensors, because FakeTensorMode would compute with them."""
 
     def __init__(self, watch: DeviceWatch, mode: FakeTensorMode) -> None:
         super().__init__(watch)
@@ -214,7 +214,7 @@ def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lift_lists_on_cpu() -> Iterator[None]:
-    """Create tensors from Python lists on the CPU first, also in C++ (`x[[0, 1]]`, `new_tensor`)."""
+    """Create tensors from Python lists on the CPU first, also where C++ code creates them (`x[[0, 1]]`)."""
     if not hasattr(torch._C, "_set_only_lift_cpu_tensors"):  # before torch 2.5
         yield
         return
@@ -243,7 +243,7 @@ class _CudaCallMode(TorchFunctionMode):
             self.busy -= 1
 
     def build_run_backward(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
-        """Build a function that runs backward under this mode, which torch disables while `torch.autograd` runs."""
+        """Return a backward function that runs under this mode, because `torch.autograd` would disable the mode."""
 
         def run_backward_under_mode(*args: Any, **kwargs: Any) -> Any:
             busy, self.busy = self.busy, 0
@@ -284,7 +284,7 @@ class _CudaCallMode(TorchFunctionMode):
 
 
 def _build_device_property(cuda: _CudaCallMode) -> property:
-    """Build `FakeTensor.device`, which calls no mode: user code reads cuda:0, torch's code reads the true device."""
+    """Build the property `FakeTensor.device`: user code reads cuda:0, torch's own code reads the true device."""
     get_fake_device = FakeTensor.__dict__["device"].fget
 
     def device(self: FakeTensor) -> torch.device:
@@ -296,7 +296,7 @@ def _build_device_property(cuda: _CudaCallMode) -> property:
 
 
 def _is_called_by_user_code() -> bool:
-    """Return True if user code reads the property; frames of this file with the getters are skipped."""
+    """Return True if user code reads the device. Frames of this file are skipped: they belong to the getters."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -36,7 +36,7 @@ class FakeGpuTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, cpu_data: torch.Tensor) -> FakeGpuTensor:
-        """Wrap `cpu_data`; both change together."""
+        """Wrap `cpu_data`. A change of the wrapper changes `cpu_data`, and vice versa."""
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             cpu_data.size(),
@@ -110,7 +110,7 @@ def _replace_fake_device(device: torch.device) -> torch.device:
 
 
 def _is_result_on_device(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
-    """Return True if the results are on `DEVICE`: as requested, else like `self` if devices may mix, else if any is."""
+    """Return True if the operator's results belong on `DEVICE`, by its `device` argument or its input tensors."""
     requested_device = kwargs.get("device")
     if requested_device is not None:
         return torch.device(requested_device).type == DEVICE.type

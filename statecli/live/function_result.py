@@ -1,4 +1,4 @@
-"""Suggest a line instead of a function that does not return a model: a layer of its name, or only its model."""
+"""Explain that a function did not return a model, and suggest a layer or code that gets the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FUNCTIONAL = "torch.nn.functional"
 
 
 def check_function(spec: ModelSpec, callee: Callee) -> None:
-    """Raise ModelError, with a layer of the same name, for a library's function of tensors (`functional.linear`)."""
+    """Raise ModelError for a library function on tensors (`functional.linear`), and suggest a layer of its name."""
     if spec.is_file or isinstance(callee, type) or not inspect.isroutine(callee):
         return
     annotation = str(getattr(callee, "__annotations__", {}).get("return", ""))
@@ -34,7 +34,7 @@ def check_function(spec: ModelSpec, callee: Callee) -> None:
 
 
 def explain_result(spec: ModelSpec, scope: Scope, result: Any) -> ModelError:
-    """Return the error of a function that has returned no module, with the function to write for the result's model."""
+    """Return the error for a function that returned no module, with advice on how to get a model."""
     from torch import nn
 
     problem = f"{spec.text}: {spec.attribute} returned {describe_type(result)}, not an nn.Module"
@@ -48,7 +48,7 @@ def explain_result(spec: ModelSpec, scope: Scope, result: Any) -> ModelError:
 
 
 def _advise_layer(spec: ModelSpec) -> Advice:
-    """Return the line with the layer named like the function (Conv2d for conv2d), else with a model of the library."""
+    """Return advice to use the layer named like the function (Conv2d for conv2d), else an example of the library."""
     name = spec.attribute.rpartition(".")[2].replace("_", "").lower()
     parts = spec.module.split(".")
     packages = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

@@ -1,4 +1,4 @@
-"""Build a class of transformers from a config.json, without weights, and map names in checkpoints to its names.
+"""Build a transformers class from config.json without weights, and map names in a checkpoint to its parameter names.
 
 Nothing in the configuration is downloaded or run: the class must be part of transformers, entries that fetch kernels,
 backbones or a quantizer are removed or refused, and the hub is off during the build.
@@ -36,7 +36,7 @@ _AUTO_CLASS = compile_on_use(r"AutoModel\w*|AutoBackbone")
 
 
 def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool = False) -> str:
-    """Return the class that a configuration of transformers names. Raises UsageError.
+    """Return the class name in a transformers configuration. Raises UsageError if there is none.
 
     `for_auto`: `--model auto` asks for the class.
     """
@@ -79,7 +79,7 @@ def import_transformers(config: str) -> Any:
 
 
 def build_transformers(name: str | None, config: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the class `name`, or the class that the file `config` names, from this file. Raises UsageError, ModelError.
+    """Build the class `name`, or the class that the configuration file `config` names. Raises UsageError, ModelError.
 
     `arguments`: of the constructor, or entries of the configuration to replace.
     """
@@ -112,7 +112,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
 
 
 def _find_class(transformers: Any, name: str, document: Mapping[str, Any], config: str, *, is_named: bool) -> Any:
-    """Return the model class of transformers with this name; for an Auto class, the class that it chooses.
+    """Return the transformers model class `name`; for an Auto class, the class that it would choose.
 
     `is_named`: the user or `--model auto` named the class, and not the configuration.
     """
@@ -146,13 +146,13 @@ def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], con
 
 
 def _knows_type(transformers: Any, document: Mapping[str, Any]) -> bool:
-    """Return True if the library has the model_type of a configuration, or there is none."""
+    """Return True if transformers knows the configuration's model_type, or the configuration has none."""
     kind = document.get("model_type")
     return type(kind) is not str or kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
 
 
 def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) -> str:
-    """Return the class to type for the `model_type` of the configuration; "" if transformers has none."""
+    """Return advice to name the class for the configuration's `model_type`; "" if transformers has no such class."""
     kind = document.get("model_type")
     names = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
     class_name = names.get(kind) if type(kind) is str and not document.get("auto_map") else None
@@ -182,7 +182,7 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
 
 
 def find_example(auto_class: Any, name: str = "") -> str | None:
-    """Return the target of a class that an Auto class can choose, with its default configuration; None if unknown.
+    """Return a spec for a class that the Auto class can choose, with its default configuration; None if unknown.
 
     `name`: name of a repository or a model, which may contain a model_type.
     """
@@ -197,7 +197,7 @@ def find_example(auto_class: Any, name: str = "") -> str | None:
 
 
 def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
-    """Return the model type with which a word in the name of a repository begins: `bert` of `bert-base-uncased`.
+    """Return the model type with which a word of a repository's name begins: `bert` for `bert-base-uncased`; else None.
 
     The first such word counts, and the longest type: `distilbert-base` is not a BERT.
     """
@@ -211,14 +211,14 @@ def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
 
 
 class DividedArguments(NamedTuple):
-    """Arguments of a constructor, and those that replace entries of the configuration."""
+    """Arguments of a model's constructor, and arguments that replace entries of its configuration."""
 
     model_arguments: dict[str, Any]
     replaced_entries: dict[str, Any]
 
 
 def divide_arguments(name: str, config: str, arguments: Mapping[str, Any]) -> DividedArguments:
-    """Divide the arguments of the class `name`, or of the class that this Auto class chooses. Raises ModelError."""
+    """Divide the arguments into constructor arguments and configuration entries of class `name`. Raises ModelError."""
     model_class = _find_class(import_transformers(config), name, read_document(config), config, is_named=True)
     return _divide_arguments(model_class, arguments)
 
@@ -238,7 +238,7 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
-    """Return the problem that transformers lacks the class, and whether the file or only the user names it."""
+    """Return the message that `name` is not a transformers class; it says whether the file or the user named it."""
     if document.get("auto_map"):
         return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
     class_text = f"not a model class of transformers {version}"
@@ -248,7 +248,7 @@ def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str,
 
 
 def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the class of `auto_map`, whose code lies in the folder of `config`. Raises ModelError.
+    """Build the class in `auto_map`, whose code is in the folder of `config`. Raises ModelError.
 
     Imports the Python files of the folder: only with `--trust-remote-code`.
     """

@@ -137,7 +137,7 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
 
 
 def find_import_folder(path: str, level: int | None = None) -> str | None:
-    """Return the folder from which a file is imported: above its topmost package, or its own folder.
+    """Return the import folder of a file: the folder above its topmost package, or the file's own folder.
 
     `level`: the largest number of dots in its relative imports; None to read the file. Returns None if a relative
     import points above the top folder.
@@ -154,7 +154,7 @@ def find_import_folder(path: str, level: int | None = None) -> str | None:
 
 @contextmanager
 def _record_siblings(folder: str) -> Iterator[None]:
-    """Record the modules that the block imports from `folder`; first forget modules imported from other folders.
+    """Record the modules that the block imports from `folder`; forget modules imported earlier from other folders.
 
     `a/net.py` and `b/net.py` may both `import layers`.
     """
@@ -218,7 +218,7 @@ def _find_near(name: str, names: list[str]) -> list[str]:
 
 
 def _find_near_class(name: str, names: list[str]) -> list[str]:
-    """Return the classes that a name may stand for: by its initials, by similarity, or by its beginning.
+    """Return class names that `name` may stand for: with equal initials, a similar spelling or the same beginning.
 
     For example PeakSignalNoiseRatio for PSNR, GPT2Model for gpt2.
     """
@@ -242,7 +242,7 @@ def _find_initials(name: str, names: Iterable[str]) -> list[str]:
 
 
 class _Hint(NamedTuple):
-    """Text to append to an error, and the name to type. `module` defines the name; None for the spec's own object."""
+    """Text to append to an error, and the suggested name. `module` defines the name; None: the object that lacks it."""
 
     text: str
     near: str | None = None
@@ -282,7 +282,7 @@ def has_attribute(name: ModuleName) -> bool:
 
 
 def _get_member(obj: Any, name: str) -> Any:
-    """Return an attribute, also a module that the package has not imported yet. Raises AttributeError.
+    """Return an attribute, or import the submodule of this name. Raises AttributeError if there is neither.
 
     A library may build a deprecated module only when the module is imported by its full name.
     """
@@ -297,7 +297,7 @@ def _get_member(obj: Any, name: str) -> Any:
 
 
 def _find_named_class(module: Any, name: str) -> _Hint | None:
-    """Return the model class of this name in a package; None for an object that is not a module."""
+    """Return a hint at the model class `name` in a package; None if there is no such class."""
     if not isinstance(module, types.ModuleType):
         return None
     # A library may load the module of a class only when the class is named.
@@ -307,7 +307,7 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:
-    """Return the line with the name of the hint; "" if the name is not callable, so that it cannot build a model."""
+    """Return the spec with the hint's name in place of the wrong name; "" if the named object is not callable."""
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
@@ -319,7 +319,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
 
 
 def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:
-    """Return the model class of this or the nearest name in the imported modules of a package; else None."""
+    """Return a hint at a class in the package's imported modules whose name equals or resembles `name`; else None."""
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
@@ -342,7 +342,7 @@ def _find_moved_class(module: Any, name: str) -> _Hint | None:
 
 
 def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
-    """Return the class of this name, or of these initials, in a file of a package that is not imported yet."""
+    """Return a hint at a class called `name`, or with these initials, in a module that is not imported yet."""
     start = f"{getattr(package, '__name__', '')}."
     for folder in getattr(package, "__path__", ()):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "[!_]*.py"), recursive=True)):

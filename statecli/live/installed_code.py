@@ -1,4 +1,4 @@
-"""Recognize files of installed libraries, in which the user changes nothing, and name files as the user does."""
+"""Recognize files of installed libraries, which users do not edit, and format file names as the user typed them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _is_in_record(root: str, filename: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _list_recorded_packages(root: str) -> frozenset[str]:
-    """Return the first parts of all paths listed in the `RECORD` files of a folder."""
+    """Return the top-level names of all packages listed in the `RECORD` files of a folder."""
     packages: set[str] = set()
     try:
         folders = [entry.path for entry in os.scandir(root) if entry.name.endswith(".dist-info")]
@@ -48,7 +48,7 @@ def _list_recorded_packages(root: str) -> frozenset[str]:
 
 
 def format_path(filename: str, typed_paths: dict[str, str]) -> str:
-    """Return `filename` as typed, else relative to the current directory, else to its sys.path entry."""
+    """Return the file name as typed, else relative to the current folder, else relative to its sys.path entry."""
     absolute = os.path.abspath(filename)
     if absolute in typed_paths:
         return typed_paths[absolute]

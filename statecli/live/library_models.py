@@ -29,7 +29,7 @@ _TIMM_FETCHES = ("pretrained", "checkpoint", "cache_dir")
 
 
 def import_library(name: str, config: str) -> Any:
-    """Import an installed package, never from the current or the configuration's folder. Raises MissingDependency."""
+    """Import the package `name`, never from the current folder or the folder of `config`. Raises MissingDependency."""
     try:
         with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             return importlib.import_module(name)
@@ -43,7 +43,7 @@ def import_library(name: str, config: str) -> Any:
 def build_diffusers(
     name: str | None, config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """Build the class `name` of diffusers, or the class that `_class_name` names. Raises ModelError."""
+    """Build the diffusers class `name`, or the class in the configuration's `_class_name`. Raises ModelError."""
     diffusers = import_library("diffusers", config)
     file_class = document.get("_class_name")
     is_unknown = type(file_class) is str and _find_diffusers_class(diffusers, file_class) is None
@@ -74,7 +74,7 @@ def _find_diffusers_class(diffusers: Any, name: str) -> Any:
 
 
 def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
-    """Return the nearest model class with the line to type, else the form of the line."""
+    """Return a hint at the most similar model class, else a hint on how to name a class."""
     for similar_name in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
         if _find_diffusers_class(diffusers, similar_name) is not None:
             return (
@@ -110,7 +110,7 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
 
 
 def list_timm_arguments(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `timm.create_model` in a configuration."""
+    """Return the arguments for `timm.create_model` that a configuration contains."""
     model_args = document.get("model_args")
     arguments = dict(model_args) if type(model_args) is dict else {}
     for key, kind in (("num_classes", int), ("global_pool", str)):

@@ -45,7 +45,7 @@ def hide_library_lines() -> Iterator[None]:
 
 
 class _OwnLines:
-    """The stream of stderr, without the lines of libraries.
+    """Stream that passes the user's lines on to stderr and drops the lines of libraries.
 
     The latest object is kept: `print` in a thread of the model may still use the stream after the block, and Python
     before 3.14 does not keep the stream for `print` (github.com/python/cpython/issues/130163).
@@ -58,7 +58,7 @@ class _OwnLines:
 
     @classmethod
     def wrap(cls, stream: Any) -> Any:
-        """Return the stream without the lines of libraries: the same object for the same stream."""
+        """Return the stream without the lines of libraries. Wrapping the same stream again returns the same object."""
         if isinstance(stream, cls):
             return stream
         latest = cls._latest
@@ -79,7 +79,7 @@ class _OwnLines:
 
 
 def _is_by_library(frame: types.FrameType | None) -> bool:
-    """Return True if a library writes during its import or in a call by statecli itself, and always for torch.
+    """Return True if a library prints during its import or in a call by statecli, and for every print of torch.
 
     If the user's code imports the library, a frame `<module>` is between the frames of both.
     """

@@ -1,4 +1,4 @@
-"""Find out how the `load_state_dict` of a built module would answer a checkpoint.
+"""Find out which errors the `load_state_dict` of a built module would report for a checkpoint.
 
 Hooks and overrides of `_load_from_state_dict` rename, fill in and drop entries by version and by other entries, so they
 must run. The module gets a state_dict with the names, shapes and dtypes of the checkpoint and tensors on meta, without
@@ -29,7 +29,7 @@ from statecli.live.tensors import is_lazy
 
 
 def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True) -> LoadReport:
-    """Return the answer of a strict `load_state_dict` to a state_dict of these names, shapes and dtypes.
+    """Return the report of a strict `load_state_dict` for a checkpoint with these names, shapes and dtypes.
 
     Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
     fails on tensors without values, or torch cannot create a tensor: the answer is then inconclusive.
@@ -52,7 +52,7 @@ def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True
 
 
 def _get_instance(built: BuiltModel) -> nn.Module:
-    """Return the measured instance with arbitrary values; a fresh instance if code outside of torch may read values."""
+    """Return the built module, or a new instance if code outside of torch may read values while loading."""
     if not _has_own_loading(built.module):
         return built.module
     try:
@@ -135,7 +135,7 @@ def _get_dtype(tensor: TensorInfo) -> torch.dtype:
 
 
 class _Refusal:
-    """Load of the whole module, with the error and the answer if the module refuses."""
+    """Load of the whole module. Keeps torch's error and the report if the module refuses the checkpoint."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -147,7 +147,7 @@ class _Refusal:
 
     @contextmanager
     def catch(self) -> Iterator[None]:
-        """Replace `nn.Module.load_state_dict` by a version in linear time, and catch its error for the whole module.
+        """Speed up `nn.Module.load_state_dict` in the block, and catch its error for the whole module.
 
         torch looks for each child's entries among all entries of the parent: 20 s for a list of 10,000 layers. A
         class's own `load_state_dict` calls the replacement in place of torch's method.
@@ -177,7 +177,7 @@ class _Refusal:
 
 
 def _load_all(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> tuple[list[str], list[str], list[str]]:
-    """Load like `nn.Module.load_state_dict` of torch 2.13 up to its error; return missing, unexpected and messages."""
+    """Load as torch 2.13's `nn.Module.load_state_dict` does; return missing names, unexpected names and messages."""
     missing: list[str] = []
     unexpected: list[str] = []
     messages: list[str] = []
@@ -220,7 +220,7 @@ _NAMED = compile_on_use(r'While (?:copying|swapping) the parameter named "(.+?)"
 
 
 def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> LoadReport:
-    """Build the answer with each name once, because a hook of the model and a child may both miss a name."""
+    """Build the report. Each name occurs once, although a hook of the model and a child may both report it missing."""
     mismatched: dict[str, None] = {}
     refusals: list[tuple[str | None, str]] = []
     for message in messages:
@@ -237,7 +237,7 @@ def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: I
 
 @contextmanager
 def _skip_copies() -> Iterator[None]:
-    """Make `copy_` from meta try the dtypes and layouts on a single element and leave the target unchanged."""
+    """Make `copy_` from meta tensors check dtypes and layouts on one element, and leave the target unchanged."""
     torch_copy = torch.Tensor.copy_
     errors: dict[tuple[object, ...], Exception | None] = {}
 
@@ -259,7 +259,7 @@ def _skip_copies() -> Iterator[None]:
 
 
 def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, source: torch.Tensor) -> Exception | None:
-    """Return torch's error for a copy of a single element from `source`'s dtype and layout to `to`'s."""
+    """Return torch's error for copying one element from `source`'s dtype and layout to those of `to`, else None."""
     pair = [torch.empty((1,) * source.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, source)]
     try:
         copy(*pair)

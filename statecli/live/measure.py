@@ -1,4 +1,4 @@
-"""Measure which tensors of a model move and which are saved, by trying both on an instance that only statecli uses.
+"""Measure which tensors of a model move and which are saved. Both are tried on an instance that only statecli uses.
 
 `.to("cuda")` calls `module._apply(fn)`, overridden or not. So does the stand-in for a move: its `fn` returns fresh
 memory of the same kind for each tensor. A tensor still in the old memory would not follow a move. Unlike a move to
@@ -25,7 +25,7 @@ from statecli.live.walk import WalkResult, walk
 
 @dataclass
 class MoveTrial:
-    """Result of a tried move.
+    """Result of moving a model on trial: the storage of each tensor before and after the move.
 
     Attributes:
         before: Storage key of each name before the move.
@@ -48,7 +48,7 @@ class MoveTrial:
 
 
 def iter_tensors(result: WalkResult) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) for every tensor of a walk, registered tensors first."""
+    """Yield (name, tensor) for each tensor that `walk` found, registered tensors first."""
     for entry in result.registered:
         if entry.tensor is not None:
             yield entry.fqn, entry.tensor
@@ -78,7 +78,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 
 
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
-    """Try the stand-in move on `built.module`, whose walk is `result`; if it fails, try others on fresh instances."""
+    """Move `built.module` on trial with the stand-in for a move. If it fails, try other moves on new instances."""
     reasons: list[str] = []
     stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing
@@ -94,7 +94,7 @@ def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
 
 
 def try_fresh_memory(module: nn.Module) -> MoveTrial:
-    """Give fresh memory to each tensor of `module` that `nn.Module._apply` reaches; these tensors follow any move."""
+    """Give new memory to each tensor that `nn.Module._apply` reaches. These tensors follow every move."""
     return _try_move(module, walk(module), _apply_fresh_memory)
 
 
@@ -149,7 +149,7 @@ def has_own_cuda_only(module: nn.Module) -> bool:
 
 
 def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
-    """Try the model's own `.to("meta")` on `built.module`, after the stand-in; None if the call raises."""
+    """Try the model's own `.to("meta")` on `built.module`, after the stand-in move. Return None if the call raises."""
     try:
         with built.user_code("moving the model"):
             return _try_move(built.module, result, _move_to_meta)
@@ -170,7 +170,7 @@ def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
 
 
 def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
-    """Move a further instance to a fake CUDA device; return by name whether each tensor follows, None on failure.
+    """Move a new instance to a fake CUDA device. Return for each name whether its tensor follows; None on failure.
 
     Tries without values first, then with values, because the model's code may read them.
     """
@@ -215,7 +215,7 @@ class SavedState:
     reason: str | None = None
 
     def includes(self, name: str, fqn: str, tensor: torch.Tensor, key: int | str) -> bool | None:
-        """Return True if `tensor`, called `fqn`, is saved; None if inconclusive.
+        """Return True if `state_dict()` includes `tensor`, called `fqn`; None if inconclusive.
 
         A registered tensor is saved under its own key `name`, an unregistered tensor (name "") under any key. A metric
         of torchmetrics saves copies of its states under their names.
@@ -264,7 +264,7 @@ def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
 
 
 def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """Return (name, tensor) for each tensor in a state_dict, named as in a model: `preds[0]` in the entry `preds`."""
+    """Return (name, tensor) for each tensor in a state_dict; `preds[0]` is an item of the list in `preds`."""
     keys = {f"[{key!r}]": str(key) for key in entries if type(key) is str}
     tensors = []
     for unregistered in result.unregistered:
@@ -274,6 +274,6 @@ def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> lis
 
 
 def _find_model_storage(value: Any, model_storages: set[int | str]) -> int | str | None:
-    """Return the storage key of `value` if a tensor of the model shares the storage, else None."""
+    """Return the storage key of the tensor `value` if a tensor of the model has the same storage, else None."""
     key = identify_storage(value)[0] if issubclass(type(value), torch.Tensor) else None
     return key if key in model_storages else None

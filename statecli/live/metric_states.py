@@ -22,7 +22,7 @@ def is_metric(kind: type) -> bool:
 
 
 class MetricStates:
-    """Names of the states in the metrics of a model, also of metrics in its submodules."""
+    """Names of the states of all torchmetrics metrics in a model and its submodules."""
 
     def __init__(self, module: nn.Module) -> None:
         metrics = [(path, vars(part)) for path, part in module.named_modules() if is_metric(type(part))]
@@ -30,12 +30,12 @@ class MetricStates:
         self._local = {path for path, attributes in metrics if not attributes.get("sync_on_compute", True)}
 
     def has(self, fqn: str) -> bool:
-        """Return True for a state, such as `accuracy.tp` or `auroc.preds[0]`, and for copies in the metric."""
+        """Return True if `fqn` is a metric state (`accuracy.tp`, `auroc.preds[0]`), or the metric's copy of a state."""
         path, name = _split_name(fqn)
         return name in self._names.get(path, ())
 
     def is_synchronized(self, fqn: str) -> bool:
-        """Return True for a state that the metric synchronizes, as metrics do by default."""
+        """Return True if the metric synchronizes the state `fqn` over ranks, as metrics do by default."""
         return self.has(fqn) and _split_name(fqn)[0] not in self._local
 
 

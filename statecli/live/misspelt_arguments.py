@@ -1,4 +1,4 @@
-"""The error of a spec whose arguments are not written as Python writes them, with the line to type."""
+"""Error for a spec whose arguments are not valid Python, with a corrected spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statecli.core.errors import UsageError
 
 
 class MisspeltArguments(UsageError):
-    """The arguments of a spec are not written as Python writes them. `line`: the spec to type, quoted for a shell."""
+    """Error: the arguments of a spec are not valid Python. `line` is the corrected spec, quoted for a shell."""
 
     def __init__(self, problem: str, line: str) -> None:
         super().__init__(problem, advice=f"write {line}")

@@ -1,4 +1,4 @@
-"""Describe in one line an error of the user's model code: the error, its message, and the line of code."""
+"""Describe an error of the user's model code in one line: exception type, message and line of code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist"
 
 @contextmanager
 def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> Iterator[None]:
-    """Raise a ModelError of one line for any exception in the block, SystemExit included; KeyboardInterrupt passes."""
+    """Convert any exception in the block, even SystemExit, to a one-line ModelError; KeyboardInterrupt passes."""
     try:
         yield
         _wait_for_gpu()
@@ -81,7 +81,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
-    """Return the last command in the message that installs a package, because the last has no extras; else None."""
+    """Return the last install command in an ImportError's message, because the last has no extras; else None."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 
@@ -100,7 +100,7 @@ def _suggest_package(error: BaseException) -> str:
 
 
 def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
-    """Return the line to type, if torch.hub asks whether to trust a repository and gets no answer."""
+    """Return advice to trust a repository if torch.hub asked and got no answer, else an empty text."""
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not isinstance(error, EOFError) or "_check_repo_is_trusted" not in names:
         return ""
@@ -110,7 +110,7 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
 
 
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
-    """Return the error for a refused download, with a line that needs no download; None for another error."""
+    """Return the error for a refused download, with a spec that needs no download; None for other errors."""
     refusal = downloads.find_refusal(error)
     if refusal is None:
         return None
@@ -134,7 +134,7 @@ def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller:
 
 
 def _suggest_input(error: BaseException) -> str:
-    """Return the input to type, if a layer of torch was called with a wrong input; "" otherwise.
+    """Return the `--input` that the model expects if a torch layer got a wrong input, else an empty text.
 
     An nn.Embedding takes ids. An nn.Linear with the model's own input takes another size of its last dimension, an
     nn.Conv1d, Conv2d or Conv3d another number of channels.
@@ -158,7 +158,7 @@ def _suggest_input(error: BaseException) -> str:
 
 
 def _find_taken_size(layer: Any, shape: Sequence[int]) -> tuple[int, int, str] | None:
-    """Return the dimension of the input that a layer refuses, the accepted size, and the meaning of this size."""
+    """Return the refused dimension of a layer's input, the size that the layer accepts, and the unit of this size."""
     features, channels = getattr(layer, "in_features", None), getattr(layer, "in_channels", None)
     if isinstance(features, int) and shape[-1] != features:
         return -1, features, "values in the last dimension"
@@ -189,7 +189,7 @@ def _truncate(text: str) -> str:
 
 
 def _shorten_paths(text: str) -> str:
-    """Make each absolute path below the current directory or an entry of sys.path relative to the folder."""
+    """Shorten each absolute path below the current directory or a sys.path entry to a relative path."""
     entries = sorted({os.path.abspath(entry) for entry in sys.path if entry}, key=len, reverse=True)
     with suppress(OSError):
         entries.insert(0, os.getcwd())
@@ -220,7 +220,7 @@ def _format_place(spec: ModelSpec, place: tuple[str, int] | None) -> str:
 
 
 def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
-    """Map the absolute path of the spec's file to the path typed by the user."""
+    """Map the absolute path of the spec's file to the path that the user typed; {} if the spec does not name a file."""
     return {os.path.abspath(spec.module): spec.module} if spec.is_file else {}
 
 

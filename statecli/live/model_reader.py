@@ -55,7 +55,7 @@ _INPUT_ATTRIBUTES = ("example_input_array", "_example_input_array", "dummy_input
 
 @dataclass
 class _Row:
-    """A tensor under one of its names, while the state is being built."""
+    """Tensor under one of its names, with the properties measured so far."""
 
     fqn: str
     tensor: torch.Tensor
@@ -80,7 +80,7 @@ class _Row:
 
 @dataclass
 class _StorageRows:
-    """The rows that share one storage: their number, the row of the largest tensor, and the first few rows."""
+    """Rows of all tensors in one storage: their number, the row of the largest tensor, and the first few rows."""
 
     count: int = 0
     largest: _Row | None = None
@@ -145,7 +145,7 @@ class _Table:
         return self._suggestions
 
     def get_rebuild(self, row: _Row) -> Rebuild:
-        """Return how the tensor compares in two further builds of the model, which are made at the first call.
+        """Return how the tensor compares between two more builds of the model. The first call makes the builds.
 
         UNKNOWN if the tensor requires grad or is in an unregistered module: its fix does not depend on the builds.
         """
@@ -195,7 +195,7 @@ _MAX_DRAWN_BYTES = 512 * 1024**2
 
 @contextmanager
 def _read_quietly() -> Iterator[None]:
-    """Hide lines that libraries print, and read tensors without asking `__torch_function__` of their classes."""
+    """Hide library output in the block, and read tensors without calling `__torch_function__` of their classes."""
     with hide_library_lines(), torch._C.DisableTorchFunctionSubclass():
         yield
 
@@ -257,7 +257,7 @@ def _measure_own_move(table: _Table) -> None:
 
 
 def _try_move(table: _Table) -> measure.MoveTrial:
-    """Try a move of the movable instance; record differences between this instance and the original."""
+    """Move the built module on trial. If it is a copy of a live model, record how the copy differs."""
     built = table.built
     if built.original is None:
         return measure.try_stand_in_move(built, table.walk)
@@ -283,7 +283,7 @@ def _measure_stats(table: _Table, stats_of: Callable[[torch.Tensor], Stats] | No
 def move(
     built: BuiltModel, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """Describe a built model, call `module.to(device)`, and fill `after` of each tensor.
+    """Describe a built model, call `module.to(device)`, and set `after` of each tensor to its new device.
 
     Raises UsageError if the move would test nothing or the device does not exist, ModelError if the model's own code
     fails.
@@ -379,7 +379,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
 
 
 def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int] | None:
-    """Return the line that assigned the tensor, else the line of its nearest parent module (copies call no setter)."""
+    """Return the line that assigned the tensor, else the line that assigned its nearest parent module."""
     place = table.built.origins.locate(entry.owner, entry.attribute)
     path = entry.key.removesuffix(entry.attribute).rstrip(".")
     while place is None and path:
@@ -392,7 +392,7 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int
 def _find_user_place(
     table: _Table, owner: nn.Module, attribute: str, place: tuple[str, int] | None
 ) -> tuple[str, int] | None:
-    """Return the line of user code that led to a library's assignment; `place` if no such line is known.
+    """Return the user's line that led to an assignment in a library; `place` if unknown or not in a library.
 
     This is the line that called the library, else the line that assigned the nearest parent module.
     """
@@ -458,7 +458,7 @@ def _is_derived_from_registered(table: _Table, tensor: torch.Tensor) -> bool:
 
 
 def _note_extent(row: _Row) -> None:
-    """Note why a tensor has no shape, or which part of a DTensor is in this process."""
+    """Add a note if a tensor has no shape, or if this process holds only a part of a DTensor."""
     if row.facts.shape is None and is_lazy(row.tensor):
         row.notes.append("uninitialized (lazy)")
         row.note_kind = NoteKind.UNINITIALIZED
@@ -469,7 +469,7 @@ def _note_extent(row: _Row) -> None:
 
 
 def _get_attribute(unregistered: UnregisteredTensor) -> str:
-    """Return the attribute of the owner that leads to the tensor."""
+    """Return the name of the owner's attribute through which the tensor was found."""
     return unregistered.steps[0].label.rpartition(".")[2]
 
 
@@ -487,14 +487,14 @@ def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple
 
 
 def _locate_function(unregistered: UnregisteredTensor) -> tuple[str, int] | None:
-    """Return the first line of the function that captured the tensor, because no line assigns a hook."""
+    """Return file and first line of the function that holds the tensor in its closure or defaults; None if unknown."""
     holders = (step.parent.value for step in unregistered.steps if step.parent and step.how in ("closure", "default"))
     code = next((holder.__code__ for holder in holders if type(holder) is types.FunctionType), None)
     return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def _is_input(table: _Table, row: _Row) -> bool:
-    """Return True if the model holds the tensor only as an example input."""
+    """Return True if the model holds the tensor only as an example input, such as `example_input_array`."""
     names = [row.unregistered, *(table.aliases[alias][1] for alias in row.aliases)]
     return all(
         unregistered is not None
@@ -556,7 +556,7 @@ _MAX_TIED_NAMES = 3
 
 @dataclass
 class _Tie:
-    """Names that shared a storage before a move, counted by their storage after the move.
+    """Names that shared a storage before a move, counted by the storage that each has after the move.
 
     `first_names` has at most three names per storage and six in all: enough to show three names of other storages.
     `place` is the line to report: the last of the lines that are in the same file as the first known line.
@@ -577,7 +577,7 @@ class _Tie:
         self.total += 1
 
     def find_apart_from(self, after: int | str) -> tuple[int, list[str]]:
-        """Return the number of names whose storage is not `after`, and the first few of these names."""
+        """Return the number of names whose storage after the move is not `after`, and the first few of these names."""
         names = [fqn for fqn, storage in self.first_names if storage != after]
         return self.total - self.counts.get(after, 0), names[:_MAX_TIED_NAMES]
 
@@ -608,7 +608,7 @@ def _add_recomputed(table: _Table, trial: measure.MoveTrial) -> None:
 
 
 def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
-    """Describe how torch reassigns this attribute before reading it; None for other attributes."""
+    """Describe how torch itself sets the attribute again before each use; None for other attributes."""
     if _get_attribute(unregistered) in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
         moment = "from the module's buffers before each synchronization"
         return f"DistributedDataParallel sets this attribute again {moment}, so no action is needed"
@@ -652,7 +652,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
 
 
 def _describe_device_special_case(follows_move: bool, device_: torch.device) -> str:
-    """Describe a class with special code for a device (`if not t.is_meta`), which the stand-in move does not reveal."""
+    """Describe a class with special code for a device (`if not t.is_meta`): only one of two moves moved the tensor."""
     copy, move = "a copy to new memory on the same device", f"the move to {device_}"
     first, second = (copy, move) if follows_move else (move, copy)
     return f"follows {first}, but not {second}, because the class has special code for {device_.type}"
@@ -745,7 +745,7 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
 
 
 def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
-    """Return the rows that may overlap `row` in memory, including `row`; all rows of a storage with many rows."""
+    """Return the rows whose tensors may overlap the tensor of `row`; all rows of a storage that has many rows."""
     sharing = table.find_rows_sharing(row)
     if sharing.count == 1 or sharing.count > len(sharing.first_rows):
         return sharing
@@ -757,7 +757,7 @@ def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
 
 
 def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.MemoryNames:
-    """Return further names of the memory of `row`: its aliases, then the other rows in the storage."""
+    """Return the other names of the memory of `row`: aliases of its tensor, then other tensors in its storage."""
     names = [*row.aliases, *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row)]
     is_same_tensor = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
     is_disjoint = sharing.count < table.find_rows_sharing(row).count

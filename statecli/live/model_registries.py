@@ -30,7 +30,7 @@ _EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Return the registry for the name of a package or of the registry's own module; None if there is none."""
+    """Return the model registry of a package, or of the registry's own module; None if there is none."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 
@@ -59,7 +59,7 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
 
 
 def find_target(name: str) -> str | None:
-    """Return the target for a name in the registry of an installed package; None if no registry has the name."""
+    """Return the spec `package:name` if the registry of an installed package has the model `name`, else None."""
     for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():
@@ -72,14 +72,14 @@ def find_target(name: str) -> str | None:
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
-    """Return the module to import and the function to call, for a spec for which `find_builder` found a function."""
+    """Return the module and the function that build a registry's model; the spec has passed `find_builder`."""
     registry = _find_registry(spec.module)
     assert registry is not None  # noqa: S101 - `find_builder` has found the registry
     return registry.module, f"{registry.module}.{registry.build}"
 
 
 def _refuse_function(spec: ModelSpec, registry: Registry, module: Any) -> None:
-    """Raise ModelError for the function that lists the names, or builds a model, without a name."""
+    """Raise ModelError because a function of the registry, which lists or builds models, got no model name."""
     names = list(getattr(module, registry.names)())
     example = f"{spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
     problem = (

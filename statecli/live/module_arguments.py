@@ -1,4 +1,4 @@
-"""Refuse a text for an argument that takes a module: the class stores the text, and fails when it calls the text."""
+"""Refuse a string for an argument that takes a module, if the class stores the string and later calls it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: nn.Modu
 
 
 def _is_called(kind: type, name: str) -> bool:
-    """Return True if the source of the class, or of its bases, has a call of this attribute."""
+    """Return True if the source of the class or of a base class calls the attribute `name`."""
     call = re.compile(rf"\bself\.{re.escape(name)}\(")
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins"):
@@ -47,7 +47,7 @@ def _is_called(kind: type, name: str) -> bool:
 
 
 def _spell_with_module(scope: Scope, text: str) -> str:
-    """Return the spec with the module that the text names, or with an example module, in place of the text."""
+    """Return the spec with a module in place of the string: the module that it names, or an example module."""
     try:
         (value,), _ = parse_arguments(text, text, f"{text})")
     except (UsageError, ValueError):

@@ -1,4 +1,4 @@
-"""List the names of a module, also of a lazy module of transformers or diffusers."""
+"""List the names in a Python module, including names that transformers or diffusers load lazily."""
 
 from __future__ import annotations
 

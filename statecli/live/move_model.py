@@ -1,4 +1,4 @@
-"""Move a model: to a device, also to the fake GPU (`fake_gpu.DEVICE`), or to a dtype."""
+"""Move a model to a device, to the fake GPU (`fake_gpu.DEVICE`) or to a dtype."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def move_model(module: nn.Module, destination: torch.device | torch.dtype | str)
 
 
 def get_moved_model(module: nn.Module, result_of_to: object) -> nn.Module:
-    """Return the model after `model = model.to(...)`: the result of `.to` if a module, else `module`."""
+    """Return the result of `model.to(...)` if it is a module, else `module`."""
     return result_of_to if isinstance(result_of_to, nn.Module) else module

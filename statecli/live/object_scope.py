@@ -1,4 +1,4 @@
-"""Find the objects that names in the arguments of a spec stand for, and suggest a line for an unknown name.
+"""Resolve names in the arguments of a spec to Python objects, and suggest a replacement for an unknown name.
 
 A name is looked up in the module of the spec, in the module that defines the class, and in the packages around them.
 `torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` a class of any module found by Python. The
@@ -36,7 +36,7 @@ _MISSING = object()
 
 
 class FoundObject(NamedTuple):
-    """The object of a name.
+    """Object that a name refers to.
 
     `owner` is the module of the object if the name begins with a module: torch.nn for `nn.Linear`. `imported` is the
     name of this module, if the name begins with the full name: "torch.nn" for `torch.nn.Linear`.
@@ -48,7 +48,7 @@ class FoundObject(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """Replacement of an unknown name, and whether the new name is only similar."""
+    """Replacement for an unknown name. `is_similar`: the new name only resembles the unknown name."""
 
     value: ObjectName | str
     is_similar: bool = False
@@ -56,9 +56,9 @@ class Replacement(NamedTuple):
 
 @dataclass(frozen=True)
 class Scope:
-    """The modules whose names an argument may use: the most specific first.
+    """Modules in which the names in a spec's arguments are looked up, the most specific module first.
 
-    `quotes_names`: take an unknown name for a text without its quotes, rather than for a misspelt name.
+    `quotes_names`: treat an unknown name as a string without quotes, not as a misspelt name.
     """
 
     spec: ModelSpec
@@ -67,17 +67,17 @@ class Scope:
 
     @classmethod
     def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Scope:
-        """Return the scope of the arguments of `callee`, which the spec looks up in `module`."""
+        """Return the scope for the arguments of `callee`, which the spec found in `module`."""
         return cls(spec, tuple(_iter_namespaces(module, callee)))
 
     def enter(self, callee: FoundObject) -> Scope:
-        """Return the scope for the arguments of a class that is itself in an argument."""
+        """Return the scope for the arguments of a class that is an argument, as in `Net(cfg=Config(depth=2))`."""
         if callee.owner is None:
             return self
         return replace(self, namespaces=(*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
 
     def find(self, object_name: ObjectName) -> FoundObject:
-        """Return the object of a name. Raises ModelError."""
+        """Return the object that a name refers to. Raises ModelError if the name is unknown or not allowed."""
         found_object = self._look_up(object_name)
         if found_object is None:
             problem = f"{self.spec.text}: {object_name.name} is not defined in {self._get_module_name(object_name)}"
@@ -98,7 +98,7 @@ class Scope:
         return found_object
 
     def defines(self, object_name: ObjectName) -> bool:
-        """Return True for the name of a class or a value, False for an unknown name or a module."""
+        """Return True if the name refers to a class or a value; False if it is unknown or refers to a module."""
         try:
             self.find(object_name)
         except ModelError:
@@ -106,7 +106,7 @@ class Scope:
         return True
 
     def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
-        """Return the first module that defines the first part of a name (`nn` in `nn.GELU`); None if no module does."""
+        """Return the first module that defines the first part of a name (`nn` in `nn.GELU`), or None."""
         first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 
@@ -114,7 +114,7 @@ class Scope:
         return object_name.module or self.spec.module
 
     def _look_up(self, object_name: ObjectName) -> FoundObject | None:
-        """Return the object; None if the first part of the name is unknown."""
+        """Return the object that a name refers to; `_MISSING` if only the first part is known, None if no part is."""
         if object_name.module is not None:
             owner = self._import(object_name.module)
             return (
@@ -224,7 +224,7 @@ class Scope:
 
 
 def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
-    """Return the spec, with each argument changed by `change`, as text quoted for a shell."""
+    """Return the spec as text quoted for a shell, after `change` has been applied to each argument."""
     args, kwargs = spec.args, spec.kwargs
     if change is not None:
         args, kwargs = tuple(map(change, args)), {name: change(value) for name, value in kwargs.items()}
@@ -275,7 +275,7 @@ def _list_public(*modules: types.ModuleType) -> Iterator[str]:
 
 
 def _iter_library_names() -> Iterator[tuple[str, str]]:
-    """Yield module and name of each class in the imported libraries; the preferred library comes last."""
+    """Yield (module, class name) for each class in the imported libraries; the preferred library comes last."""
     for library in reversed(_LIBRARIES):
         if library in sys.modules:
             yield from ((library, key) for key in _list_public(sys.modules[library]) if key[0].isupper())

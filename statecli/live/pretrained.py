@@ -1,4 +1,4 @@
-"""Remove the names from a strict `load_state_dict` answer that transformers' `from_pretrained` ignores or converts.
+"""Remove names from the report of a strict load that transformers' `from_pretrained` ignores or converts.
 
 Only for models of transformers' own `PreTrainedModel`: these models list names that they do not save or may lack, and
 the package renames and merges entries on load. The rules come from the installed package; nothing is converted.
@@ -21,7 +21,7 @@ from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> LoadReport:
-    """Return the answer without the names that `from_pretrained` ignores or converts; unchanged for other modules."""
+    """Return the report without names that `from_pretrained` ignores or converts; unchanged for other models."""
     hub = sys.modules.get("transformers.modeling_utils")
     if hub is None or not isinstance(module, hub.PreTrainedModel):
         return answer
@@ -37,7 +37,7 @@ def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> Lo
 
 
 def _apply_ignore_patterns(module: Any, answer: LoadReport) -> LoadReport:
-    """Remove names from the answer that the class does not save, may lack or does not read."""
+    """Remove from the report all names that the class does not save, may lack or does not read."""
     unsaved = set(module._keys_to_ignore_on_save or ())
     ignored_missing = [name for name in answer.missing if name in unsaved]
     ignored_missing += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)
@@ -52,7 +52,7 @@ def _apply_ignore_patterns(module: Any, answer: LoadReport) -> LoadReport:
 
 
 def _match_patterns(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
-    """Return the names in which a pattern is found by `re.search`, as in transformers."""
+    """Return the names in which `re.search` finds one of the patterns, as transformers does."""
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns or ())]
 
 
@@ -62,7 +62,7 @@ def _remove_names(names: Iterable[str], names_to_remove: Iterable[str]) -> tuple
 
 
 def _iter_conversions(module: Any, entries: Entries, answer: LoadReport) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield unexpected names with the missing names to which they are converted, if the elements are equally many."""
+    """Yield unexpected names with the missing names into which transformers converts them, if the sizes agree."""
     meta = module.state_dict()
     missing = set(answer.missing)
     for targets, sources in _group_by_target(module, meta, answer.unexpected).items():
@@ -76,7 +76,7 @@ def _iter_conversions(module: Any, entries: Entries, answer: LoadReport) -> Iter
 
 
 def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
-    """Return True if a single pair has the same shape, or merged or split tensors have the same number of elements."""
+    """Return True if one tensor keeps its shape, or if merged or split tensors have equally many elements in all."""
     if len(sources) == len(targets) == 1 and sources[0].shape == tuple(targets[0].shape):
         return True
     is_merge_or_split = len(sources) > 1 or len(targets) > 1

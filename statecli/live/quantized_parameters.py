@@ -49,7 +49,7 @@ def read_quantized_parameters(module: nn.Module) -> dict[str, QuantizedParameter
 
 
 def read_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the values of the tensors called `weight_shape`, which compressed-tensors registers."""
+    """Map the name of each small `weight_shape` tensor, which compressed-tensors registers, to its values."""
     sizes = {}
     for entry in walk_registered(module):
         tensor = entry.tensor
@@ -67,7 +67,7 @@ def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None
 
 
 def has_lost_class(unregistered: UnregisteredTensor) -> bool:
-    """Return True for an attribute of a plain Parameter in a bitsandbytes layer: pickle makes `Int8Params` plain."""
+    """Return True if the tensor belongs to a bitsandbytes parameter whose class was lost in pickling."""
     holder = find_holding_tensor(unregistered)
     return type(holder) is nn.Parameter and _is_of_library(type(unregistered.owner), "bitsandbytes")
 

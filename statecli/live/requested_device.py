@@ -9,7 +9,7 @@ from statecli.core.units import plural
 
 
 def parse_device(flag: str, text: str, *, devices: str, anywhere: str) -> torch.device:
-    """Return the device `text`, with its index. Raises UsageError for an unknown or missing device.
+    """Return the device that `text` names, with its index. Raises UsageError if this machine does not have the device.
 
     `devices` lists values of the option, `anywhere` is the value that works on any machine.
     """

@@ -16,7 +16,7 @@ from statecli.core.safe_search_path import DROPPED_ENTRIES, HOME
 
 @contextmanager
 def use_folder(folder: str) -> Iterator[None]:
-    """Import from `folder` first while the block runs, and from the entries dropped by `drop_relative_entries`."""
+    """Import first from `folder` and from the entries that `drop_relative_entries` dropped, while the block runs."""
     added_entries = [folder, *DROPPED_ENTRIES]
     sys.path[:0] = added_entries
     try:
@@ -46,7 +46,7 @@ def use_installed_only(*folders: str) -> Iterator[None]:
 
 @contextmanager
 def use_folder_last(folder: str = os.curdir) -> Iterator[None]:
-    """Import installed packages first, then from entries dropped from the path and from `folder`.
+    """Import installed packages first in the block, then from the dropped sys.path entries and from `folder`.
 
     For a module that the user typed: a file of the current folder does not take the place of an installed module.
     """

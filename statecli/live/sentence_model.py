@@ -94,7 +94,7 @@ def _build_module(modules: str, root: str, kind: str, path: str) -> nn.Module:
 
 @contextmanager
 def _silence_log() -> Iterator[None]:
-    """Silence the log and the warnings about names of settings of older versions."""
+    """Silence sentence-transformers' log and warnings in the block: they are about settings of older versions."""
     logger = logging.getLogger("sentence_transformers")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -123,7 +123,7 @@ def _find_class(modules: str, kind: str, name: str) -> Any:
 
 
 def _find_activation(config: str, text: str) -> nn.Module:
-    """Return an instance of a class of torch.nn, for `torch.nn.modules.activation.Tanh`."""
+    """Return an instance of the torch.nn class that `text` names (`torch.nn.modules.activation.Tanh`)."""
     from torch import nn
 
     activation_class: Any = getattr(nn, text.rpartition(".")[2], None)

@@ -29,14 +29,14 @@ _FILLS = ((torch.Tensor, "normal_"), (torch.Tensor, "uniform_"), (nn.init, "_no_
 
 @dataclass
 class SkippedFills:
-    """Number of skipped fills; with 0, skipping cannot explain a failure."""
+    """Number of skipped fills. If it is 0, skipped fills did not make a constructor fail."""
 
     count: int = 0
 
 
 @contextmanager
 def skip_random_fills(skipped_fills: SkippedFills) -> Iterator[None]:
-    """Skip random fills of large Parameters while the block runs. Restores torch's functions in any case."""
+    """Skip random fills of large Parameters while the block runs. Afterwards torch's functions are always restored."""
     active_flag = [True]
     with ExitStack() as stack:
         for owner, name in _FILLS:
@@ -60,7 +60,7 @@ def _wrap_fill(fill: Callable[..., Any], skipped_fills: SkippedFills, active_fla
 
 
 def _zero_used_memory(parameter: nn.Parameter) -> nn.Parameter:
-    """Zero `parameter` unless 64 samples show fresh memory, because a fill touches every page."""
+    """Zero `parameter` unless 64 samples are 0, because writing would touch every page of fresh memory."""
     data = parameter.detach()
     if not data.is_contiguous() or data.view(-1)[:: data.numel() // 64].ne(0).any():
         data.zero_()

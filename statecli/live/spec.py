@@ -88,7 +88,7 @@ def split_class_options(text: str) -> tuple[str, ClassOptions]:
 
 
 def correct_package(name: str) -> str:
-    """Return a module name with a package's import name in place of its name on the index: torch_geometric.nn."""
+    """Return a module name with the import name of its package: torch_geometric.nn for torch-geometric.nn."""
     top, dot, submodules = name.partition(".")
     module = top.replace("-", "_")
     return f"{module}{dot}{submodules}" if module in MODEL_LIBRARIES else name

@@ -39,7 +39,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a documented call, without list items that are code; None if they cannot be read.
+    """Return the arguments of a call in a docstring; None if unreadable. A list with code keeps one literal item.
 
     `code` begins after the parenthesis of the call.
     """
@@ -62,11 +62,11 @@ def _is_value(node: ast.expr) -> bool:
 
 
 class _CodeArgument(Exception):
-    """An argument is neither a literal nor a name."""
+    """Error: an argument is neither a literal nor a name."""
 
 
 def parse_arguments(text: str, base: str, arguments_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the arguments of the spec `text`: `base` is before the parenthesis, `arguments_text` after.
+    """Parse `arguments_text`, the part of the spec `text` after its first parenthesis; `base` is the part before.
 
     Raises UsageError.
     """
@@ -134,7 +134,7 @@ def _parse_text(arguments_text: str) -> ast.expr:
 
 
 def _suggest_closed(text: str, arguments_text: str) -> str:
-    """Return the line with its open brackets or quotes closed; "" if the line is still not correct."""
+    """Return the spec with missing brackets or quotes closed; "" if it still cannot be parsed."""
     if not text.endswith(arguments_text):
         return ""
     with_closed_quote = _HALF_QUOTED.sub(
@@ -155,7 +155,7 @@ def _cut_after_call(arguments_text: str) -> str:
 
 
 def _iter_open_brackets(arguments_text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the place after each character outside of strings, and the closing brackets still expected there."""
+    """Yield each position in the text with the closing brackets missing there; brackets in strings do not count."""
     open_brackets = [")"]
     for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), arguments_text), 1):
         if character in _BRACKETS:
@@ -195,7 +195,7 @@ def _convert_value(text: str, name: str, node: ast.expr) -> Any:
 
 
 def _find_name(node: ast.expr) -> ObjectName | None:
-    """Return the name in code such as `nn.GELU`; None for other code, and if a part begins with an underscore."""
+    """Return the name in code such as `nn.GELU`; None for other code and for private names such as `nn._x`."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -1,4 +1,4 @@
-"""Names and calls in the arguments of a class on the command line, which stand for objects of a module.
+"""Names and calls in the constructor arguments of a spec (`act=nn.GELU`), which stand for Python objects.
 
 The module stands before the colon: `transformers:BertModel`. A name without a colon belongs to the class's module, or
 begins with the name of a package.
@@ -61,7 +61,7 @@ def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
 
 
 def map_names(value: Any, change: Callable[[ObjectName], ObjectName]) -> Any:
-    """Return an argument with each name changed, also names of calls, at any depth."""
+    """Return an argument with `change` applied to each name in it, including the names of calls."""
     if isinstance(value, ObjectName):
         return change(value)
     callee = change(value.callee) if isinstance(value, ObjectCall) else None

@@ -54,7 +54,7 @@ MAX_COMPARED_PARTS = 64
 
 @dataclass(frozen=True)
 class MemoryNames:
-    """Further names of a tensor's memory, which a move would separate from the registered name.
+    """Other names of a tensor's memory. After a move they would no longer share it with the registered name.
 
     `names`: the first `MAX_NAMES_IN_FIX`; `count`: number of all names; `are_same_object`: all refer to the same
     tensor. `is_disjoint`: the memory also holds other tensors that share no element with this tensor.
@@ -91,12 +91,12 @@ class _Site:
         return path if re.fullmatch(r"[\w.]+", path) else "its key"
 
     def get_keys(self) -> str:
-        """Return the pattern of the names of several tensors: `m.0.t.*`; "its keys" if the source does not show it."""
+        """Return a pattern for the state_dict keys of several tensors: `m.0.t.*`; "its keys" if unknown."""
         key = self.get_key()
         return "its keys" if key == "its key" else f"{key}.*"
 
     def is_filled(self) -> bool:
-        """Return True if other statements put something into the container or take something out."""
+        """Return True if statements other than the assignment add items to the container or remove items."""
         return any(_FILLING_ACTION.fullmatch(use.action) for use in self.uses)
 
     def find_uses_after_init(self) -> list[AttributeUse]:
@@ -120,7 +120,7 @@ _KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "ret
 
 @dataclass(frozen=True)
 class _ContainerFix:
-    """Fix for all tensors of a container. `needs_single_name`: a tensor with further names needs another fix."""
+    """Fix for all tensors of a container. If `needs_single_name`, a tensor with other names needs another fix."""
 
     text: str | None
     needs_single_name: bool = False
@@ -159,7 +159,7 @@ class Suggestions:
         return text and _use_names_of_file(text, unregistered, site, place)
 
     def suggest_for_container(self, unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> _ContainerFix:
-        """Return the fix for the container at the first step of `unregistered`."""
+        """Return the fix for the outermost container that holds the unregistered tensor."""
         steps = unregistered.steps
         has_modules = any(issubclass(type(step.value), nn.Module) for step in steps)
         has_buffers = id(steps[0].value) in self._holders_of_buffers
@@ -192,7 +192,7 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Return how to treat the value: DIFFERENT, like a random value to save, if methods accumulate in it.
+    """Return how to treat the value: as DIFFERENT in each build, like a random value, if methods accumulate in it.
 
     IDENTICAL if the class saves the value in its own way, because a buffer would save the value a second time.
     """
@@ -274,13 +274,13 @@ def _suggest(
 
 
 def _keep_rest_of_line(text: str, source: Assignment) -> str:
-    """Return the fix with the other code of the assignment's line added, if the fix has a single line of code."""
+    """Add the other code on the assignment's line to the fix, if the fix has a single line of code."""
     code = [line for line in text.split("\n") if not line.startswith("#")]
     return text.replace(code[0], f"{source.code_before}{code[0]}{source.code_after}", 1) if len(code) == 1 else text
 
 
 def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:
-    """Return the first step of the fix if the class has a method or a property of this name, else None."""
+    """Return advice if the class has a method or a property called `name`, which prevents a registration; else None."""
     value = _find_class_value(unregistered, name)
     if isinstance(value, functools.cached_property):
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
@@ -327,7 +327,7 @@ def _is_refused(value: ast.expr) -> bool:
 def _suggest_registration(
     unregistered: UnregisteredTensor, site: _Site, other_names: MemoryNames, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
-    """Return the fix for a tensor in the attribute or in a container in the attribute; None for deeper tensors."""
+    """Return the fix for a tensor in an attribute, or in a container in an attribute; None for deeper tensors."""
     steps = unregistered.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return (
@@ -360,7 +360,7 @@ def _suggest_for_container(
 
 
 def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names: MemoryNames) -> bool:
-    """Return True if further names of the memory would not refer to the registered tensor after a move.
+    """Return True if other names of the memory would not refer to the registered tensor after a move.
 
     A new nn.Parameter is a single object for all names assigned later, so these names stay together.
     """
@@ -385,7 +385,7 @@ _OLD_MEMORY = "# a move copies the registered tensor to new memory; other names 
 
 
 def suggest_for_part(fqn: str) -> str:
-    """Return the fix for a tensor that shares the memory of the tensor `fqn`; registering it would separate the two."""
+    """Return advice for a tensor that shares memory with the tensor `fqn`: registering it would separate the two."""
     return (
         f"# the tensor shares memory with {fqn}: compute it from {fqn} at each use,\n"
         "# or register a clone() if the two tensors may have different values"
@@ -411,13 +411,13 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
 
 
 def _have_common_elements(members: list[torch.Tensor]) -> bool:
-    """Return True if two of the tensors may overlap, or if there are more tensors than are compared."""
+    """Return True if any two of the tensors may overlap, or if there are too many tensors to compare."""
     pairs = itertools.combinations(members[:MAX_COMPARED_PARTS], 2)
     return len(members) > MAX_COMPARED_PARTS or any(may_overlap(first, second) for first, second in pairs)
 
 
 def _suggest_for_modules(container: Any, site: _Site) -> str:
-    """Return the fix for a container with modules, with a line about older checkpoints if the fix adds a key."""
+    """Return the fix for a container of modules. If it adds state_dict keys, it says how to load older checkpoints."""
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
@@ -432,7 +432,7 @@ def _list_modules(container: Any) -> list[nn.Module]:
 
 
 def _may_save(module: nn.Module) -> bool:
-    """Return False if no key of the module is in a state_dict: a metric of torchmetrics saves no state by default."""
+    """Return False if the module has no key in a state_dict. A torchmetrics metric saves no state by default."""
     if next(module.parameters(), None) is not None:
         return True
     return any(
@@ -555,7 +555,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
 
 
 def _is_parameter_call(value: ast.expr) -> bool:
-    """Return True for `nn.Parameter(…)`, which a class body assigns to no module."""
+    """Return True if the expression is `nn.Parameter(…)`, which no module registers if it is in a class body."""
     return isinstance(value, ast.Call) and getattr(value.func, "attr", getattr(value.func, "id", "")) == "Parameter"
 
 
@@ -585,7 +585,7 @@ def _add_loading(text: str, keys: str) -> str:
 
 
 def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:
-    """Return True if an installed library assigns the tensor: users do not edit its files.
+    """Return True if an installed library assigns the tensor, because users do not edit the files of libraries.
 
     Without a line, the class of the owner decides; torch's own classes may hold a user's assignments.
     """
@@ -618,7 +618,7 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
 
 
 def suggest_for_derived(is_from_registered: bool) -> str:
-    """Return the advice for a tensor that has a grad_fn, if a fix cannot replace its computation."""
+    """Return the advice for a tensor with a grad_fn, if a fix cannot replace the code that computed the tensor."""
     if is_from_registered:
         return "# compute the tensor in forward: a value computed once stays old when its parameters change or move"
     return (
@@ -628,13 +628,13 @@ def suggest_for_derived(is_from_registered: bool) -> str:
 
 
 def creates_leaf(place: tuple[str, int] | None, unregistered: UnregisteredTensor) -> bool:
-    """Return True if the assigned expression makes the parameter itself (`nn.Parameter(…).to(device)`)."""
+    """Return True if the assigned expression creates a leaf that requires grad: `nn.Parameter(…).to(device)`."""
     source = read_assignment(place, unregistered.steps[0].label.rpartition(".")[2])
     return source is not None and re.search(r"\bParameter\(|requires_grad(=True|_\()", source.text) is not None
 
 
 def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
-    """Return the advice for a complex tensor: in a buffer, a cast of the model would drop the imaginary part."""
+    """Return the advice for a complex tensor. A buffer would lose its imaginary part in a cast of the model."""
     uses = site.find_uses_after_init()
     if uses and all(use.action in _MOVING_METHODS for use in uses):
         return f"# leave the tensor unregistered: {uses[0].function}() moves it at each call\n{_COMPLEX_BUFFER}"
@@ -672,7 +672,7 @@ def _format_container(class_prefix: str, container: Any, site: _Site) -> str:
 
 
 def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
-    """Return `self.name = nn.kind()` if the attribute begins empty, and nn.kind can be filled in the same way."""
+    """Return `self.name = nn.kind()` if the container starts empty and nn.kind supports all its uses, else None."""
     source = site.source
     if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
         return None
@@ -702,7 +702,7 @@ def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
 
 
 def _add_comment(comment: str, text: str) -> str:
-    """Return `text` with `comment` above the code, but below the line that names the place."""
+    """Insert `comment` above the code of a fix, but below a first line `# at the end of __init__:`."""
     at_end = text.startswith(AT_END_OF_INIT)
     return f"{AT_END_OF_INIT if at_end else ''}{comment}\n{text.removeprefix(AT_END_OF_INIT)}"
 
@@ -713,7 +713,7 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
 
 
 def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: bool) -> str:
-    """Return code that registers a buffer for each tensor and drops the container, because no move would update it."""
+    """Return code that registers each tensor of a container as a buffer, because no move updates the container."""
     source, name = site.source, site.name
     is_complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
     owner = source.owner if source and is_complete else "self"
@@ -741,7 +741,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: boo
 
 
 def _is_complete(site: _Site, container: Any) -> bool:
-    """Return True if the assigned expression is the whole container, and no other statement changes it later."""
+    """Return True if the assigned expression is the whole container and no other statement changes it later."""
     if site.source is None or site.source.is_reused or site.is_filled():
         return False
     if issubclass(type(container), collections.defaultdict):
@@ -772,7 +772,7 @@ def _suggest_for_class_attribute(
 
 
 def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str:
-    """Return the fix for a tensor in a closure or a default: a method or a hook should read it from the module."""
+    """Return the fix for a tensor in a closure or a default: a method or a hook must read it from the module."""
     step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
     name, is_module = _get_captured_name(step), issubclass(type(step.value), nn.Module)
     if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):
@@ -816,14 +816,14 @@ def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -
 
 
 def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
-    """Return how to register the tensor, for a sentence extended by `_add_loading_if_new`."""
+    """Return how to register the tensor, as a phrase for messages."""
     if tensor.requires_grad:
         return "an nn.Parameter"
     return "a buffer" if rebuild is Rebuild.DIFFERENT else "a buffer with persistent=False"
 
 
 def _add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> str:
-    """Add the comment on how to load older checkpoints if `_describe_registration` adds a key."""
+    """Append how to load older checkpoints, if the registration adds a key to the state_dict."""
     is_new = tensor.requires_grad or rebuild is Rebuild.DIFFERENT
     return _add_loading(text, "its key") if is_new else text
 

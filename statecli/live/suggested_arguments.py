@@ -1,4 +1,4 @@
-"""Suggest values to type for the arguments that a class needs: `cfg=Config(size=...)`, `nn=torch.nn.Linear(2, 3)`."""
+"""Suggest values for the arguments that a class requires: `cfg=Config(size=...)`, `nn=torch.nn.Linear(2, 3)`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_DEPTH = 3
 def write_values(
     spec: ModelSpec, callee: Callee, names: Iterable[str], number: int | None = None
 ) -> dict[str, Any] | None:
-    """Return values to type for arguments of a class: `Config(size=...)`; None if the class of a value is unknown.
+    """Return values for arguments of a class, such as `Config(size=...)`; None if the class of a value is unknown.
 
     `number` is written in place of each `...`, in the form that the annotation asks for.
     """
@@ -43,7 +43,7 @@ def write_values(
 
 
 def list_factories(callee: Callee) -> list[str]:
-    """Return the functions of a class's module that build the class without arguments: `resnet18` for `ResNet`."""
+    """Return functions in the class's module that build the class without arguments: `resnet18` for `ResNet`."""
     module = sys.modules.get(getattr(callee, "__module__", None) or "")
     names = []
     for name, value in vars(module).items() if isinstance(callee, type) and module is not None else ():
@@ -57,7 +57,7 @@ def list_factories(callee: Callee) -> list[str]:
 
 
 def list_subclasses(base: type, module: str) -> list[str]:
-    """Return the names of the subclasses of `base` in a module that are not abstract and need no arguments."""
+    """Return the names of concrete subclasses of `base` that a module contains and that need no arguments."""
     values = vars(sys.modules[module])
     names = [name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)]
     concrete = [name for name in names if not inspect.isabstract(values[name])]
@@ -69,7 +69,7 @@ def list_subclasses(base: type, module: str) -> list[str]:
 
 
 def write_modules(spec: ModelSpec, callee: Callee, number: int, value: Any) -> Any:
-    """Return an argument with an instance in place of each module class, and with a layer in place of each text."""
+    """Replace each module class in an argument with a call of the class, and each string with a layer."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
     if type(value) in (list, tuple, dict):
         return map_items(value, lambda item: write_modules(spec, callee, number, item))
@@ -90,7 +90,7 @@ def write_modules(spec: ModelSpec, callee: Callee, number: int, value: Any) -> A
 
 
 def write_options(spec: ModelSpec, callee: Callee) -> Iterator[str]:
-    """Yield a line for each other value that the annotation of an argument lists: `Literal["G", "B"]`."""
+    """Yield a spec for each other value that an argument's annotation allows, as in `Literal["G", "B"]`."""
     if spec.is_file:
         return
     for name, options in list_options(callee).items():
@@ -121,7 +121,7 @@ def _list_literals(hint: Any) -> tuple[Any, ...]:
 
 
 def set_argument(spec: ModelSpec, callee: Callee, name: str, value: object) -> ModelSpec:
-    """Return the spec with another value for an argument, which stays positional if the spec passes it so."""
+    """Return the spec with another value for an argument. A positional argument stays positional."""
     names = [parameter.name for parameter in list_parameters(callee)]
     if name not in names[: len(spec.args)]:
         return replace(spec, kwargs={**spec.kwargs, name: value})
@@ -186,7 +186,7 @@ def takes_sequence(annotation: str) -> bool:
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
-    """Return a call of the first subclass in the scope that is not abstract and needs no arguments; else None."""
+    """Return a call of a concrete subclass of `base` that needs no arguments; None if the scope has no such class."""
     values = [value for space in scope.namespaces for value in vars(space).values()]
     classes = (value for value in values if isinstance(value, type) and issubclass(value, base))
     for kind in classes:
@@ -198,7 +198,7 @@ def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
 
 
 def get_annotation_text(parameter: inspect.Parameter) -> str:
-    """Return the annotation of a parameter as code, "" without an annotation."""
+    """Return the annotation of a parameter as source code, or "" if it has no annotation."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return ""

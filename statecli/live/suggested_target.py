@@ -1,6 +1,6 @@
-"""Find a working line to type that builds a model, for an error whose advised line may be refused again.
+"""Find a suggested spec that builds a model, because the first suggestion may fail too.
 
-A line is tried by a build. The error of a refused line may advise another line, which is tried too.
+Each spec is tried by building it. The error of a failed spec may suggest another spec, which is tried too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MAX_BUILDS = 12
 
 
 class Advice(NamedTuple):
-    """The end of an error message, and lines to try: the first line that builds a model replaces the end.
+    """Advice at the end of an error message, with specs to try. The first spec that builds replaces the advice.
 
-    `question` comes before the end: `did you mean Linear?`.
+    `question` comes before the advice: `did you mean Linear?`.
     """
 
     text: str
@@ -30,20 +30,20 @@ class Advice(NamedTuple):
     question: str = ""
 
     def build_error(self, problem: str) -> ModelError:
-        """Return the error of a problem with this advice."""
+        """Return the error that consists of the problem and this advice."""
         message = "; ".join(filter(None, [problem, self.question]))
         return ModelError(message, advice=self.text, lines=self.lines)
 
 
 def advise_line(word: str, *, question: str = "") -> Advice:
-    """Return the advice to type a line, which is quoted for a shell as one word."""
+    """Return the advice to write a spec; `word` is the spec quoted for a shell."""
     return Advice(f"write {word}", (word,), question)
 
 
 def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelError:
-    """Return the error with the advice that works; the same error if its line works, or if no line is known to work.
+    """Return the error with advice that works; the error itself if its advice works or if nothing better is known.
 
-    `build` builds the model of a line, without values, or raises StateError.
+    `build` builds the model of a spec, without values, or raises StateError.
     """
     trial = _Trial(build)
     advice = trial.find_advice(error)
@@ -62,7 +62,7 @@ class _Trial:
     install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
-        """Return the advice that works, else the advice in the error of a refused line; None if there is none."""
+        """Return the advice that works, else the advice in the error of a failed spec, else None."""
         for line in error.lines:
             # False if the advice has a line with `...`, or another line.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
@@ -85,7 +85,7 @@ class _Trial:
         return None
 
     def _try_line(self, line: str) -> ModelError | None:
-        """Return the error of a line; None if the line builds a model."""
+        """Build the model of a suggested spec; return the error, or None without an error."""
         self.tried.add(line)
         try:
             self.build(" ".join(shlex.split(line)))

@@ -63,7 +63,7 @@ def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _can_view_as_words(flat: torch.Tensor) -> bool:
-    """Return True if the memory can be read in words of eight bytes, three times as fast for bytes and halves."""
+    """Return True if the memory can be read as eight-byte words, three times as fast for 1- and 2-byte elements."""
     size = flat.element_size()
     return flat.numel() >= 8 and not (flat.numel() * size % 8 or flat.storage_offset() * size % 8)
 
@@ -73,7 +73,7 @@ def _view_as_integers(flat: torch.Tensor) -> torch.Tensor:
 
 
 def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
-    """Overwrite every element of every tensor; return the overwritten storages. Another `phase` writes other values.
+    """Overwrite every element of all tensors. Return the overwritten storages. `phase` selects the written values.
 
     Floating-point and complex tensors get numbers strictly between 0 and 1 beyond the precision of smaller formats, so
     that rounding changes each number. Integers and bools change in their lowest bit, so that an index stays close. Each
@@ -138,7 +138,7 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
 
 
 def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
-    """Return `PATTERN_PERIOD` different numbers k / 255: in binary the bits of k repeated, and the last bit set."""
+    """Return `PATTERN_PERIOD` different numbers k / 255. Their bits repeat the bits of k; the last bit is 1."""
     row = ((torch.arange(PATTERN_PERIOD, device=device) + shift) % PATTERN_PERIOD + 1).to(dtype) / (PATTERN_PERIOD + 4)
     if dtype is not torch.bfloat16:  # its eight bits are those of k
         _view_as_integers(row).bitwise_or_(1)

@@ -1,4 +1,4 @@
-"""Find the source of a tensor that an operator gets on the wrong device, and the user's line that runs the operator."""
+"""Find where a tensor on the wrong device comes from, and the user's line that runs the operator."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class TensorSource:
 
     @property
     def all_sources(self) -> tuple[TensorSource, ...]:
-        """This source and its companions, all of which have to move."""
+        """This source and its companion sources, all of which must move to the device."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
     def combine_with(self, other_sources: Iterable[TensorSource]) -> TensorSource:
-        """Return the source of a tensor computed from further sources too."""
+        """Return the source of a tensor that was also computed from tensors of other sources."""
         fresh = (replace(source, derived=True) for other_source in other_sources for source in other_source.all_sources)
         sources_by_origin = {
             (source.fqn, source.file_variable, source.place): source for source in (*self.all_sources, *fresh)[::-1]
@@ -71,7 +71,7 @@ class TensorSource:
 
 
 class Fault(Enum):
-    """The device error of a call.
+    """Kind of device error in a call.
 
     MIXED: tensors of several devices. GENERATOR: the generator is on another device than the drawn values. NOT_ON_CPU:
     an argument needed on the CPU. NUMPY: a tensor on a GPU is read as an array. UNTOLD: torch reports different devices
@@ -100,7 +100,7 @@ class Mismatch:
     fault: Fault = Fault.MIXED
 
     def is_same_mistake_as(self, other: Mismatch) -> bool:
-        """Return True for the same mistake: the same tensor of the model, or another source in the same line."""
+        """Return True if both mismatches have the same cause: the same model tensor, or the same source and line."""
         if self.source.fqn is None or self.fault is not Fault.MIXED:
             return (self.source, self.place, self.fault) == (other.source, other.place, other.fault)
         return self.source.fqn == other.source.fqn
@@ -121,17 +121,17 @@ def find_user_frame() -> FrameType | None:
 
 
 def find_user_place() -> Place | None:
-    """Return file and line of the innermost frame of user code."""
+    """Return file and line of the innermost frame of user code, or None."""
     return get_place(find_user_frame())
 
 
 def list_user_calls() -> CallStack:
-    """Return the call in progress in each frame of user code that statecli called, the innermost first."""
+    """Return (code, instruction index) of each frame of user code that statecli called, the innermost first."""
     return tuple((frame.f_code, frame.f_lasti) for frame in _iter_called_frames(sys._getframe(1)))
 
 
 def _iter_called_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield frames of user code up to the call by statecli: a console script or a notebook is not part of the model."""
+    """Yield the frames of user code up to the call by statecli. Callers of statecli do not belong to the model."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(PACKAGE_FOLDER) and not filename.startswith(_LIVE_FOLDER):
@@ -165,7 +165,7 @@ def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None
 
 
 def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Return the variable that holds `tensor` in a running file or in a file imported there, and this file."""
+    """Return (variable, file) for the variable that holds `tensor` in a running user file or a file imported there."""
     looked_in: set[int] = set()
     for frame in _iter_user_frames(sys._getframe(1)):
         for scope in (frame.f_globals, *_iter_imported_globals(frame.f_globals)):
@@ -177,7 +177,7 @@ def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 
 def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> tuple[str, str] | None:
-    """Return the variable that holds `tensor` in a file of the model or in a file imported there, and this file."""
+    """Return (variable, file) for the variable that holds `tensor` in a file of the model or a file imported there."""
     for part in module.modules():
         scope = vars(sys.modules.get(type(part).__module__, sys))
         filename = scope.get("__file__")
@@ -200,7 +200,7 @@ def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _find_variable_name(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
-    """Return the variable that holds `tensor`, or its item of a list or dict (`tables['cos']`)."""
+    """Return the name of the variable or item that holds `tensor` (`tables['cos']`), or None."""
     for name, value in list(scope.items()):
         if value is tensor:
             return name
@@ -218,7 +218,7 @@ _MAX_TABLE_ENTRIES = 1_000
 
 
 def format_file(filename: str, target: str) -> str:
-    """Return a file name as typed in `target`, else relative to the current folder or sys.path."""
+    """Return a file name as the user typed it in `target`, else relative to the current folder or to sys.path."""
     spec = parse_spec(target)
     typed_paths = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
     return format_path(filename, typed_paths)

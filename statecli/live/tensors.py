@@ -21,7 +21,7 @@ _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """dtype and layout in torch's words without `torch.`; sizes in elements and bytes.
+    """Facts about a tensor: dtype and layout without the prefix `torch.`, sizes in elements and in bytes.
 
     `shape` is None for a lazy or nested tensor. `storage` is the identity of the storage among living tensors,
     `storage_bytes` its size in bytes; `storage_offset` is the tensor's first element in the storage.
@@ -61,7 +61,7 @@ def read_facts(tensor: torch.Tensor) -> TensorFacts:
 
 
 def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
-    """Return the bytes of a sparse tensor in a file, indices and values."""
+    """Return the number of bytes that a sparse tensor takes in a file, including its indices."""
     try:
         return sum(part.numel() * part.element_size() for part in split_parts(tensor))
     except (RuntimeError, NotImplementedError):
@@ -94,7 +94,7 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def identify_storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
-    """Return identity and size in bytes of the memory of `tensor`.
+    """Return identity and size in bytes of the memory that `tensor` uses.
 
     The identity of a sparse tensor is the storage of its values, and its size includes the indices; tensors without
     storage (mkldnn, some subclasses) get a number of their own.
@@ -120,7 +120,7 @@ def _get_address(store: torch.UntypedStorage) -> int:
 
 
 def has_memory(store: torch.UntypedStorage) -> bool:
-    """Return True if a storage with bytes has memory; the storage of a wrapper subclass has a size only."""
+    """Return True if a storage has memory or needs none. The storage of a wrapper subclass has a size but no memory."""
     try:
         return store.nbytes() == 0 or store.device.type == "meta" or store.data_ptr() != 0
     except RuntimeError:  # torch's fake tensors refuse to give an address
@@ -171,7 +171,7 @@ def _count_extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def split_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the strided tensors inside `tensor`, values before indices; a strided tensor itself."""
+    """Return the strided parts of `tensor`, values before indices. A strided tensor is its only part."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._values(), tensor._indices()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -26,7 +26,7 @@ class Settings(NamedTuple):
 
 
 def read_settings() -> Settings:
-    """Return the settings in force."""
+    """Return torch's current process-wide settings."""
     device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch's own getter may see an outer `with`
     return Settings(
         torch.get_default_dtype(),
@@ -65,6 +65,6 @@ def apply_settings(settings: Settings) -> None:
 
 @contextmanager
 def keep_settings_and_grad_mode() -> Iterator[None]:
-    """Run a constructor in the block: afterwards its settings and its grad mode are undone."""
+    """Undo the torch settings and the grad mode that a constructor sets in the block."""
     with keep_settings(), torch.set_grad_enabled(torch.is_grad_enabled()):
         yield

@@ -25,7 +25,7 @@ class ScriptError:
 
 
 def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) -> ScriptError | None:
-    """Parse an error of the interpreter; None for any other error. Lines outside of libraries are preferred."""
+    """Parse the message of a TorchScript interpreter error, and prefer the user's lines; None for any other error."""
     text = str(error).strip() if type(error).__module__ in ("builtins", "torch.jit") else ""
     if _TRACEBACK not in text:
         return None

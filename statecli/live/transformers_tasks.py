@@ -1,4 +1,4 @@
-"""Find the model of a task of `transformers.pipeline`, for an error of a task that the library does not have."""
+"""Suggest a model class for an error of `transformers.pipeline`, by the task that the user typed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIMILARITY = 0.7
 
 
 def suggest_model(spec: ModelSpec, error: BaseException) -> Advice | None:
-    """Return the model of the nearest task, or of the task that the message names; None for another error."""
+    """Return advice with a model of the task most similar to the typed task; None for errors of other functions."""
     library: Any = sys.modules.get("transformers.pipelines")
     if library is None or (spec.module, spec.attribute) != ("transformers", "pipeline"):
         return None

@@ -29,7 +29,7 @@ def _use_search_path(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_process(spec: ModelSpec) -> Iterator[None]:
-    """Let the user's code import its siblings and change the process in the block; restore the process afterwards.
+    """Run user code in the block, which may import the files next to it; restore the process afterwards.
 
     The code downloads nothing, as `refuse_downloads` says.
     """
@@ -71,7 +71,7 @@ def _forbid_exit() -> Iterator[None]:
 
 
 def _choose_exit_status(error: BaseException | None) -> int:
-    """Return Python's exit status of a process after the user's code."""
+    """Return the exit status that Python would use after the user's code."""
     cause = SystemExit(0) if error is None else error.__cause__ or error
     code = (cause.code or 0) if isinstance(cause, SystemExit) else 1
     return code & 0xFF if isinstance(code, int) else 1

@@ -46,7 +46,7 @@ _Result = TypeVar("_Result")
 
 
 def type_ids(kinds: Iterable[Any]) -> frozenset[int]:
-    """Return the ids of the types; comparing ids does not run code of the types."""
+    """Return the ids of the types. A comparison of ids runs no code of the types."""
     return frozenset(id(kind) for kind in kinds)
 
 
@@ -154,7 +154,7 @@ _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent
 
 
 class WalkStep(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A step from a holder to a held object. Names are built from chains of steps, and only for tensors.
+    """Step of the walk from an object to an object that it holds. Tensor names are built from chains of steps.
 
     `gc=False`, here and below: nothing in a model refers to a step, so no cycle passes through one.
     """
@@ -198,7 +198,7 @@ class RegisteredName(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
-    """Tensor under a name that no registered module registers.
+    """Tensor found under a name that no module has registered.
 
     `owner` is the nearest registered module and `steps` lead from `owner` to the tensor; the first step is always an
     attribute or a class attribute of `owner`. Sorting by `rank` gives owners in the order of `modules()`.
@@ -212,7 +212,7 @@ class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
 
 
 class Holding(enum.Enum):
-    """How a model holds the tensor of a name; each value is a phrase for messages."""
+    """How a model holds a tensor. Each value is a phrase for messages."""
 
     PARAMETER = "a parameter"
     BUFFER = "a buffer"
@@ -222,7 +222,7 @@ class Holding(enum.Enum):
 
 @dataclass
 class _Repeats:
-    """Further tensors that share one name: the last number appended, and each tensor's numbered name by its id."""
+    """Numbers that distinguish tensors of the same name: the last number, and the numbered name of each tensor id."""
 
     last: int = 1
     names: dict[int, str] = field(default_factory=dict)
@@ -253,7 +253,7 @@ class WalkResult:
     _repeats: dict[str, _Repeats] = field(default_factory=dict)
 
     def map_holdings(self) -> dict[str, Holding]:
-        """Return how the model holds the tensor of each name."""
+        """Map the name of each tensor to how the model holds the tensor."""
         names = {entry.fqn: Holding.UNREGISTERED for entry in self.unregistered}
         for entry in self.registered:
             if entry.tensor is not None:
@@ -471,7 +471,7 @@ def _is_unknown(kind: type) -> bool:
 
 
 def _hides_tensor(obj: Any, steps_on: list[WalkStep]) -> bool:
-    """Return True if the garbage collector sees a tensor in `obj` to which no step of `steps_on` leads."""
+    """Return True if the garbage collector finds a tensor in `obj` to which no step in `steps_on` leads."""
     step_ids = {id(step.value) for step in steps_on}
     return any(issubclass(type(value), torch.Tensor) and id(value) not in step_ids for value in gc.get_referents(obj))
 
@@ -493,7 +493,7 @@ def _is_closed(kind: type) -> bool:
 
 
 def _open_object(step: WalkStep, classes: dict[int, type]) -> list[WalkStep]:
-    """Return a step to each object held directly by `step.value`, except objects that cannot hold a tensor."""
+    """Return a step to each object that `step.value` holds directly, except objects that cannot hold a tensor."""
     obj, kind = step.value, type(step.value)
     # The keys of hooks come from a process-wide counter; only their order in the dict is the same in each process.
     is_numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
@@ -528,7 +528,7 @@ def _is_empty_function(function: types.FunctionType) -> bool:
 
 
 def _get_defaults(function: types.FunctionType) -> tuple[Iterable[Any], Iterable[tuple[str, Any]]]:
-    """Return a function's default values: of positional parameters, and of keyword-only parameters with their names.
+    """Return a function's defaults: values of positional parameters, and (name, value) of keyword-only parameters.
 
     The tuple and the dict that hold them may be instances of user classes.
     """
@@ -551,7 +551,7 @@ _Lister = Callable[[Any, bool], _Contents]
 
 @cache_by_type
 def _find_listers(kind: type) -> tuple[_Lister, ...]:
-    """Return the functions that list all contents of objects of this type."""
+    """Return the functions that together list all contents of an object of this type."""
     if id(kind) in _TRANSPARENT_TYPES:
         return (_list_referents,)
     if kind is types.MethodType:
@@ -620,7 +620,7 @@ def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 
 def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
-    """Return the ids of the attribute values that may move together with a tensor, such as a `quant_state`.
+    """Return the ids of attribute values that may move together with a tensor, such as a `quant_state`.
 
     These are all objects if the tensor's class has its own `.to`. Otherwise they are the objects of bitsandbytes,
     because the tensor may have lost its class.
@@ -654,7 +654,7 @@ _SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 
 def _get_script_object(module: nn.Module) -> Any:
-    """Return the C++ object of a ScriptModule; None before its creation."""
+    """Return the C++ object of a ScriptModule; None if it is not created yet."""
     attributes = get_own_dict(module)
     return dict.get(get_own_dict(dict.get(attributes, _SCRIPT_ATTRIBUTE, module)), "_c")
 

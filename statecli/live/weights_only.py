@@ -1,4 +1,4 @@
-"""Names that `torch.load(weights_only=True)` refuses in a pickle. Nothing is loaded."""
+"""Find names in a pickle that `torch.load(weights_only=True)` refuses. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def list_refused_names(names: Iterable[str]) -> list[str]:
-    """Return the names (`argparse.Namespace`) that the installed torch does not allow by default."""
+    """Return the names, such as `argparse.Namespace`, that the installed torch refuses in a pickle by default."""
     from torch import _weights_only_unpickler
 
     allowed_names = set(_weights_only_unpickler._get_allowed_globals())
@@ -21,7 +21,7 @@ def list_refused_names(names: Iterable[str]) -> list[str]:
 
 
 def _rename_from_python_2(name: str) -> str:
-    """Return the name of Python 3: pickles of protocol 2 have `__builtin__.set`."""
+    """Return the Python 3 name of a Python 2 name, because pickles of protocol 2 contain `__builtin__.set`."""
     module, _, attribute = name.rpartition(".")
     new_module_and_name = _compat_pickle.NAME_MAPPING.get((module, attribute))
     if new_module_and_name is not None:
@@ -30,7 +30,7 @@ def _rename_from_python_2(name: str) -> str:
 
 
 def _is_special(name: str) -> bool:
-    """Return True for classes of storages, which are part of a persistent id."""
+    """Return True for storage classes, which are always allowed as part of a persistent id."""
     module, _, attribute = name.rpartition(".")
     return (
         module in ("torch", "torch.cuda", "torch.storage")

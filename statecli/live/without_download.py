@@ -1,4 +1,4 @@
-"""Find the line for a model whose weights would be downloaded: the class with random values, or a copy on this disk."""
+"""Suggest a spec that needs no download of weights: the class with random values, or a copy on this disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")
 
 
 def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
-    """Return the advice for a call that started a download: a line without the download, and how to allow it."""
+    """Return the advice for a call that started a download: a spec that needs no download, and how to allow it."""
     repository = _find_repository(error)
     line = _write_loaded_class(spec, callee) or (repository and _write_class_of_repository(callee, repository))
     line = line or _write_model_of_registry(spec)
@@ -44,7 +44,7 @@ def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
 
 
 def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
-    """Yield lines with another option of an argument, or with None or False for an argument that is a text or True."""
+    """Yield specs that may avoid a download: with another option, or with None or False in place of a default."""
     yield from write_options(spec, callee)
     for parameter in list_parameters(callee) if not spec.is_file else ():
         if parameter.default is True or type(parameter.default) is str:
@@ -53,13 +53,13 @@ def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
-    """Return `diffusers:UNet2DModel` for its method `from_pretrained`; None for another callee."""
+    """Return the spec of the class whose method was called: `diffusers:UNet2DModel` for `from_pretrained`; or None."""
     owner = spec.attribute.rpartition(".")[0]
     return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 
 
 def _write_class_of_repository(callee: Any, repository: str) -> str | None:
-    """Return the class of transformers for a repository, by the repository's name; None if unknown."""
+    """Return a spec for the transformers class that the name of a repository suggests; None if unknown."""
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return None
@@ -77,7 +77,7 @@ def _write_class_of_repository(callee: Any, repository: str) -> str | None:
 
 
 def _find_repository(error: BaseException) -> str | None:
-    """Return the name of a repository in the calls that raised an error; None if there is none."""
+    """Return the repository in the arguments of the calls that raised the error; None if there is none."""
     for cause in iter_causes(error):
         for frame, _ in traceback.walk_tb(cause.__traceback__):
             name = frame.f_locals.get(_REPOSITORY_ARGUMENT)
@@ -87,6 +87,6 @@ def _find_repository(error: BaseException) -> str | None:
 
 
 def _write_model_of_registry(spec: ModelSpec) -> str | None:
-    """Return `timm:resnet18` for a call with this name, if an installed library builds models by name."""
+    """Return `timm:resnet18` if an argument of the call names this model of an installed library, else None."""
     names = [value for value in (*spec.args, *spec.kwargs.values()) if type(value) is str and value.isidentifier()]
     return next(filter(None, map(model_registries.find_target, names)), None)

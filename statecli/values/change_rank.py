@@ -39,7 +39,7 @@ class RankTask(DataTask, frozen=True, gc=False):
     after: TensorData
 
     def compute(self) -> int | None:
-        """Return the result."""
+        """Return the estimated rank; None if a value is not finite."""
         height, width = self.after.shape
         is_sketch = width > _SKETCH_COLUMNS
         random = np.random.default_rng(0).standard_normal((width, _SKETCH_COLUMNS), np.float32) if is_sketch else None
@@ -77,5 +77,5 @@ class RankTask(DataTask, frozen=True, gc=False):
 
 
 def _find_exponent(size: float) -> int:
-    """Return the exponent of the largest value; 0 for values whose squares fit float64."""
+    """Return the exponent of `size` as a power of two; 0 if its square needs no scaling to fit float64."""
     return 0 if 1 / MAX_UNSCALED < size < MAX_UNSCALED else math.frexp(size)[1]

@@ -1,4 +1,4 @@
-"""Compare the values of pairs of tensors: plan independent tasks and add their small results.
+"""Compare the values of pairs of tensors by independent tasks, and add up the results.
 
     pair ──▶ tasks (path, ranges, dtype, a few million elements each) ──▶ tallies ──▶ Delta
 
@@ -59,7 +59,7 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotCompared(msgspec.Struct, frozen=True, gc=False):
-    """Reason why a pair could not be compared: the values are neither equal nor different.
+    """Reason why the values of a pair could not be compared.
 
     `reshaped`: the shapes differ.
     """
@@ -84,7 +84,7 @@ def compare_pairs(
     header_versions: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[PairOutcome]:
-    """Return the outcome of each pair, in order. An error in a file affects only pairs of its tensors.
+    """Return the outcome of each pair, in order. An unreadable file affects only pairs with tensors in this file.
 
     Recorded checksums are verified for tensors that differ, so that damage is not reported as a change by training.
 
@@ -112,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Return the tallies of small pairs that are adjacent in their files, by pair number. These need no tasks."""
+    """Return the tallies of small pairs that are adjacent in their files, by pair number. They need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -129,7 +129,7 @@ def _convert_to_delta(total: Tally, pair: Pair) -> Delta:
 def _compare_by_tasks(
     pairs: Sequence[Pair], options: CompareOptions, jobs: int, progress: pool.Progress | None, *, derived: bool
 ) -> Iterator[PairOutcome]:
-    """Yield the outcome of each pair, in order, computed by tasks."""
+    """Compare pairs by tasks, and yield the outcome of each pair in order."""
     plans = list(_plan_pairs(pairs, options))
     results = _Results(len(pairs), options)
     results.add(
@@ -168,7 +168,7 @@ TaskResults = list[tuple[CompareTask, Comparison | StateError]]
 
 
 class _Results:
-    """Results of the tasks, grouped by pair."""
+    """Results of all tasks, grouped by pair of tensors."""
 
     def __init__(self, pairs: int, options: CompareOptions) -> None:
         self._results_of_pair: list[TaskResults] = [[] for _ in range(pairs)]
@@ -185,11 +185,11 @@ class _Results:
         return any(isinstance(result, Comparison) and result.tally.changed for _, result in self._results_of_pair[pair])
 
     def is_complete(self, pair: int) -> bool:
-        """Return whether no other shard of the command has tasks of the pair."""
+        """Return whether all tasks of the pair run in this shard of the command."""
         return pair not in self._other_shards
 
     def iter_number_tasks(self, number: int, pair: Pair) -> Iterator[CompareTask]:
-        """Yield a task that compares dequantized values, if a pair's quantized blocks differ and can be decoded."""
+        """Yield a task to compare dequantized values, if the pair's quantized blocks differ and can be decoded."""
         before, after = pair.before.data, pair.after.data
         if (
             before
@@ -201,18 +201,18 @@ class _Results:
             yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
     def replace_blocks(self, results: TaskResults) -> None:
-        """Replace results for blocks by those for dequantized values, unless `bitwise` is set and only bits differ."""
+        """Replace results for blocks with results for their values, unless `bitwise` is set and only bits differ."""
         for task, result in results:
             if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
                 self._results_of_pair[task.pair] = [(task, result)]
 
     def _get_block_type(self, number: int) -> str | None:
-        """Return the ggml type of the compared blocks; None for other elements."""
+        """Return the ggml type if the pair was compared as quantized blocks, else None."""
         dtype = self._results_of_pair[number][0][0].before.dtype if self._results_of_pair[number] else ""
         return dtype if dtype in BLOCK_SIZES else None
 
     def iter_equal_norm_tasks(self) -> Iterator[CompareTask]:
-        """Yield tasks that compute the norms of equal blocks in differing pairs: so far only bytes were compared."""
+        """Yield tasks for the norms of equal blocks in differing pairs, because so far only bytes were compared."""
         for pair, results in enumerate(self._results_of_pair):
             for task, result in results if self.has_difference(pair) else ():
                 for start, count in result.equal if isinstance(result, Comparison) else ():
@@ -234,7 +234,7 @@ class _Results:
 def _build_block_delta(
     total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions
 ) -> Delta | NotCompared:
-    """Return the outcome for quantized blocks with different bytes, but equal or unreadable values."""
+    """Return the outcome for quantized blocks whose bytes differ, but whose values are equal or unreadable."""
     unreadable = explain_unreadable_blocks(dtype)
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, {f'and {unreadable}' if unreadable else 'but its values are equal'}")
@@ -306,7 +306,7 @@ def _run_on_device(
 
 
 def _have_different_checksums(pair: Pair) -> bool:
-    """Return whether the recorded checksums differ. If the bytes are equal, one of the files is then damaged."""
+    """Return whether the files record different checksums. If the bytes are equal, one of the files is damaged."""
     before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
     return len(before_ranges) == len(after_ranges) and any(
         before.length == after.length
@@ -317,7 +317,7 @@ def _have_different_checksums(pair: Pair) -> bool:
 
 
 def _get_recorded_checksum(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 that the container records; None if it records none or cannot be read."""
+    """Return the CRC-32 that the archive records for a storage; None if there is none or the archive is unreadable."""
     try:
         return locate_storage(byte_range, "storage").crc32
     except StateError:
@@ -329,7 +329,7 @@ def _list_data(tensor: TensorInfo) -> list[TensorData]:
 
 
 def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tuple[StateError, ...]]:
-    """Return, for each tensor, the errors of its ranges whose bytes do not match their recorded checksum."""
+    """Return for each tensor the errors of its storages whose bytes do not match the recorded checksum."""
     errors = _find_damage(tensors, jobs)
     return [
         tuple(dict.fromkeys(errors[storage] for storage in tensor.ranges if storage in errors)) if errors else ()
@@ -340,7 +340,7 @@ def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tup
 def _find_damage(
     tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False
 ) -> dict[str | ByteRange, StateError]:
-    """Return the ranges of the tensors whose bytes do not match their recorded checksum, with their errors."""
+    """Return the error of each storage whose bytes do not match the recorded checksum."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:
@@ -352,19 +352,19 @@ def _find_damage(
 
 
 class ChecksumTask(WholeTask, frozen=True, array_like=True, gc=False):
-    """Read a storage of tensor `name`, and compare its bytes with the checksum in its container."""
+    """Read a storage of tensor `name`, and compare its bytes with the checksum that the archive records."""
 
     storage: ByteRange
     name: str
 
     @property
     def size(self) -> int:
-        """Size of the storage in bytes, unpacked."""
+        """Size of the unpacked storage in bytes."""
         return self.storage.length
 
     @property
     def paths(self) -> Iterable[str]:
-        """File of the storage, or the folder of its pieces."""
+        """File of the storage, or the folder if the storage is in several files."""
         return (storage.path for storage in (self.storage,) if storage.path)
 
 
@@ -379,7 +379,7 @@ def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | Non
 
 
 def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
-    """Return the indexes of tasks whose small storages are adjacent in a local file and match their checksums."""
+    """Return the indexes of tasks with small adjacent storages of a local file that match their checksums."""
     neighbours = [
         Neighbour(storage.path, storage.offset, storage.length, n)
         for n, storage in enumerate(task.storage for task in tasks)
@@ -409,7 +409,7 @@ Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Return whether file damage may explain an outcome that was already known during planning."""
+    """Return whether a damaged file may have caused an outcome that was known without a task."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 
@@ -457,7 +457,7 @@ RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("off
 
 
 def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the values of both sides if their inner tensors have equal shapes and order; else the difference."""
+    """Return the values of two nested tensors, or the difference if inner tensors differ in shape or order."""
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
@@ -498,7 +498,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
 
 
 def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
-    """Return both sides as quantized blocks if their ggml types are equal; else as numbers where gguf can decode."""
+    """Return both tensors as blocks if their ggml types are equal, else as numbers if gguf can decode them."""
     convert = to_stored_blocks if find_ggml_type(before.storage) == find_ggml_type(after.storage) else to_readable
     return convert(before), convert(after)
 
@@ -512,7 +512,7 @@ def _explain_no_values(tensor: TensorInfo) -> str | None:
 
 
 def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
-    """Return why two parts cannot be compared; None if they can.
+    """Return why two tensors cannot be compared element by element; None if they can be compared.
 
     Elements other than numbers can be compared bit for bit.
     """
@@ -550,7 +550,7 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 
 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
-    """Return the contiguous pieces of a tensor by the index of their first element.
+    """Return the contiguous pieces of a tensor, each under the index of its first element.
 
     The offset of each piece is moved back to where element 0 would be.
 
@@ -598,7 +598,7 @@ def compute_fingerprints(
 
 
 class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
-    """Compute the fingerprint of tensor `name`: `size` bytes in `parts`."""
+    """Compute the CRC-32 of the elements of tensor `name`, which has `size` bytes in `parts`."""
 
     size: int
     name: str
@@ -606,7 +606,7 @@ class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files of all parts."""
+        """Files that contain the tensor's parts."""
         return iter_paths(*self.parts)
 
 
@@ -621,7 +621,7 @@ def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | S
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:
-    """Return the fingerprints of small tensors that are adjacent in a local file, by task index; reads many at once."""
+    """Return the fingerprints of small adjacent tensors, by task index. A single read serves many tensors."""
     neighbours = [
         neighbour
         for n, task in enumerate(tasks)

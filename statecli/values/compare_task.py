@@ -54,13 +54,13 @@ class CompareTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Size of one side in bytes."""
+        """Size in bytes of the compared elements of `before`."""
         element = find_element(self.before.dtype)
         return self.count * element.size if element else self.count
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files of both sides."""
+        """Files of both tensors."""
         for side in (self.before, self.after):
             if isinstance(side, TensorData):
                 yield from iter_paths(side)
@@ -69,12 +69,12 @@ class CompareTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def identity(self) -> object:
-        """The task without the number of the pair, because this number depends on which other pairs exist."""
+        """The task without its pair number, because this number depends on the other pairs of the command."""
         return msgspec.structs.replace(self, pair=0)
 
 
 class Comparison(msgspec.Struct, frozen=True, gc=False):
-    """Result of a task: its tally, and the runs (start, count) of elements with equal bits."""
+    """Result of a task: a tally of the differences, and (start, count) of each run of elements with equal bits."""
 
     tally: Tally
     equal: tuple[tuple[int, int], ...] = ()
@@ -213,7 +213,7 @@ class Worker:
         return total if times == 1 else _repeat_tally(total, times, before_view.shape, before.shape)
 
     def _tally_items(self, a: Array, before_view: Strided, b: Array, after_view: Strided, start: int) -> Tally:
-        """Tally stored items of two views after applying torch's lazy conjugation and negation and the scale."""
+        """Tally two blocks of stored items after applying torch's lazy conjugation and negation and the scale."""
         if not (_is_lazy(before_view) or _is_lazy(after_view)):
             return self._tally_block(a, before_view.dtype, b, after_view.dtype, start)
         x, y = (
@@ -239,7 +239,7 @@ def _is_lazy(view: Strided) -> bool:
 
 
 def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
-    """Return both views with size 1 in dimensions that both repeat, and the number of copies of an element."""
+    """Return both views with size 1 in dimensions that both expand, and how many times each element was repeated."""
     if before.affine is not None or after.affine is not None or not before.elements:
         return before, after, 1
     strides = zip(before.shape, before.strides, after.strides, strict=True)
@@ -249,7 +249,7 @@ def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, in
 
 
 def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Tally:
-    """Return the tally of a tensor of shape `full_shape` that repeats a tensor of `shape`, `times` times."""
+    """Return the tally of a tensor of shape `full_shape`, which repeats a tensor of shape `shape` several `times`."""
     first = tally.first
     if first is not None:
         first = int(np.ravel_multi_index(np.unravel_index(first, shape), full_shape))
@@ -263,7 +263,7 @@ def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], full_shape: 
 
 
 def _is_same_view(before: Strided, after: Strided) -> bool:
-    """Return whether two views that overlap too much to be read are the same view of equal bytes."""
+    """Return whether two views that overlap too much to be read have equal strides and equal bytes."""
     flat = [msgspec.structs.replace(view, shape=(count_span(view),), strides=(1,)) for view in (before, after)]
     signatures = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (before, after)]
     if signatures[0] != signatures[1] or before.affine is not None or after.affine is not None:
@@ -293,7 +293,7 @@ _thread_local = threading.local()
 
 
 def _get_arena() -> Arena:
-    """Return this thread's arena. Batches reuse it, because the system zeroes new memory first."""
+    """Return this thread's arena, cleared. It is reused, because the system would zero new memory first."""
     if not hasattr(_thread_local, "arena"):
         _thread_local.arena = Arena()
     arena: Arena = _thread_local.arena
@@ -316,7 +316,7 @@ def run_batch(options: CompareOptions, tasks: Sequence[CompareTask]) -> list[Com
 
 
 def _iter_remote_spans(task: CompareTask) -> Iterator[Place]:
-    """Yield the places of the bytes that a task reads from remote files, in order."""
+    """Yield the location of each byte range that a task reads from remote files, in order."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
             yield from iter_places(side) if files.reads_are_requests(side.storage.path) else ()

@@ -42,7 +42,7 @@ _EXACT_OPTIONS = CompareOptions()
 def tally_stored(
     before: bytes | Array, after: bytes | Array, types: tuple[str, str], options: CompareOptions = _EXACT_OPTIONS
 ) -> Tally | None:
-    """Tally two flat blocks of equal length of stored elements of the given types.
+    """Tally two flat blocks of stored elements of the given types. Both have the same length.
 
     Return None if `kernels.tally_values` must do it: for other types, for values that are not finite or whose squares
     are beyond float64, or without the kernel.

@@ -1,4 +1,4 @@
-"""Base classes of tasks that read tensor elements (the pool plans by their sizes and files), and batch functions."""
+"""Base classes of tasks that read tensor elements, and functions that run batches of these tasks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TensorTask(WholeTask, frozen=True, gc=False):
 
 
 class ComputedTask(Task, Protocol[_Result_co]):
-    """`DataTask` with its result type; a protocol, because msgspec 0.18 refuses a generic struct with gc=False."""
+    """Protocol of a `DataTask` with its result type, because msgspec 0.18 refuses a generic struct with gc=False."""
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:

@@ -1,4 +1,4 @@
-"""Dequantize rows of a weight; each layout by the rule of the library that writes it.
+"""Dequantize rows of a weight. Each layout follows the rule of the library that writes it.
 
 scaled              (q - z) * s / divisor                                    compressed-tensors, torchao, bitsandbytes
 bitsandbytes 4-bit  values[q] * absmax, high nibble first                    bitsandbytes, functional.dequantize_4bit
@@ -55,7 +55,7 @@ class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
 
 
 class _NestedState(msgspec.Struct):
-    """Block sizes and offset from the JSON text that bitsandbytes stores with a weight."""
+    """Block sizes and offset of quantized scales, from the JSON text that bitsandbytes stores with a weight."""
 
     blocksize: int
     nested_blocksize: int = 0
@@ -110,7 +110,7 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[QuantizedPart, Tenso
 def _dequantize_scales(
     codes: Array, parts: Mapping[QuantizedPart, TensorData], state: _NestedState, name: str
 ) -> Array:
-    """Return the scales of a weight whose scales bitsandbytes quantized too."""
+    """Dequantize the scales of a weight, because bitsandbytes may quantize scales too."""
     table = _read_part(parts[QuantizedPart.NESTED_VALUES], name, (256,))
     nested_scales = _read_part(parts[QuantizedPart.NESTED_SCALES], name).reshape(-1)
     blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # a file may state any number
@@ -240,7 +240,7 @@ _OPEN: dict[QuantizedLayout, Callable[[DequantizeRule, Mapping[QuantizedPart, Te
 
 
 def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """Return all values of a part as float64, in its shape. Raises MalformedError for a wrong number of values."""
+    """Return the values of one tensor of a quantized weight as float64. Raises MalformedError for a wrong number."""
     values = read_all_values(data, name).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
         raise MalformedError(f"{name}: has {values.size} values, but its quantization method needs {math.prod(shape)}")
@@ -248,7 +248,7 @@ def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None
 
 
 def _read_scales(parts: Mapping[QuantizedPart, TensorData], name: str, height: int) -> Array:
-    """Return the scales of the rows as a matrix. Raises MalformedError if they do not divide evenly among the rows."""
+    """Return the scales as a matrix with a row per weight row. Raises MalformedError if they do not divide evenly."""
     scales = _read_part(parts[QuantizedPart.SCALES], name)
     if scales.size % max(height, 1) or not scales.size:
         raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")
@@ -256,7 +256,7 @@ def _read_scales(parts: Mapping[QuantizedPart, TensorData], name: str, height: i
 
 
 def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """Return the words of packed codes as uint32, in the shape of the part."""
+    """Return packed codes as uint32 words, in the shape of their tensor. Raises MalformedError for a wrong shape."""
     if shape is not None and data.shape != shape:
         raise MalformedError(
             f"{name}: quantized codes have shape {list(data.shape)}, but its quantization method needs {list(shape)}"
@@ -266,7 +266,7 @@ def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = Non
 
 
 def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
-    """Return the codes as a strided matrix of `shape`. Raises MalformedError if size or strides do not fit."""
+    """Return the quantized codes as a matrix of `shape`. Raises MalformedError if their size or strides do not fit."""
     data = resolve_data(data, name)
     if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
         raise MalformedError(
@@ -284,7 +284,7 @@ def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
 
 
 def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> Array:
-    """Return the group of each input channel. Raises MalformedError if a group does not exist."""
+    """Return the group number of each input channel. Raises MalformedError if a group does not exist."""
     if data is None:
         if count < 1 or width % count:
             raise MalformedError(f"{name}: has {count} groups, which do not divide {width} input channels equally")

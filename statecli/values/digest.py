@@ -80,7 +80,7 @@ class DigestTask(TensorTask, frozen=True, gc=False):
 
     @property
     def identity(self) -> object:
-        """The tensor."""
+        """The tensor, which identifies the task."""
         return self.tensor
 
 
@@ -100,7 +100,7 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
 
 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: NewHasher) -> dict[int, str]:
-    """Return the digests of small tensors that are adjacent in a local file, by their index in `tensors`.
+    """Return the digests of small tensors that are adjacent in a local file, by index in `tensors`.
 
     Other tensors are left out, and so are tensors of a file with an error: the caller reads each of these alone to name
     the bad one.
@@ -175,7 +175,7 @@ def _digest_elements(data: TensorData, name: str, new: NewHasher) -> str:
 
 
 def _is_contiguous(view: Strided) -> bool:
-    """Return whether the stored bytes of the view are the bytes to hash."""
+    """Return whether the stored bytes of the view can be hashed without a conversion."""
     is_plain = view.strides == contiguous_strides(view.shape) and not is_packed(view.dtype)
     return is_plain and 0 not in view.shape and not (view.big_endian or view.conjugate or view.negative)
 

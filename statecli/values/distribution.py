@@ -26,7 +26,7 @@ FIRST_VALUES = 16
 
 
 class _Coding(NamedTuple):
-    """Codes of values: the first `bits` bits of a float, as integers in the order of the values."""
+    """Codes of float values: the first `bits` bits as integers, which have the order of the values."""
 
     float_type: type[np.floating[Any]]
     uint_type: type[np.unsignedinteger[Any]]
@@ -45,7 +45,7 @@ class _Coding(NamedTuple):
         return np.where(bits & self.sign, 2 * self.sign - 1 - bits, bits + self.sign)
 
     def decode(self, codes: Array) -> Array:
-        """Return, for each code, the middle of its values; 0 for the code of 0."""
+        """Return for each code the middle of the values that have this code; 0 for the code of 0."""
         bits = np.where(codes >= self.sign, codes - self.sign, 2 * self.sign - 1 - codes)
         middle = (bits << self.dropped_bits | 1 << (self.dropped_bits - 1)).astype(self.uint_type)
         return np.where(bits % self.sign == 0, 0.0, middle.view(self.float_type).astype(np.float64))
@@ -59,7 +59,7 @@ _SINGLE, _DOUBLE = _Coding(np.float32, np.uint32, 16), _Coding(np.float64, np.ui
 def compute_distributions(
     tensors: Iterable[TensorInfo], progress: Callable[[str, int], None] | None = None
 ) -> dict[tuple[str, str], Distribution]:
-    """Return the distribution of each tensor, by section and name. Needs `stats`; tied tensors are read once."""
+    """Return the distribution of each tensor, by (section, name). Requires `stats`; tied tensors are read once."""
     distributions: dict[tuple[str, str], Distribution] = {}
     computed: dict[TensorData, Distribution] = {}
     for tensor in tensors:
@@ -100,7 +100,7 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
 
 
 def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the quantiles, and the number of values of each bin."""
+    """Return the quantiles of the values, and the number of values in each bin."""
     coding = _DOUBLE if data.dtype == "float64" or data.quantizer is not None else _SINGLE
     code_count = 1 << coding.bits
     is_small = tensor.elements < code_count  # for few values, sorting is faster than counting

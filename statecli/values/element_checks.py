@@ -87,11 +87,11 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Size of the wider side in bytes."""
+        """Size in bytes of the tensor with the wider dtype."""
         return math.prod(self.before.shape) * max(require_element(s.dtype).size for s in (self.before, self.after))
 
     def compute(self) -> CheckResult:
-        """Return the result."""
+        """Return the counts of elements that are not the result of the operation."""
         with open_view(self.before, self.name) as before, open_view(self.after, self.name) as after:
             return _CHECKS[self.operation](self, before, after)
 
@@ -151,13 +151,13 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
 
 
 def _pair_parts(before: Strided, after: Strided) -> Iterator[tuple[Array, Array]]:
-    """Yield the values of both sides block by block; for complex values, real and imaginary parts alternate."""
+    """Yield the values of both tensors block by block. A complex value becomes its real and its imaginary part."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         yield (old.view(old.real.dtype), new.view(new.real.dtype)) if old.dtype.kind == "c" else (old, new)
 
 
 def _count_elements(are_parts: Array, parts: int) -> int:
-    """Return the number of elements that have at least one True part."""
+    """Return the number of elements with at least one True part. A complex element has two parts."""
     return int(np.count_nonzero(are_parts.reshape(-1, parts).any(axis=1) if parts > 1 else are_parts))
 
 
@@ -171,7 +171,7 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check for values * factor, and for values / (1 / factor), whose divisor is often whole, because both round once.
+    """Check for values * factor and for values / (1 / factor), because these may be rounded differently.
 
     Quotients are checked only if a product differs.
     """
@@ -217,7 +217,7 @@ def _compare_scaled_values(
 def _compare_scaled_codes(
     task: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the counts of `_compare_scaled_values`, from a table of the answers for all pairs of one-byte codes."""
+    """Yield the counts of `_compare_scaled_values` for one-byte types, from a table of all pairs of codes."""
     values = build_small_float_table(task.before.dtype)
     old, new = (side.ravel() for side in np.meshgrid(scale(values), values, indexing="ij"))
     answers = (new == old) | (np.isnan(new) & np.isnan(old))
@@ -325,7 +325,7 @@ def _step_values(values: Array, dtype: str, direction: int) -> Array:
 
 
 def _list_magnitudes(dtype: str) -> Array:
-    """Return the finite values from 0 up, indexed by code, and last the value that torch stores for larger numbers.
+    """Return the finite values from 0 up in the order of their codes, then the value that torch stores beyond them.
 
     The last value is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
     """

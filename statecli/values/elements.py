@@ -191,7 +191,7 @@ def _build_exponent_table() -> Array:
 
 
 def _build_packed_table(dtype: str) -> Array:
-    """Return the packed values of each byte, lowest bits first."""
+    """Return the values that each of the 256 bytes packs, the lowest bits first."""
     count = _PACKED_VALUES[dtype]
     bits = 8 // count
     codes = (np.arange(256)[:, None] >> (bits * np.arange(count))) & ((1 << bits) - 1)
@@ -216,7 +216,7 @@ class Arena:
         self._used_bytes = 0
 
     def clear(self) -> None:
-        """Release all memory for new arrays, which may overwrite earlier arrays."""
+        """Free all memory of the arena for new arrays, which may overwrite earlier arrays."""
         self._used_bytes = 0
 
     def take(self, size: int, dtype: str) -> Array:

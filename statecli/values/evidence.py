@@ -41,7 +41,7 @@ def measure_bits(sample: Sequence[TensorData], name: str) -> float:
 
 
 def _count_written_bits(values: Array) -> float:
-    """Return the mean number of mantissa bits, without trailing zeros; for integers, the bits of their range."""
+    """Return the mean number of significant mantissa bits of floats, or the bits of the range of integers."""
     if values.dtype.kind == "c":
         return _count_written_bits(values.real) + _count_written_bits(values.imag)
     if values.dtype.kind in "iu":

@@ -43,7 +43,7 @@ TASK_BYTES = 16 << 20
 
 
 class FactsTask(WholeTask, frozen=True, gc=False):
-    """Compute facts of a part of a tensor, or of a range of its elements if they are contiguous.
+    """Compute facts of one part of a tensor, or of a range of elements if they are contiguous.
 
     Attributes:
         piece: Number of the part.
@@ -64,7 +64,7 @@ class FactsTask(WholeTask, frozen=True, gc=False):
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files of the elements."""
+        """Files that contain the task's elements."""
         return iter_paths(self.data)
 
 
@@ -115,7 +115,7 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the location of a tensor inside its own archive, because only this location can be sliced.
+    """Return the tensor's location in its archive, because only this location can be sliced; or `data` after an error.
 
     Errors are ignored, because the later read reports them.
     """
@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view whose first element begins block number `block`. Raises its errors."""
+    """Return the facts of a strided view; `block` is the number of its first block. Raises errors of reading."""
     if not view.elements:
         return Facts()
     times = 1
@@ -200,7 +200,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
-    """Yield whole blocks of stored items in order (the last may be shorter). A block is valid until the next."""
+    """Yield the stored items in whole blocks, the last of which may be shorter. A block is valid until the next."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     is_plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
@@ -241,7 +241,7 @@ def _check_indices(tensor: TensorInfo) -> str | None:
 
 
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:
-    """Return the facts of a sparse or nested tensor or a tensor subclass. The digest covers all parts together."""
+    """Return the facts of a tensor with several parts, such as a sparse tensor. The digest covers all parts."""
     names = [name for name, _ in tensor.parts]
     damaged_part = next((facts for facts in part_facts if facts.damaged), None)
     if damaged_part is not None:
@@ -270,7 +270,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
 
 
 def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int) -> list[Facts]:
-    """Return the facts. Replace equal digests of tensors of equal dtype and shape by SHA-256."""
+    """Return the facts, with SHA-256 for tensors whose fast digests, dtypes and shapes are equal."""
     groups: dict[object, list[int]] = {}
     for n, (tensor, tensor_facts) in enumerate(zip(tensors, facts, strict=True)):
         if tensor_facts.digest and tensor_facts.elements and tensor_facts.only is None:

@@ -46,13 +46,13 @@ def count_block_elements(dtype: str) -> int:
 
 
 def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
-    """Return the facts of flat stored items in native byte order: block number `block`, or the beginning of it."""
+    """Return the facts of a block of stored items in native byte order; `block` is its number in the tensor."""
     element = require_element(dtype)
     return _add_bits(_scan_numbers(items, dtype, element, decoder), items, element, block)
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
-    """Return the facts of items whose float, integer or complex values were scaled, negated or conjugated."""
+    """Return the facts of stored items with `values`, which were scaled, negated or conjugated."""
     name = values.dtype.name
     facts = _scan_complex(values, name) if values.dtype.kind == "c" else _scan_plain(values, name)
     return _add_bits(facts, items, require_element(dtype), block)
@@ -109,7 +109,7 @@ SKIPPED_LARGEST_VALUES = 3
 
 
 def _measure_typical_size(raw: Array, infinity: int, dtype: str) -> float | None:
-    """Return the absolute value of the fourth largest finite value of a sample; None for fewer than four values."""
+    """Return the fourth largest absolute value among a sample's finite values; None for fewer than four values."""
     sample = raw[:: SAMPLE_STRIDE if raw.size >= MIN_ELEMENTS_TO_SAMPLE else 1] & np.iinfo(raw.dtype).max
     sample = sample[sample < infinity]
     if sample.size <= SKIPPED_LARGEST_VALUES:
@@ -204,7 +204,7 @@ def _add_bits(facts: Facts, items: Array, element: Element, block: int) -> Facts
 
 @cache
 def _compute_hash_keys() -> tuple[Array, Array, Array]:
-    """Return the keys for the lower and the upper halves of the words, and for the lanes."""
+    """Return the hash keys for the lower halves of words, for their upper halves, and for the lanes of a row."""
     words = np.array([mix_bits(n * GOLDEN & DIGEST_MASK) for n in range(1, ROW_WORDS + 1)], np.uint64)
     lanes = np.array(
         [mix_bits(n * GOLDEN & DIGEST_MASK) | 1 for n in range(ROW_WORDS + 1, ROW_WORDS + LANES + 1)], np.uint64

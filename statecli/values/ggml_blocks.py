@@ -1,4 +1,4 @@
-"""Read tensors quantized by ggml: blocks of some dozen values, as stored or decoded to float32.
+"""Read tensors quantized by ggml. Their blocks of some dozen values are read as stored, or decoded to float32.
 
 Digests and comparisons use the stored bytes. The optional package gguf (an extra of the same name) decodes blocks with
 llama.cpp's code for each type.
@@ -35,14 +35,14 @@ def to_stored_blocks(data: TensorData) -> TensorData:
 
 
 def to_readable(data: TensorData) -> TensorData:
-    """Return a tensor unchanged if its numbers can be read, or as quantized blocks if gguf cannot decode its type."""
+    """Return a tensor unchanged, or as quantized blocks if gguf cannot decode its numbers."""
     name = find_ggml_type(data.storage)
     return data if name is None or explain_unreadable_blocks(name) is None else to_stored_blocks(data)
 
 
 @cache
 def explain_unreadable_blocks(name: str) -> str | None:
-    """Return why blocks of a ggml type cannot be read as numbers, with a remedy; None if they can."""
+    """Return why blocks of a ggml type cannot be decoded to numbers, with a remedy; None if they can."""
     try:
         import gguf.quants  # noqa: F401
     except ImportError:

@@ -58,7 +58,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class DeviceWorker(Worker):
-    """Worker that sums on `device`. Its blocks are larger, because each needs a transfer."""
+    """Worker that sums differences on `device`. Its blocks are larger, because each block needs a transfer."""
 
     block = 16 * BLOCK_ELEMENTS
 
@@ -110,6 +110,6 @@ class DeviceWorker(Worker):
 def run_batch_on_device(
     options: CompareOptions, tasks: tuple[CompareTask, ...], device: torch.device
 ) -> list[Comparison | StateError]:
-    """Return the results of `compare_task.run_batch`, computed on a torch device."""
+    """Return the result or the error of each comparison task, computed on a torch device."""
     with closing(DeviceWorker(options, device)) as worker:
         return worker.compare_all(tasks)

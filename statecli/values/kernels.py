@@ -65,13 +65,13 @@ def tally_values(
 
 
 def tally_opaque(changed_mask: Array) -> Tally:
-    """Tally elements other than numbers, of which only changes are known."""
+    """Tally elements that are not numbers, from a mask of the changed elements."""
     count = int(np.count_nonzero(changed_mask))
     return Tally(changed=count, first=int(changed_mask.argmax()) if count else None, left_out=changed_mask.size)
 
 
 def tally_equal(block: Array, decoder: Decoder) -> Tally:
-    """Tally a block that is equal on both sides: its norm, and the number of nonfinite elements."""
+    """Tally a block that is equal in both tensors: compute its norm, and count its nonfinite elements."""
     with np.errstate(all="ignore"):
         if block.dtype == np.float32 and compiled_kernel.native is not None:
             tally = tally_stored(block, block, ("float32", "float32"))
@@ -175,7 +175,7 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 
 
 def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Array, finite: Array) -> Array:
-    """Return |after - before| where both are `finite`, in float64.
+    """Return |after - before| in float64, for the positions where both values are finite.
 
     `wide_before` and `wide_after` are the same values, widened.
     """
@@ -201,7 +201,7 @@ def _compute_hypotenuse(legs_a: Array, legs_b: Array) -> Array:
 
 
 def _compute_rounding_error(integers: Array) -> Array:
-    """Return 64-bit integers minus their conversion to float64, exactly."""
+    """Return the exact rounding error of each 64-bit integer in float64: the integer minus the float."""
     rounded_values = integers.astype(np.float64)
     exceeds_int64 = rounded_values >= 2.0**63
     low = np.where(exceeds_int64, 0, rounded_values).astype(np.int64).view(np.uint64)
@@ -213,7 +213,7 @@ def _compute_rounding_error(integers: Array) -> Array:
 
 
 def _find_changed(before: Array, after: Array, finite: Array, gap: Array, options: CompareOptions) -> Array:
-    """Return a mask of differing elements: finite values beyond the tolerance, and other values that are not equal."""
+    """Return a mask of differing elements: finite values beyond the tolerance, and unequal nonfinite values."""
     changed_mask: Array = ~_is_equal_or_nan(before, after)
     finite_before, finite_after = before[finite], after[finite]
     changed_mask[finite] = (
@@ -223,7 +223,7 @@ def _find_changed(before: Array, after: Array, finite: Array, gap: Array, option
 
 
 def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: CompareOptions) -> Array:
-    """Return where the gap exceeds the tolerance."""
+    """Return a mask of the elements whose gap exceeds the tolerance."""
     limit = options.atol + options.rtol * _compute_magnitude(before)
     exceeds: Array = gap > limit
     overflows = ~np.isfinite(gap + limit)
@@ -236,7 +236,7 @@ def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: Compare
 
 
 def _is_equal_or_nan(before: Array, after: Array) -> Array:
-    """Return where values are equal or both NaN. Complex values are compared part by part: nan+1j is not nan+2j."""
+    """Return a mask of equal values; NaN equals NaN. Complex values are compared part by part: nan+1j is not nan+2j."""
     equal: Array = (before == after) | (np.isnan(before) & np.isnan(after))
     if before.dtype.kind == "c" and np.isnan(before).any():
         equal = ~_any_in_element(~_is_equal_or_nan(before.view(np.float64), after.view(np.float64)), 2)
@@ -244,7 +244,7 @@ def _is_equal_or_nan(before: Array, after: Array) -> Array:
 
 
 def _compute_integer_gap(before: Array, after: Array) -> Array:
-    """Return |after - before| of integers, rounded once to float64: up to 1.5 * 2 ** 64 between uint64 and int64."""
+    """Return |after - before| of integers as float64, rounded only once. It may reach 1.5 * 2 ** 64."""
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)
@@ -294,7 +294,7 @@ def _count_not_finite(values: Array, finite: Array) -> tuple[int, int, int]:
 
 
 def _scale_down(values: Array) -> tuple[Array, int]:
-    """Return the values times a power of two so that their squares fit float64, and the removed even exponent."""
+    """Scale values by a power of two so that their squares fit float64; return them with the removed even exponent."""
     size = float(max(values.max(), -values.min())) if values.size else 0.0
     if not size or 1 / MAX_UNSCALED < size < MAX_UNSCALED:
         return values, 0
@@ -307,7 +307,7 @@ def _sum_products(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 
 def compare_bits(before: Array, after: Array, items: int) -> Array:
-    """Return a mask of elements whose stored bits differ, even if both are NaN. An element has `items` stored items."""
+    """Return a mask of elements whose stored bits differ, even if both are NaN. An element has `items` items."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
     return _any_in_element(before.view(word) != after.view(word), items * max(size // 8, 1))

@@ -1,4 +1,4 @@
-"""Read live torch tensors through the same strided view as tensors in files.
+"""Read live torch tensors as strided views, like tensors in files.
 
 This module never imports torch: if there is a live tensor, torch is already imported.
 """

@@ -49,7 +49,7 @@ class MergeTask(DataTask, frozen=True, gc=False):
     factor: float | None = None
 
     def compute(self) -> MergeResult | None:
-        """Return the result."""
+        """Return how the new weight differs from the old weight plus the update; None if the update is not finite."""
         with np.errstate(all="ignore"):
             left, right = (
                 read_all_values(data, self.name).astype(np.float64).reshape(data.shape)

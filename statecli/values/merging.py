@@ -1,4 +1,4 @@
-"""Merge two summaries of values, with one rule for each field."""
+"""Merge two summaries of values field by field, each field by its own rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rule = Callable[[Any, Any], Any]
 
 
 def merge_fields(rules: Mapping[str, Rule], values: Iterable[Any], other_values: Iterable[Any]) -> list[Any]:
-    """Return the merged values of the fields; `rules` has a rule for each field, in the order of the fields."""
+    """Merge the field values of two summaries; `rules` has a rule for each field, in the order of the fields."""
     return [rule(a, b) for rule, a, b in zip(rules.values(), values, other_values, strict=True)]
 
 
@@ -28,7 +28,7 @@ def choose_largest(a: _Number | None, b: _Number | None) -> _Number | None:
 
 
 def choose_given(a: _Value, b: _Value) -> _Value:
-    """Return the first value that is not None or empty; else the second."""
+    """Return the first value; the second if the first is None, zero or empty."""
     return a or b
 
 

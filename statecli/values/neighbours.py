@@ -45,7 +45,7 @@ def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
 
 
 def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each tensor that is read together with others, in file order.
+    """Read adjacent small tensors together. Yield the number and the bytes of each, in file order.
 
     Runs with an error are left out: the caller reads each of their tensors alone to name the bad one.
     """
@@ -67,7 +67,7 @@ def _is_in_run(first: Neighbour, last: Neighbour, item: Neighbour) -> bool:
 
 
 def group_into_runs(items: Iterable[_Item], is_in_run: Callable[[_Item, _Item, _Item], bool]) -> Iterator[list[_Item]]:
-    """Yield runs of at least two sorted items. `is_in_run` gets the first and last item of a run and the next item."""
+    """Group sorted items into runs of two or more. `is_in_run` gets a run's first and last item and the next item."""
     run: list[_Item] = []
     for item in items:
         if run and not is_in_run(run[0], run[-1], item):

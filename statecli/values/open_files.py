@@ -15,7 +15,7 @@ MAX_OPEN_FILES = 64
 
 
 def open_file(path: str) -> File:
-    """Open a file. Raises `UnreadableError` for a missing or special file."""
+    """Open a file. Raises `UnreadableError` if it is missing or not a regular file."""
     try:
         return files.open_file(path)
     except UnreadableError as error:
@@ -30,7 +30,7 @@ class _OpenFile:
 
 
 class OpenFiles:
-    """Open files by path. The last used files, at most `MAX_OPEN_FILES`, stay open without a reader."""
+    """Pool of open files, by path. At most `MAX_OPEN_FILES` of them stay open without a reader."""
 
     def __init__(self) -> None:
         self._files: dict[str, _OpenFile] = {}
@@ -43,7 +43,7 @@ class OpenFiles:
 
     @contextmanager
     def borrow(self, path: str) -> Iterator[File]:
-        """Return the open file, and keep it open after the block. Raises `UnreadableError` as `open_file`."""
+        """Lend a file to the block, and keep it open afterwards. Raises `UnreadableError` as `open_file` does."""
         entry = self._files.pop(path, None) or _OpenFile(open_file(path))
         self._files[path] = entry  # the last used file is last
         entry.readers += 1
@@ -75,6 +75,6 @@ def keep_files_open() -> Iterator[None]:
 
 
 def borrow_file(path: str) -> AbstractContextManager[File]:
-    """Open a file for a block, or lend the file that `keep_files_open` keeps. Raises `UnreadableError`."""
+    """Open a file for the block, or lend a file that `keep_files_open` keeps open. Raises `UnreadableError`."""
     open_files = _batch_files.get()
     return closing(open_file(path)) if open_files is None or files.reads_are_requests(path) else open_files.borrow(path)

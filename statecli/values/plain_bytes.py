@@ -56,7 +56,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
 
 
 class _Place(NamedTuple):
-    """Location of bytes in a file. With a checksum, it is the whole storage that contains the tensor."""
+    """Bytes of a file to read for a tensor: the whole storage if it has a checksum, else only the tensor."""
 
     path: str
     offset: int
@@ -66,7 +66,7 @@ class _Place(NamedTuple):
 
 
 def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
-    """Yield the bytes of each tensor. A read continues past a small place, because its neighbour often follows.
+    """Yield the bytes of each tensor. A small tensor is read with the bytes after it, often the next tensor.
 
     Raises EOFError if a file ends early, or if a checksum does not match.
     """
@@ -87,7 +87,7 @@ def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
 
 
 def _check_crc(content: bytes, checksum: int) -> None:
-    """Raise EOFError if the checksum does not match."""
+    """Raise EOFError if the CRC-32 of `content` is not `checksum`."""
     import zlib  # loading its library takes as long as comparing a small file
 
     if zlib.crc32(content) != checksum:
@@ -95,7 +95,7 @@ def _check_crc(content: bytes, checksum: int) -> None:
 
 
 def _locate(tensor: TensorInfo) -> _Place | None:
-    """Return the place of the tensor's bytes; None if the tensor needs more than a read."""
+    """Return the location of the tensor's bytes; None if a plain read would not give its elements."""
     data = tensor.data
     if data is None or tensor.parts or tensor.damage is not None or not _is_plain(data):
         return None

@@ -86,7 +86,7 @@ def _check_numeric(data: TensorData) -> None:
 
 
 def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
-    """Return the first `count` stored bytes from the first element on, unpacked if the storage is packed."""
+    """Return up to `count` stored bytes from the first element on. A compressed storage is decompressed."""
     start = data.offset * (get_element_width(data.dtype) or 0)
     if data.inline is not None:
         return data.inline[start : start + count]
@@ -101,7 +101,7 @@ def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
 def compute_value_histogram(
     data: TensorData, name: str, low: float, high: float, *, bins: int = 12
 ) -> ValueHistogram | None:
-    """Return the distribution of values between `low` and `high` (see `read_stats`); None for complex values."""
+    """Count values in equal bins between `low` and `high`, from `read_stats`. Return None for complex values."""
     data = to_readable(data)
     _check_numeric(data)
     edges = np.linspace(low / 2, high / 2, bins + 1) * 2  # in halves, because high - low may exceed float64

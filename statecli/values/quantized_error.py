@@ -24,7 +24,7 @@ _MIN_FACTOR_SPREAD, _MAX_FACTOR_MEDIAN = 0.1, 4.0
 
 
 class StoredPart(NamedTuple):
-    """Tensor of a quantized weight, with its role."""
+    """One of the tensors that store a quantized weight, with its role."""
 
     part: QuantizedPart
     data: TensorData
@@ -62,7 +62,7 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
         return self.weight, *(part.data for part in self.parts)
 
     def compute(self) -> QuantizedError | None:
-        """Return the result."""
+        """Return the error of the weight; None if W is zero or a value is not finite."""
         height, width = self.rule.shape
         products, squares, weight_squares = np.zeros((3, width))
         error, changed_count = 0.0, 0

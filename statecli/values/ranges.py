@@ -1,4 +1,4 @@
-"""Read the bytes of a storage: from one range of a file, compressed, quantized, or in pieces of several files.
+"""Read the bytes of a storage, which may be plain, compressed, quantized, or split into several files.
 
 Local and remote files are read in the same way.
 """
@@ -35,7 +35,7 @@ MAX_GAP_BYTES = 16 << 10
 
 
 class _RemoteFacts:
-    """Facts about remote files that are kept while the command runs, because reading them again takes requests.
+    """Facts about remote files, kept while the command runs, because reading them again would cost requests.
 
     Attributes:
         tensors: The tensor of each archive with a single tensor.
@@ -51,7 +51,7 @@ class _RemoteFacts:
 
 
 def fill_buffer(buffer: Array, file: File, offset: int, byte_range: ByteRange, name: str) -> None:
-    """Fill `buffer` with the bytes from `offset` on; `byte_range` is the range that contains them.
+    """Fill `buffer` with a file's bytes from `offset` on, which belong to the storage `byte_range`.
 
     Raises `MalformedError` if the file ends too early.
     """
@@ -78,7 +78,7 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
-    """Yield the places of the bytes that are read in order, each range once.
+    """Yield the file locations of the bytes that are read in order; each byte range occurs once.
 
     Bytes that are read in another order, or whose place is unknown, are left out.
     """
@@ -105,14 +105,14 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
 
 @contextmanager
 def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the sources' remote bytes together for a block that reads them in order; open each local file once."""
+    """Fetch the sources' remote bytes together for a block that reads them in order. Open each local file once."""
     remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
     with keep_files_open(), prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
 
 
 def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
-    """Return tasks in the order of their bytes if any file is remote, to save requests; otherwise unchanged."""
+    """Sort tasks by the location of their bytes if any file is remote, to save requests. Otherwise keep the order."""
     if not files.is_anything_remote():
         return tasks
 
@@ -132,7 +132,7 @@ ARCHIVE_END_BYTES = 1 << 10
 
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch both ends of the sources' remote archives together, for a block that locates storages in them."""
+    """Fetch both ends of all remote archives together, for a block that locates storages in these archives."""
     ends: dict[str, list[tuple[int, int]]] = {}
     for byte_range in _iter_remote_archives(sources):
         assert byte_range.packing is not None  # noqa: S101 - it is an archive
@@ -160,7 +160,7 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
 
 
 def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
-    """Return whether a box of an array is contiguous: it is full along all axes after the first longer than 1."""
+    """Return whether a box is contiguous in its array: it spans each axis after its first axis longer than 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == full_shape[axis + 1 :]
 
@@ -175,14 +175,14 @@ def get_element_width(dtype: str) -> int:
 
 
 class Range:
-    """Bytes of a range of an open file. `storage_name` names the storage in messages."""
+    """Bytes of a storage in an open file. Messages call the storage `storage_name`."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
         self.size = byte_range.length
         self._byte_range, self._storage_name, self._file = byte_range, storage_name, file
 
     def read(self, at: int, into: Array) -> None:
-        """Fill `into`, a contiguous array, with the bytes from `at` on.
+        """Fill the contiguous array `into` with the storage's bytes from position `at` on.
 
         Raises `MalformedError` if the file ends too early.
         """
@@ -233,7 +233,7 @@ class Inflated(Range):
         self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
 
     def read(self, at: int, into: Array) -> None:
-        """See `Range.read`.
+        """Fill `into` with inflated bytes, as `Range.read` does.
 
         Raises `MalformedError` if the range does not inflate to the size recorded by its container.
         """
@@ -252,7 +252,7 @@ class Inflated(Range):
             lifetime.for_command(_RemoteFacts).crc32[self._byte_range.path, self._byte_range.offset] = self._crc
 
     def _is_at_end(self) -> bool:
-        """Return whether all bytes are inflated; the end of the last block may still be unread."""
+        """Return whether all bytes are inflated, by trying to inflate another byte."""
         return self._stream.eof or not self._inflate(1)
 
     def _read_next(self, limit: int) -> bytes:
@@ -334,7 +334,7 @@ MAX_OPEN_FILES = 32
 
 
 class Assembled(Range):
-    """Bytes of a storage that consists of boxes in several files, as if contiguous."""
+    """Bytes of a storage that consists of boxes in several files, read as if they were contiguous."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, stack: ExitStack) -> None:
         assert byte_range.boxes is not None  # noqa: S101 - narrows the type
@@ -362,7 +362,7 @@ class Assembled(Range):
         )
 
     def read(self, at: int, into: Array) -> None:
-        """See `Range.read`. Raises every error of opening and reading a box."""
+        """Fill `into` as `Range.read` does. Raises the errors of opening and reading the boxes."""
         flat, filled = into.reshape(-1).view(np.uint8), 0
         for start, shape in _split_into_boxes(at, at + flat.size, self._shape, self._strides):
             size = prod(shape)
@@ -382,7 +382,7 @@ class Assembled(Range):
             )
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
-        """Copy the bytes of a piece that are in the box `into` at `start`; return their number."""
+        """Copy the bytes of a piece that lie in the box `into`, which begins at `start`; return their number."""
         piece = self._pieces[number]
         low = tuple(map(max, start, piece.start))
         high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
@@ -413,7 +413,7 @@ class Assembled(Range):
 
 
 class _Piece(NamedTuple):
-    """Box of bytes with the span `at` to `stop`; `start` and `shape` have an additional axis for an element's bytes."""
+    """Box of bytes between positions `at` and `stop`. The last axis of `start` and `shape` is an element's bytes."""
 
     at: int
     stop: int
@@ -429,7 +429,7 @@ def _compute_dot_product(a: Sequence[int], b: Sequence[int]) -> int:
 def _split_into_boxes(
     at: int, stop: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield elements `at` to `stop` of a C-contiguous array as the fewest boxes, each as its start and shape."""
+    """Split elements `at` to `stop` of a C-contiguous array into the fewest boxes; yield start and shape of each."""
     while at < stop:
         start, remainder = [], at
         for stride in strides:
@@ -443,7 +443,7 @@ def _split_into_boxes(
 
 @contextmanager
 def open_range(byte_range: ByteRange, storage_name: str = "storage") -> Iterator[Range]:
-    """Open the range's bytes, unpacked and assembled. `storage_name` names the storage in messages.
+    """Open the bytes of a storage, decompressed and in one piece. Messages call the storage `storage_name`.
 
     Raises `UnreadableError` if a file is missing or unreadable, `MalformedError` if unpacking fails.
     """
@@ -484,7 +484,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
 
 def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
-    """Return the location of a storage if only its archive is given. Raises the errors of opening the archive."""
+    """Return the location of a storage, also if only its archive is known. Raises errors of opening the archive."""
     return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 
@@ -503,7 +503,7 @@ def _read_archive(byte_range: ByteRange, name: str) -> TensorData:
 
 
 def _find_cached_crc(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 of a range if it is known without reading all bytes again."""
+    """Return the CRC-32 of a byte range if it is known without reading the bytes again, else None."""
     if byte_range.packing is None or not files.reads_are_requests(byte_range.path):
         return files.find_crc32(byte_range.path, byte_range.offset, byte_range.length)
     return lifetime.for_command(_RemoteFacts).crc32.get((byte_range.path, byte_range.offset))
@@ -520,7 +520,7 @@ def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[i
 
 
 def check_crc(byte_range: ByteRange, name: str = "storage") -> None:
-    """Compare the range's bytes with the CRC-32 in its container, if any.
+    """Compare a byte range with the CRC-32 that its archive records; do nothing if there is none.
 
     Raises `ChecksumMismatch` if they do not match.
     """

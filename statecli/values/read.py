@@ -43,7 +43,7 @@ MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """Quantization (q - zero_point) * scale: one scale and zero point, or one pair per `axis` index; float64 arrays."""
+    """Quantization (q - zero_point) * scale, in float64: one scale and zero point, or a pair per index of `axis`."""
 
     scales: Array
     zero_points: Array
@@ -71,7 +71,7 @@ class Strided(msgspec.Struct, frozen=True, gc=False):
 
 @contextmanager
 def open_view(data: TensorData, name: str = "tensor") -> Iterator[Strided]:
-    """Open the file of `data`, and check that the tensor is inside its storage. Raises as `open_range` does."""
+    """Open `data` as a strided view, and check that the view is inside its storage. Raises as `open_range` does."""
     data = resolve_data(data, name)
     affine = _read_affine(data.quantizer, name) if data.quantizer else None
     with _open_memory(data, name) as memory:
@@ -112,7 +112,7 @@ def _read_affine(quantizer: Quantizer, name: str) -> Affine:
 
 
 def explain_out_of_bounds(view: Strided) -> str | None:
-    """Return why the view is not inside its storage, in a few words; None if it is."""
+    """Return why the view is not inside its storage, in a few words; None if the view is inside."""
     if len(view.shape) != len(view.strides):
         return f"the tensor has {len(view.shape)} dimensions but {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
@@ -129,7 +129,7 @@ def explain_out_of_bounds(view: Strided) -> str | None:
 
 
 def count_span(view: Strided) -> int:
-    """Return the number of elements from the first to the last that the view uses, both included."""
+    """Return the number of stored elements from the first to the last element of the view, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
@@ -149,13 +149,13 @@ def skip_expanded(view: Strided) -> UnexpandedView:
 
 
 def to_memory_order(view: Strided) -> Strided:
-    """Return a view of the same elements, each once, in ascending order of memory."""
+    """Return a view of the same elements in ascending order of memory."""
     dims = sorted(zip(view.shape, view.strides, strict=True), key=lambda dim: -dim[1])
     return replace(view, shape=tuple(size for size, _ in dims), strides=tuple(stride for _, stride in dims))
 
 
 def explain_overlap(view: Strided) -> str | None:
-    """Return why a view is not read: its windows overlap so much that reading takes too long. None if it can be."""
+    """Return why a view is not read: it repeats its stored elements too often. None if the view can be read."""
     count, stored_count = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored_count):
         return None
@@ -215,7 +215,7 @@ def read_items(view: Strided) -> Iterator[Array]:
 
 
 def is_packed(dtype: str) -> bool:
-    """Return whether several elements share a byte."""
+    """Return whether several elements of this dtype share a byte."""
     element = find_element(dtype)
     return dtype in QUANTIZED and element is not None and element.values > 1
 
@@ -236,7 +236,7 @@ def count_codes(view: Strided, decoder: Decoder) -> Array:
 
 
 def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
-    """Yield the stored items as numpy views in order, with an additional axis if an element has several items.
+    """Yield the stored items in order as numpy arrays, with a last axis if an element has several items.
 
     Yields a single view for memory, and a view into a buffer for each band of a file.
     """
@@ -262,7 +262,7 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
 def _locate_block(
     index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the offset in bytes of a block from `_iter_block_indices`, and its shape with all dimensions."""
+    """Return the offset in bytes of a block from `_iter_block_indices`, and the block's shape with all dimensions."""
     full_index = (*index, *[slice(None)] * (len(shape) - len(index)))
     ranges = [
         position.indices(size)[:2] if isinstance(position, slice) else (position, position + 1)
@@ -275,7 +275,7 @@ def _locate_block(
 def _gather(
     source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffers: Decoder
 ) -> tuple[Array, tuple[int, ...]]:
-    """Read each element once; return the memory with the elements, and their strides in it, in bytes."""
+    """Read each element once into a buffer. Return the buffer, and the strides of the elements in it, in bytes."""
     order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
     sizes = [shape[axis] for axis in order]
     # Add a cache line to rows at distances of a power of two, because they would share a few cache lines.
@@ -291,7 +291,7 @@ def _gather(
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
-    """Yield elements that share bytes, in order across rows; torch keeps these tensors contiguous."""
+    """Yield the codes of elements that share bytes, in order across rows. torch keeps such tensors contiguous."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
@@ -314,7 +314,7 @@ def _read_bytes(memory: Array | Range, start: int, stop: int) -> Array:
 
 
 def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
-    """Return why elements of `dtype` cannot be read as numbers, or None. `has_scale`: the scale is known."""
+    """Return why elements of `dtype` cannot be read as numbers, else None. `has_scale`: their scale is known."""
     element = find_element(dtype)
     if dtype in BLOCK_SIZES:
         return explain_unreadable_blocks(dtype) or f"statecli compares blocks of {dtype} only as stored bytes"
@@ -344,7 +344,7 @@ def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array
 
 
 def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
-    """Return the values of stored items as `read_values` yields them; `start` is the number of the first element.
+    """Convert stored items to the values that `read_values` yields; `start` is the index of the first element.
 
     Applies scale, conjugation and negation, which are lazy in torch.
     """
@@ -393,7 +393,7 @@ def read_all_values(data: TensorData, name: str = "tensor") -> Array:
 
 
 def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
-    """Return rows [start, stop) of a matrix. `data` must have strides."""
+    """Return rows [start, stop) of the matrix `data`, which must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
     return read_all_values(rows, name).reshape(rows.shape)
@@ -420,14 +420,14 @@ def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterato
 
 
 def is_plain(data: TensorData) -> bool:
-    """Return whether the elements are in the order of the storage and need no conversion."""
+    """Return whether the elements of a tensor are stored in order and need no conversion."""
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
     return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
 
 
 def find_piece(data: TensorData) -> Piece | None:
-    """Return where the elements begin; None if they are not contiguous or need a conversion."""
+    """Return the location of a tensor's elements; None if they are not contiguous or need a conversion."""
     element, storage = find_element(data.dtype), data.storage
     if element is None or storage.packing is not None or storage.boxes is not None or not is_plain(data):
         return None

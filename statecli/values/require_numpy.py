@@ -1,4 +1,4 @@
-"""Import numpy where values are read, or name the package to install."""
+"""Import modules that need numpy, and name the package to install if numpy is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEMORY_ERROR_TEXT = compile_on_use(r"failed to map segment|cannot allocate memo
 
 @contextmanager
 def require_numpy() -> Iterator[None]:
-    """Let the block import modules that read values.
+    """Convert a failed import of numpy in the block to an error that names the package to install.
 
     Raises MissingDependency if numpy is not installed, MemoryError if memory is too small for it.
     """

@@ -22,7 +22,7 @@ from statecli.values.tally import EQUAL_TALLY, Tally
 
 
 class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Locations of both tensors of a pair, in bytes. Candidates sort by files, then by offsets."""
+    """Locations of both tensors of a small pair. Candidates sort by their files, then by their offsets."""
 
     before_path: str
     after_path: str
@@ -35,7 +35,7 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def compare_small_pairs(pairs: Sequence[tuple[TensorInfo, TensorInfo]], options: CompareOptions) -> dict[int, Tally]:
-    """Return the tallies of the compared pairs, by pair number. Tasks must compare all other pairs."""
+    """Compare pairs of small adjacent tensors. Return tallies by pair number; tasks must compare all other pairs."""
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
     with keep_files_open():

@@ -1,4 +1,4 @@
-"""Compare two sparse tensors by their values, in any layouts.
+"""Compare two sparse tensors by their values, whether or not their layouts are equal.
 
 A value that is not stored is zero; values stored twice at a place are summed. Indices in a file are not trusted: a
 self-contradictory tensor is reported, not compared. The layouts:
@@ -137,16 +137,16 @@ class _Side(NamedTuple):
             raise MalformedError(message) from _InvalidIndices(problem)
 
     def require_inside(self, index: Array, size: int) -> None:
-        """Raise `MalformedError` unless all indices are in range(size)."""
+        """Raise `MalformedError` unless all indices are from 0 to `size` - 1."""
         is_inside = not index.size or bool(index.min() >= 0 and index.max() < size)
         self.require(is_inside, f"stores indices outside its shape {list(self.shape)}")
 
     def read_integers(self, name: str) -> Array:
-        """Return the whole part as flat int64."""
+        """Return all elements of the inner tensor `name`, flat, as int64."""
         return np.asarray(self.read_part(name), np.int64)
 
     def read_part(self, name: str) -> Array:
-        """Return the whole part, flat. Raises `UnreadableError` if an element has several numbers."""
+        """Return all elements of an inner tensor, flat. Raises `UnreadableError` if an element has several numbers."""
         values = read_all_values(self.parts[name], f"{self.tensor.fqn}: {name}")
         if values.size != math.prod(self.parts[name].shape):
             raise UnreadableError(f"statecli does not compare {self.tensor.dtype} values of sparse tensors")
@@ -154,7 +154,7 @@ class _Side(NamedTuple):
 
 
 def _read_entries(tensor: TensorInfo) -> tuple[Array, Array]:
-    """Return flat indices in ascending order, without duplicates, and the values there."""
+    """Return the flat indices of the stored values, sorted and without duplicates, and the value at each index."""
     side = _open_side(tensor)
     return _sum_duplicates(_read_places(side), side.read_part("values"), tensor.dtype)
 
@@ -181,7 +181,7 @@ def _read_places(side: _Side) -> Array:
 
 
 def _compute_coo_indices(side: _Side) -> Array:
-    """Return the flat index of each value of a COO tensor; a hybrid tensor has a dense block at each place."""
+    """Return the flat index of each value of a COO tensor. In a hybrid tensor, each index has a dense block."""
     indices_shape, values_shape, shape = side.parts["indices"].shape, side.parts["values"].shape, side.shape
     is_consistent = (
         len(indices_shape) == 2
@@ -200,7 +200,7 @@ def _compute_coo_indices(side: _Side) -> Array:
 
 
 def _compute_compressed_indices(side: _Side) -> Array:
-    """Return the flat index of each value of a tensor with compressed rows or columns."""
+    """Return the flat index of each value of a CSR, CSC, BSR or BSC tensor."""
     starts, plain_shape, values_shape = (side.parts[name].shape for name in PARTS_OF_LAYOUT[side.tensor.layout])
     compressed = 0 if side.tensor.layout in ("sparse_csr", "sparse_bsr") else 1
     batch = starts[:-1]
@@ -229,7 +229,7 @@ def _compute_compressed_indices(side: _Side) -> Array:
 
 
 def _expand_compressed(side: _Side, count: int, size: int, stored_count: int) -> Array:
-    """Return, for each place, its compressed index: the row or the column."""
+    """Return the compressed index of each stored value or block: its row, or its column in CSC and BSC."""
     starts = side.read_integers("compressed_indices").reshape(count, size + 1)
     # Compare neighbours, because differences of arbitrary numbers can wrap around to valid ones.
     is_rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
@@ -242,7 +242,7 @@ def _expand_compressed(side: _Side, count: int, size: int, stored_count: int) ->
 
 
 def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
-    """Return the flat index of each element of the dense blocks at `places`."""
+    """Return the flat index of each element, for dense blocks of shape `dense` at the indices `places`."""
     size = math.prod(dense)
     return np.asarray((places.reshape(-1, 1) * size + np.arange(size)).reshape(-1))
 
@@ -251,7 +251,7 @@ def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
 
 
 def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Array]:
-    """Return each index once, in ascending order, with the sum of its values, added in their own type and order.
+    """Return each index once, sorted, with the sum of its values. Values are added in their own type and order.
 
     `to_dense` does the same. `coalesce` adds in any order, so its last digit may differ.
     """
@@ -273,7 +273,7 @@ def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Ar
 
 
 def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
-    """Return the sum of each run of values (float16 or bfloat16 as float32), rounded to the type at each step."""
+    """Return the sum of each run of values, rounded to float16 or bfloat16 after each addition."""
     counts = np.diff(starts, append=values.size)
     if counts.max() > MAX_DUPLICATES:
         raise UnreadableError(f"stores more than {MAX_DUPLICATES:,} {dtype} values at one index, the limit of statecli")

@@ -1,4 +1,4 @@
-"""Compute statistics of a checkpoint's tensors (without torch) and of live tensors.
+"""Compute statistics of tensors in a checkpoint, without torch, and of live torch tensors.
 
 Values are read chunk by chunk; `Facts` of chunks are merged. For big tensors of some one-byte types only the number of
 each code is counted, because the statistics follow exactly from these counts.
@@ -79,7 +79,7 @@ def summarize_view(view: Strided, decoder: Decoder) -> Facts:
 
 
 def _compute_code_values(view: Strided, decoder: Decoder) -> Array:
-    """Return the value of each code of the view's type, scaled if it is quantized."""
+    """Return the value of each code of the view's dtype, dequantized if the tensor is quantized."""
     scaled = code_values(view.dtype)
     if view.affine is None:
         return scaled
@@ -105,7 +105,7 @@ def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
 
 
 def explain_no_data(tensor: TensorInfo) -> str:
-    """Return why a tensor without `data` has no values to read, in a few words."""
+    """Return why a tensor without `data` has no statistics, in a few words."""
     if tensor.parts:
         names = ", ".join(name for name, _ in tensor.parts)
         return f"stored as several tensors ({names}), so statistics are not available"
@@ -170,7 +170,7 @@ def _add_implicit_zeros(
 
 
 class StatsTask(TensorTask, frozen=True, gc=False):
-    """Compute the statistics of a tensor, and verify the checksums of `storages`, if no earlier task does."""
+    """Compute the statistics of a tensor, and verify the checksums of `storages`, which no earlier task verifies."""
 
     storages: tuple[ByteRange, ...]
 

@@ -1,4 +1,4 @@
-"""Summarize some of a tensor's values, and merge two summaries.
+"""Summarize a part of a tensor's values, and merge two summaries.
 
 Moments merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept instead of sums
 and squares, because they do not overflow if the values do not, and lose no digits far from zero.
@@ -22,14 +22,14 @@ DIGEST_MASK = (1 << 64) - 1
 
 
 class Moments(msgspec.Struct, frozen=True, gc=False):
-    """Mean and population deviation of the finite values; `finite` is their number. See the module for merging."""
+    """Mean and population standard deviation of the finite values, and the number `finite` of these values."""
 
     finite: int = 0
     mean: float = 0.0
     deviation: float = 0.0
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of both. The order of merging changes only the last bits."""
+        """Return the moments of the values of both. The order of merging changes only the last bits."""
         if not (self.finite and other.finite):
             return self if self.finite else other
         count = self.finite + other.finite
@@ -81,13 +81,13 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     contradiction: str | None = None
 
     def merge(self, other: Facts) -> Facts:
-        """Return the facts of both."""
+        """Return the facts about the elements of both."""
         if not other.elements or not self.elements:
             return other if not self.elements else self
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
 
     def repeat(self, count: int) -> Facts:
-        """Return the facts of the same elements repeated `count` times (at least 1), in unknown order."""
+        """Return the facts about the same elements repeated `count` times (at least once), in unknown order."""
         if count == 1:
             return self
         names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")
@@ -141,7 +141,7 @@ _MERGE_RULES: dict[str, Rule] = {
 
 
 def join_reasons(reason: str | None, further: str) -> str:
-    """Return both reasons on one line, or the second alone."""
+    """Join two reasons in one line; return the second alone if the first is None."""
     return f"{reason}; {further}" if reason else further
 
 
@@ -199,7 +199,7 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
 
 
 def summarize_codes(counts: Array, values: Array) -> Facts:
-    """Return the facts of elements whose code i, with the value or row `values[i]`, occurs `counts[i]` times."""
+    """Return the facts of elements given as counts: code i occurs `counts[i]` times and has the value `values[i]`."""
     counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
     elements = int(counts.sum())
     occurs, finite = counts > 0, np.isfinite(values)

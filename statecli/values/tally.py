@@ -32,7 +32,7 @@ class Wide(NamedTuple):
     exponent: int = 0
 
     def add(self, other: Wide) -> Wide:
-        """Return the sum, with the larger exponent of the two."""
+        """Return the sum of both numbers."""
         if not other.mantissa:
             return self
         if not self.mantissa:
@@ -66,12 +66,13 @@ def _mantissa_at(sum_: Wide, exponent: int) -> float:
 
 
 class Tally(NamedTuple):
-    """Sums over the positions that are finite on both sides (`finite` of them), and counts over all positions.
+    """Sums over the positions where both tensors are finite (`finite` of them), and counts over all positions.
 
     Attributes:
-        first: Flat index of the first changed element in C order; None if nothing changed. sum_abs: Sum of |Δ|.
-            squares, before, after, product: Sums of Δ², before², after², and before · after. left_out: Number of
-            positions that are not finite on at least one side.
+        first: Flat index of the first changed element in C order; None if nothing changed.
+        sum_abs: Sum of |Δ|.
+        squares, before, after, product: Sums of Δ², before², after², and before · after.
+        left_out: Number of positions that are not finite on at least one side.
         lost: Number of changed positions among `left_out`.
     """
 
@@ -92,11 +93,11 @@ class Tally(NamedTuple):
     lost: int = 0
 
     def merge(self, other: Tally) -> Tally:
-        """Return the sums of both. The order of additions affects the last digit, so callers keep the order fixed."""
+        """Return the tally of both blocks. The order of merging affects the last digit, so callers keep it fixed."""
         return other if self is EQUAL_TALLY else Tally(*merge_fields(_MERGE_RULES, self, other))
 
     def shift(self, start: int) -> Tally:
-        """Return the tally of the same block if it began at element `start`."""
+        """Return the tally of the same block if it began at element `start` of the tensor."""
         return self if self.first is None else self._replace(first=self.first + start)
 
     def to_delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:
@@ -129,7 +130,7 @@ class Tally(NamedTuple):
         )
 
     def _keep_representable(self, value: float | None) -> float | None:
-        """Return a value in the range of float64; None for infinity, and for a 0 that was rounded down."""
+        """Return the value, or None if float64 cannot represent it: it is infinite, or was rounded down to 0."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value
@@ -138,7 +139,7 @@ class Tally(NamedTuple):
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).to_float()
 
     def _explain_undefined(self, relative: float | None, *statistics: float) -> str | None:
-        """Return why a number is not available; None if all numbers are."""
+        """Return why a statistic is not available; None if all statistics are available."""
         if not all(map(math.isfinite, statistics)):
             return "some differences are too large for float64"
         if relative is None:

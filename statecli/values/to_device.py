@@ -47,7 +47,7 @@ class Arrival:
 
 
 def place_on_device(state: ModelState, device: str, progress: Progress | None = None) -> ModelState:
-    """Return `state` with `after` filled: the device of each tensor after loading, and whether its bytes arrived.
+    """Return `state` with `after` set for each tensor: its device after loading, and whether its bytes arrived.
 
     Checksums of all bytes read are verified. On `meta`, each tensor is created with its dtype and shape; its bytes are
     read and checksummed, and `note` reports that they were not compared.
@@ -82,7 +82,7 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
 
 
 def resolve_device(device: str) -> Device:
-    """Return the device named `device`, with its index, after an allocation on it.
+    """Return torch's device for the name `device`, with its index, after a test allocation on it.
 
     Raises `UsageError` or `MissingDependency`, each with a remedy.
     """
@@ -156,7 +156,7 @@ def _send_once(data: TensorData, name: str, device: Device, cache: dict[tuple[By
 
 
 def _place_on_meta(data: TensorData, name: str) -> Arrival:
-    """Create the tensor on meta and read its bytes, unless verifying their checksum read them already."""
+    """Create the tensor on meta. Read its bytes, unless the check of their checksum has read them already."""
     torch = _import_torch()
     dtype = getattr(torch, data.dtype, None)
     strides = contiguous_strides(data.shape) if data.strides is None else data.strides
@@ -193,7 +193,7 @@ def _choose_plain_dtype(torch: Any, dtype: DType) -> DType:
 
 
 def _send_and_compare(byte_range: ByteRange, dtype_name: str, name: str, device: Device) -> Arrival:
-    """Copy a storage to the device and back, and compare."""
+    """Copy a storage to the device and back, and compare the bytes with those in the file."""
     torch = _import_torch()
     dtype = getattr(torch, dtype_name, None)
     dtype = _choose_plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
@@ -213,7 +213,7 @@ def _send_and_compare(byte_range: ByteRange, dtype_name: str, name: str, device:
 
 
 def _copy_back(torch: Any, chunk: Any, dtype: DType, device: Device) -> Any:
-    """Return the chunk's bytes after a copy to the device, as elements of `dtype` if the chunk has whole elements."""
+    """Return a chunk's bytes after a copy to the device and back, as `dtype` if it has only whole elements."""
     source = torch.from_numpy(chunk)
     if chunk.size % dtype.itemsize == 0:
         source = source.view(dtype)
