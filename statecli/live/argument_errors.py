@@ -135,10 +135,9 @@ def suggest_arguments(spec: ModelSpec, callee: Callee, error: BaseException) -> 
 
 
 def list_attempts(spec: ModelSpec, callee: Callee, error: BaseException) -> tuple[str, ...]:
-    """Return specs to try after an error that does not name a missing argument.
+    """Return model specs to try after an error that does not name a missing argument.
 
-    In these lines, names are quoted, an argument has another value or is left out, or the arguments are from an
-    example.
+    The specs quote names, change or omit an argument, or take the arguments from an example.
     """
     if spec.is_file:
         return ()
@@ -185,14 +184,14 @@ def _list_documented(spec: ModelSpec, callee: Callee) -> list[str]:
 
 
 def _quote_names(value: Any) -> Any:
-    """Convert an unquoted plain name to a string ('resnet18' for resnet18). Return other values unchanged."""
+    """Convert an argument that is a bare name to a string ('resnet18' for resnet18). Return other values unchanged."""
     return value.name if isinstance(value, ObjectName) and value.module is None and "." not in value.name else value
 
 
 def _advise_modules(
     spec: ModelSpec, callee: Callee, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
-    """Return specs that pass modules for arguments whose default is None; None if no argument takes a module."""
+    """Return advice with a model spec that passes modules for arguments whose default is None; else None."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
@@ -234,7 +233,7 @@ def _write_objects(spec: ModelSpec, callee: Callee, signature: inspect.Signature
 
 
 def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
-    """Return the spec with `[3]` in place of `3` for each argument that accepts only sequences."""
+    """Return the model spec with `[3]` in place of `3` for each argument that accepts only sequences."""
     parameters = dict(signature.parameters)
 
     def write(name: str, value: Any) -> Any:
@@ -260,7 +259,7 @@ def _find_refusing_class(error: BaseException, text: str) -> type | None:
 
 
 def _unquote_numbers(value: Any) -> Any:
-    """Return an argument with a number in place of each number in quotes, at any depth."""
+    """Replace each quoted number in an argument ('3') with the number, also inside lists and calls."""
     if type(value) is str:
         return ObjectName(value) if _NUMBER.fullmatch(value) else value
     return map_items(value, _unquote_numbers)
@@ -292,7 +291,7 @@ def _is_configured_folder(value: str) -> bool:
 
 
 def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return an error with a corrected spec if a transformers class got a wrong configuration; None otherwise.
+    """Return an error with a corrected model spec if a transformers class got a wrong configuration; else None.
 
     The configuration is a dict, or of another class, or the fields of the configuration are passed as arguments.
     """
@@ -323,7 +322,7 @@ def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None
 
 
 def _explain_fields(spec: ModelSpec, callee: Callee, config_class: type) -> ModelError | None:
-    """Return an error with a corrected spec if a transformers class got configuration fields as its own arguments."""
+    """Return an error with a corrected spec if a transformers class got fields of its configuration as arguments."""
     fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
     if not fields or spec.args or not _has_parameter(callee, "config"):
         return None
@@ -357,7 +356,7 @@ def _format_line(spec: ModelSpec, values: Mapping[str, Any]) -> str:
 
 
 def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tuple[str, ...]:
-    """Return specs to try, with numbers for the missing arguments; () for a class in a user's file."""
+    """Return model specs to try, with numbers for the missing arguments; () for a class in a user's file."""
     if spec.is_file:
         return ()
     values = (write_values(spec, callee, missing, number) for number in TRIED_NUMBERS)
@@ -366,7 +365,7 @@ def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tupl
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:
-    """Return the spec of the class that has the method (`SchNet` for `SchNet.from_qm9_pretrained`) in a list, or []."""
+    """Return [spec of the model class] for one of its methods, such as `SchNet.from_qm9_pretrained`; else []."""
     owner: Any = sys.modules.get(spec.module)
     for name in spec.attribute.split(".")[:-1]:
         owner = getattr(owner, name, None)
@@ -402,7 +401,7 @@ def _explain_mismatch(spec: ModelSpec, callee: Callee, mismatch: Exception) -> M
 
 
 def _write_accepted(spec: ModelSpec, callee: Callee) -> tuple[str, ...]:
-    """Return specs that pass the unknown keyword arguments in a dict, in a list or by position, or omit them.
+    """Return model specs that pass the unknown arguments in a dict, in a list or by position, or omit them.
 
     `ModuleDict(a=Linear(2, 3))` takes a dict, `Sequential` takes modules.
     """
@@ -429,7 +428,7 @@ def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]
 
 
 def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return an error with a spec that moves the unknown arguments into a configuration object; None if impossible.
+    """Return an error with a model spec that moves unknown arguments into a configuration object; else None.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
@@ -462,7 +461,7 @@ def _suggest_renamed(spec: ModelSpec, callee: Callee, candidates: Iterable[str])
 
 
 def _rename_unknown(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -> ModelSpec:
-    """Return the spec with each unknown argument in `candidates` renamed to the most similar parameter."""
+    """Return the model spec with each unknown argument in `candidates` renamed to the most similar parameter."""
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
     new_name_by_old = {
@@ -490,7 +489,7 @@ def _find_arguments_passed_on(spec: ModelSpec, callee: Callee, error: TypeError)
 
 
 def _takes_object(callee: Callee, name: str) -> bool:
-    """Return True if an argument takes an object, for example a configuration, that no command line can spell."""
+    """Return True if the argument takes an object, such as a configuration, that a command line cannot express."""
     return takes_object(name, get_annotation_text(inspect.signature(callee).parameters[name]))
 
 
@@ -511,7 +510,7 @@ def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> s
 
 
 def find_missing_arguments(callee: Callee, spec: ModelSpec) -> list[str]:
-    """Return the required arguments that the spec does not give; [] if the object has no signature."""
+    """Return the names of required arguments that are missing in the spec; [] if the callee has no signature."""
     try:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):

@@ -112,7 +112,7 @@ class Origins:
         return entry[1].get(name, by_class)
 
     def locate_caller(self, module: nn.Module, name: str) -> tuple[str, int] | None:
-        """Return the user's line of code that ran the library's assignment, or None."""
+        """Return the line of user code that called the library function which assigned the attribute, or None."""
         entry = self._lines.get(id(module))
         is_known = entry is not None and entry[0]() is module and name in entry[1]
         return self._callers.get((id(module), name)) if is_known else None
@@ -125,7 +125,7 @@ class Origins:
         return (id(module), name) in self._repeated
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:
-        """Return `place` with its file name as shown to users; None for a line of statecli."""
+        """Return the source line `place` with its file name as shown to users; None for a line of statecli."""
         if place is None or place[0].startswith(("<", PACKAGE_FOLDER)):
             return None  # for example a class of torch, which statecli itself calls
         return Origin(format_path(place[0], self._typed_paths), place[1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Assignment:
-    """An assignment as written in the file.
+    """Assignment to an attribute, as written in its source file.
 
     `owner`: the object of the target (`self`); `is_early`: the statement is before `super().__init__()`. `targets`: all
     names assigned at once (`self.x = y = …`), the tensor's first; `is_unpacked`: several values go to several names;
@@ -34,7 +34,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class AttributeUse:
-    """A use of an attribute, other than the assignment that creates it.
+    """Use of an attribute in a source file, other than the assignment that creates it.
 
     `action`: `read`, `stored` (as a whole, in a result or under a key), `set` (assigned), `augment` (`+=`), `item` (an
     item is assigned), `left operand` and `right operand` (of `+`), `out` (the argument of this name), `batch_norm`,
@@ -178,7 +178,7 @@ def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def read_assignment(place: tuple[str, int] | None, name: str) -> Assignment | None:
-    """Return the assignment to `name` in the statement at file and line `place`; None if it is not plain."""
+    """Return the assignment to `name` at file and line `place`; None if the statement is not a plain assignment."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_assignment(file, place[1], name)
 
@@ -210,7 +210,7 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
 
 
 def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
-    """Return the other code on the statement's lines: before it on the first line, and from `;` on after it."""
+    """Return the other code on the lines of a statement: before it, and after it from `;` on."""
     code_before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
     code_after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
     return code_before, code_after if code_after.lstrip().startswith(";") else ""

@@ -66,7 +66,7 @@ def build(
 
 
 def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
-    """Return the error with an example model of the same library, if its advice still contains `...`."""
+    """Return the error with an example model of the same library, if the error's advice still contains `...`."""
     example = find_example(spec.module) if "..." in (error.advice or "") else None
     if example is None or example in str(error):
         return error
@@ -75,7 +75,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with a corrected spec that builds, because the class may refuse the first correction too."""
+    """Return the error with a corrected model spec that builds, because the first correction may be refused too."""
     if ".py:" in error.line:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
@@ -85,7 +85,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
 
 
 def _build_line(text: str) -> object:
-    """Build the model of a suggested spec without initial values: on meta, or on the CPU if that fails."""
+    """Build the model of a suggested model spec without initial values: on meta, or on the CPU if that fails."""
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:
@@ -170,7 +170,7 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
 
 
 def _find_model_of_config(config_class: Any) -> str | None:
-    """Return the target that builds the model of a transformers configuration class; None for other classes."""
+    """Return a spec for the model that a transformers configuration class configures; None for other classes."""
     auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
     kind = getattr(config_class, "model_type", None)
     if auto_class is None or not kind or not hasattr(config_class, "from_dict"):
@@ -205,7 +205,7 @@ def _is_model_of(module: types.ModuleType, name: str) -> bool:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed torch, Python and numpy. `torch.manual_seed` runs only with a GPU, because absent devices cost it 5 ms."""
+    """Seed torch, Python and numpy. Without a GPU, `torch.manual_seed` is not called, because it takes 5 ms."""
     import torch
 
     seed_cpu_generators(seed)

@@ -53,7 +53,7 @@ def parse_call(code: str) -> ast.Call:
 
 
 def _list_free_names(call: ast.Call) -> set[str]:
-    """Return the names that the code reads and does not define."""
+    """Return the names that the code reads but does not define."""
     nodes = list(ast.walk(call))
     loaded_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     assigned_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -59,7 +59,7 @@ def names_model(config: str) -> bool:
 def find_config_file(path: str, default: str = "") -> str:
     """Return the configuration file in a folder, or the file itself. Raises UsageError if there is no such file.
 
-    `default`: the target with the default configuration, for the error.
+    `default`: a spec with the default configuration, which the error suggests.
     """
     if not files.is_folder(path):
         if files.exists(path):

@@ -66,7 +66,7 @@ def remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def disable_hub() -> AbstractContextManager[None]:
-    """Disable the hub while the block runs, because a configuration may name repositories."""
+    """Disable the Hugging Face hub while the block runs, because a configuration may name repositories."""
     from huggingface_hub import constants
 
     return replace_attribute(constants, "HF_HUB_OFFLINE", True)
@@ -85,7 +85,7 @@ def silence_logging(logging: Any) -> Iterator[None]:
 
 @contextmanager
 def limit_registrations(config: str) -> Iterator[None]:
-    """Raise ModelError if the block registers more than MAX_REGISTERED modules and parameters or takes MAX_SECONDS."""
+    """Raise ModelError if the block registers too many modules and parameters, or takes too long for them."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()

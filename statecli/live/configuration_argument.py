@@ -131,14 +131,14 @@ def _has_fields(config_class: type, field_names: set[str]) -> bool:
 
 
 def is_configuration(value: type) -> bool:
-    """Return True for a class that holds settings."""
+    """Return True if the class is a dataclass, has a `from_dict`, or has a name such as `NetConfig`."""
     return (
         dataclasses.is_dataclass(value) or hasattr(value, "from_dict") or value.__name__.endswith(_CONFIGURATION_ENDS)
     )
 
 
 def build_from_json(spec: ModelSpec, path: str, config_class: type[Any]) -> Any:
-    """Build a configuration from a file. Raises ModelError, UsageError."""
+    """Build a configuration from a JSON file. Raises ModelError, UsageError."""
     folder, name = files.split(path)
     document = config_files.read_document(folder or ".", name)
     if not _has_from_dict(config_class):
@@ -151,13 +151,13 @@ def build_from_json(spec: ModelSpec, path: str, config_class: type[Any]) -> Any:
 
 
 def _has_from_dict(config_class: type) -> bool:
-    """Return True if `from_dict` of the class builds the configuration; False if the class takes the fields."""
+    """Return True if `from_dict` of the class builds the configuration; False if its constructor takes the fields."""
     is_plain = dataclasses.is_dataclass(config_class) and not is_of_transformers(config_class)
     return hasattr(config_class, "from_dict") and not is_plain
 
 
 def is_of_transformers(config_class: type) -> bool:
-    """Return True for a configuration class of transformers or a subclass. The keys in its file are not its fields."""
+    """Return True for a configuration class of transformers, whose file may have keys that are not fields."""
     return any(base.__module__ == "transformers.configuration_utils" for base in config_class.__mro__)
 
 

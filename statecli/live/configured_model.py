@@ -1,4 +1,4 @@
-"""Build the model that a configuration file names, with the installed library of its class, on any device.
+"""Build the model that a configuration file names, on any device, with the library that defines its class.
 
 `bert/config.json` (transformers, diffusers, timm) and `minilm/modules.json` (sentence-transformers) are specs, and so
 are `transformers:BertModel(config='bert')` and `diffusers:UNet2DModel('unet/config.json')`. Nothing is downloaded, and
@@ -36,7 +36,7 @@ _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:
-    """Return the spec for the class that the config.json of a checkpoint names; `path` is the checkpoint or its folder.
+    """Return a model spec for the class that a checkpoint's config.json names; `path` is the checkpoint or its folder.
 
     Raises UsageError if the folder has no configuration, or the configuration names no class.
     """
@@ -54,12 +54,12 @@ def build_spec_text(path: str) -> str:
 
 
 def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
-    """Return the spec for the class that the configuration file `path` names. The user typed the spec `text`."""
+    """Return a model spec for the class that the configuration file `path` names. The user typed `text`."""
     return _name_build(text, None, Library.TRANSFORMERS, path, {}, options)
 
 
 def resolve_config(spec: ModelSpec) -> ModelSpec:
-    """Return the spec that builds a transformers, diffusers or sentence-transformers class from its configuration.
+    """Return a model spec that builds a transformers, diffusers or sentence-transformers class from its configuration.
 
     Other specs are unchanged.
     """
@@ -86,7 +86,7 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
 
 
 def _check_weights(spec: ModelSpec, name: str) -> None:
-    """Raise UsageError for `from_pretrained` of a folder that has a configuration and no weights."""
+    """Raise UsageError if `from_pretrained` gets a folder with a configuration but without weights."""
     class_name, _, method = name.rpartition(".")
     folder = spec.args[0] if len(spec.args) == 1 else None
     if method != "from_pretrained" or type(folder) is not str or not os.path.isfile(os.path.join(folder, CONFIG)):
@@ -104,7 +104,7 @@ def _name_build(
 
 
 def _spell_default(name: str, config: str) -> str:
-    """Return a spec for a transformers class with its default configuration; "" for an unknown class.
+    """Return a model spec for a transformers class with its default configuration; "" for an unknown class.
 
     `config`: the typed text, from which an Auto class chooses the model.
     """
@@ -129,7 +129,7 @@ class ConfiguredClass(NamedTuple):
 
 
 def find_class(spec: ModelSpec) -> ConfiguredClass:
-    """Return the class of a spec that is built from a configuration. Raises UsageError."""
+    """Return the class that a spec builds from a configuration. Raises UsageError."""
     name, library, config, _ = spec.args
     config = find_config_file(config)
     folder = files.get_folder(config) or os.curdir

@@ -32,22 +32,22 @@ from statecli.live.suggested_target import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
-#: Size of a layer in a suggested line.
+#: Size of a layer in a suggested spec.
 _EXAMPLE_SIZE = 3
-#: Module in place of the name of a variable, in a suggested line.
+#: Module in place of the name of a variable, in a suggested spec.
 _EXAMPLE_MODULE = "torch.nn.Linear(2, 3)"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a call, as objects."""
+    """Positional and keyword arguments of a call, as Python objects."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Arguments:
-    """Return the arguments of a spec as Python objects, which are new at each call. Raises ModelError."""
+    """Return the arguments of a model spec as Python objects, which are new at each call. Raises ModelError."""
     scope = Scope.around(spec, module, callee)
     try:
         arguments = _resolve_all(scope, spec.args, spec.kwargs)
@@ -60,7 +60,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee)
 
 
 def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> ModelError:
-    """Return the error with specs that replace unknown names with values; the error itself if no value is known.
+    """Return the error with model specs in which values replace unknown names; unchanged if no value is known.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """
@@ -147,7 +147,7 @@ def _check_signature(scope: Scope, call: ObjectCall, callee: type, arguments: Ar
 
 
 def _advise_call(scope: Scope, call: ObjectCall, callee: type, names: Sequence[str]) -> Advice:
-    """Return advice for a call in the spec: rename an unknown argument, add missing arguments, or list valid names."""
+    """Return advice for a call in the model spec: rename an argument, add missing arguments, or list valid names."""
     kwargs, similar_name = dict(call.kwargs), ""
     unknown = next((key for key in kwargs if key not in names), None)
     if unknown is not None:

@@ -183,7 +183,7 @@ class DeviceWatch:
         return True
 
     def record_results(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Record the sources of the results. A tensor written in place also gets the sources of the inputs."""
+        """Record the sources of an operator's results. A tensor written in place also gets its inputs' sources."""
         tensors = list_tensors(out)
         if not tensors:
             return
@@ -362,7 +362,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing call that must share a device. For a table on `device`, indices may differ."""
+    """Return the tensors of an indexing call that must share a device. If the table is on it, indices need not be."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
         # The indices are legal: the table, and the values written to the table, are on the wrong device.
@@ -414,7 +414,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _get_storage_id(tensor: torch.Tensor) -> int | None:
-    """Return the id of the storage; None for a layout without storage."""
+    """Return the id of a tensor's storage; None if its layout has no storage."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
@@ -435,5 +435,5 @@ def list_tensors(*values: Any) -> list[torch.Tensor]:
 
 
 def get_operator_name(func: Any) -> str:
-    """Return the operator's name without its overload: `add` of `aten.add.Tensor`."""
+    """Return the operator's name without its overload: `add` for `aten.add.Tensor`."""
     return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else str(func.__name__)

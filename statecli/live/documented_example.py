@@ -25,7 +25,7 @@ _MAX_CALL_CHARACTERS = 2000
 
 
 def list_lines(spec: ModelSpec, callee: Callee, scope: Scope) -> list[str]:
-    """Return specs with arguments from examples in a class's docstring. Arguments that the user typed come first."""
+    """Return model specs with arguments from a class's docstring examples. Arguments that the user typed come first."""
     lines = []
     for args, kwargs in _iter_calls(callee):
         with suppress(StateError):

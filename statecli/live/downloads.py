@@ -142,7 +142,7 @@ class Refusal(NamedTuple):
 
 
 def find_refusal(error: BaseException) -> Refusal | None:
-    """Return the refused download that is the cause of an error; None for another error."""
+    """Return the refused download that caused an error; None for other errors."""
     source = next(filter(None, map(_get_source, iter_causes(error))), None)
     if source is None or _are_allowed():
         return None

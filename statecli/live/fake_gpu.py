@@ -1,4 +1,4 @@
-"""Fake a CUDA device without values: tensors report to be on the device and have no data.
+"""Fake a CUDA device without values: tensors claim to be on the device, but have no data.
 
 FakeTensorMode computes shapes only. The device is `lazy:0`, known to every build of torch and implemented by none: on
 `cuda:0` a build without CUDA aborts the process. A `DeviceWatch` above the mode checks CUDA's rules. The model's own
@@ -63,7 +63,7 @@ def describe_failure(reason: str, cause: BaseException | None) -> str:
 
 
 def describe_device_after_move(tensor: torch.Tensor, record: MoveRecord) -> str:
-    """Return the device of a tensor after a fake move. A lazy parameter counts as moved, as on CUDA."""
+    """Return the device of a tensor after a fake move. Replaced and lazy parameters count as moved, as on CUDA."""
     return DISPLAY_NAME if tensor in record or is_lazy(tensor) else describe_device(tensor)
 
 
@@ -108,7 +108,7 @@ class MoveRecord:
         return id(tensor) in self.successors
 
 
-#: A context manager in which tensors may report to be on the fake device.
+#: A context manager in which tensors may claim to be on the fake device.
 FakeGpuContext = Callable[[DeviceWatch], contextlib.AbstractContextManager[MoveRecord]]
 
 
@@ -126,7 +126,7 @@ def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Watch a forward on a real GPU in the block; arguments that CUDA would refuse are moved as on the fake GPU."""
+    """Watch a forward on a real GPU in the block. Arguments that CUDA would refuse are moved, as on the fake GPU."""
     with DeviceWatchMode(watch):
         yield MoveRecord(lambda: None)
 
@@ -157,7 +157,7 @@ class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_real_tensor(values: Iterable[Any]) -> bool:
-    """Return True if arguments of an operator hold a real tensor, or anything else but fake tensors and plain data."""
+    """Return True if an operator's arguments contain a real tensor, or anything but fake tensors and plain data."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor or kind in PLAIN_TYPES:
@@ -191,7 +191,7 @@ def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveReco
 
 @contextlib.contextmanager
 def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
-    """Answer queries to `torch.cuda` as for a single GPU. `is_available` stays truthful; its callers are recorded.
+    """Answer queries to `torch.cuda` as if there were one GPU. `is_available` stays truthful; its callers are recorded.
 
     Libraries call `is_available` once and would remember a wrong answer after the block.
     """
@@ -304,7 +304,7 @@ def _is_called_by_user_code() -> bool:
 
 
 def _emulate_new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Emulate the old `Tensor.new`, because torch's own creates a tensor on a device without index."""
+    """Emulate the old `Tensor.new`, because torch's own version creates a tensor on a device without index."""
     if not args:
         return like.new_empty(kwargs.pop("size", 0), **kwargs)
     if issubclass(type(args[0]), torch.Tensor):
@@ -397,5 +397,5 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor with hooks for backward."""
+    """Return True if the tensor has backward hooks."""
     return any(getattr(tensor, name, None) for name in _HOOKS)

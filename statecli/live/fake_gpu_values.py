@@ -1,7 +1,7 @@
-"""Fake a CUDA device with values: tensors report to be on the device, and their data is on the CPU.
+"""Fake a CUDA device with values: tensors claim to be on the device, but their data is on the CPU.
 
 Code that reads values (`nonzero()`, `.item()`) cannot run under FakeTensorMode. A `FakeGpuTensor` runs each operator on
-its CPU data, and the results report to be on the fake device. There is no autograd.
+its CPU data, and the results claim to be on the fake device. There is no autograd.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _get_strides(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 class FakeGpuTensor(torch.Tensor):
-    """Tensor that reports to be on `DEVICE` and runs each operator on `cpu_data`."""
+    """Tensor that claims to be on `DEVICE`, but runs each operator on `cpu_data`."""
 
     cpu_data: torch.Tensor
 
@@ -62,7 +62,7 @@ class _ValuesWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def use_fake_gpu_with_values(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Fake a GPU with values in the block: new and moved tensors may report `DEVICE`; `watch` checks each operator."""
+    """Fake a GPU with values in the block: new and moved tensors may claim to be there; `watch` checks operators."""
     with _ValuesWatchMode(watch), patch_torch() as record, torch.no_grad():
         yield record
 
@@ -88,7 +88,7 @@ def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute in float64 if the CPU has no kernel of this dtype, because only devices matter here."""
+    """Run the operator in float64 if the CPU has no kernel of its dtype, because only devices matter here."""
     try:
         return func(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:

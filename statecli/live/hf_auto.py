@@ -81,7 +81,7 @@ def import_transformers(config: str) -> Any:
 def build_transformers(name: str | None, config: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Build the class `name`, or the class that the configuration file `config` names. Raises UsageError, ModelError.
 
-    `arguments`: of the constructor, or entries of the configuration to replace.
+    `arguments`: constructor arguments, or entries that replace those of the configuration.
     """
     import torch
 
@@ -136,7 +136,7 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
 
 def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
-    """Return the nearest class that can be built from the configuration; "" if there is none."""
+    """Suggest the most similar class that can be built from the configuration; "" if there is none."""
     names = list_names(transformers)
     for similar_name in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
         own_type = getattr(getattr(getattr(transformers, similar_name, None), "config_class", None), "model_type", None)
@@ -182,7 +182,7 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
 
 
 def find_example(auto_class: Any, name: str = "") -> str | None:
-    """Return a spec for a class that the Auto class can choose, with its default configuration; None if unknown.
+    """Return a model spec for a class that the Auto class can choose, with its default configuration; None if unknown.
 
     `name`: name of a repository or a model, which may contain a model_type.
     """
@@ -250,7 +250,7 @@ def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str,
 def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
     """Build the class in `auto_map`, whose code is in the folder of `config`. Raises ModelError.
 
-    Imports the Python files of the folder: only with `--trust-remote-code`.
+    This imports the folder's Python files, so the user must give `--trust-remote-code`.
     """
     transformers = import_transformers(config)
     if files.is_remote(config):
@@ -272,7 +272,7 @@ def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mappi
 
 
 def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Map names in a checkpoint to names of the class, as `from_pretrained` loads them.
+    """Map names in a checkpoint to names of the class's tensors, as `from_pretrained` does.
 
     Names may differ by the base model's prefix, by renames, and by tensors merged or split. {} for a class of another
     library.
@@ -294,7 +294,7 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
 def build_renaming(model: nn.Module, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
     """Return the function that maps a name in a checkpoint to the names under which transformers loads the entry.
 
-    None for versions before transformers 5, because they have no such mappings.
+    Returns None for versions before transformers 5, because they have no such mappings.
     """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping

@@ -53,7 +53,7 @@ _FIRST_WORD = compile_on_use(r"[A-Z]+[a-z0-9]+")
 #: A name of initials (`PSNR`), and the letters between the initials of a class name.
 _INITIALS = compile_on_use(r"[A-Z]{2,}")
 _NOT_INITIALS = compile_on_use(r"[^A-Z]+")
-#: A class of a file, at the start of a line.
+#: A class statement at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)", re.MULTILINE)
 _module_numbers = itertools.count()
 #: Names of the modules that a spec's file imported from the file's own folder, by folder.
@@ -297,7 +297,7 @@ def _get_member(obj: Any, name: str) -> Any:
 
 
 def _find_named_class(module: Any, name: str) -> _Hint | None:
-    """Return a hint at the model class `name` in a package; None if there is no such class."""
+    """Suggest the model class `name` in a package; return None if there is no such class."""
     if not isinstance(module, types.ModuleType):
         return None
     # A library may load the module of a class only when the class is named.
@@ -307,7 +307,7 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:
-    """Return the spec with the hint's name in place of the wrong name; "" if the named object is not callable."""
+    """Return the model spec with the suggested name in place of the wrong name; "" if it is not callable."""
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
@@ -319,7 +319,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
 
 
 def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:
-    """Return a hint at a class in the package's imported modules whose name equals or resembles `name`; else None."""
+    """Suggest a class in the package's imported modules whose name equals or resembles `name`; else return None."""
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
@@ -332,7 +332,7 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
 
 
 def _find_moved_class(module: Any, name: str) -> _Hint | None:
-    """Return the model class of this name in another module of the package; None if there is none."""
+    """Suggest the model class `name` in another module of the package; return None if there is none."""
     package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if package is None or package is module or not hasattr(package, "__path__"):
         return None
@@ -342,7 +342,7 @@ def _find_moved_class(module: Any, name: str) -> _Hint | None:
 
 
 def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
-    """Return a hint at a class called `name`, or with these initials, in a module that is not imported yet."""
+    """Suggest a class called `name`, or with these initials, in a module that is not imported yet."""
     start = f"{getattr(package, '__name__', '')}."
     for folder in getattr(package, "__path__", ()):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "[!_]*.py"), recursive=True)):
@@ -361,14 +361,14 @@ def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
 
 
 def _import_quietly(name: str) -> types.ModuleType | None:
-    """Return a module of a library; None if the import fails."""
+    """Import and return a module of a library; return None if the import fails."""
     with suppress(Exception):  # any error may be ignored, because the user named another class of the library
         return importlib.import_module(name)
     return None
 
 
 def _map_model_classes(package: Any) -> dict[str, str]:
-    """Map each model class in the imported modules of a package to the shortest module name that has the class."""
+    """Map each model class in a package's imported modules to the shortest name of a module that has the class."""
     start = f"{getattr(package, '__name__', '')}."
     keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
     modules: dict[str, str] = {}

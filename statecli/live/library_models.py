@@ -74,7 +74,7 @@ def _find_diffusers_class(diffusers: Any, name: str) -> Any:
 
 
 def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
-    """Return a hint at the most similar model class, else a hint on how to name a class."""
+    """Suggest the most similar model class, or else show how to name a class."""
     for similar_name in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
         if _find_diffusers_class(diffusers, similar_name) is not None:
             return (
@@ -84,7 +84,7 @@ def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
 
 
 def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
-    """Build the model of timm that `architecture` names. Raises ModelError."""
+    """Build the timm model that the configuration's `architecture` names. Raises ModelError."""
     timm = import_library("timm", config)
     name, arguments = str(document["architecture"]), list_timm_arguments(document)
     config_guards.check_config(document, config)

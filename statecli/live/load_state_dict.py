@@ -110,7 +110,7 @@ def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, A
 
 
 def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
-    """Create a meta tensor with the dtype, shape and layout of an entry. Raises ModelError if torch cannot."""
+    """Create a meta tensor with dtype, shape and layout of an entry. Raises ModelError if torch cannot create it."""
     if tensor.note_kind is NoteKind.UNINITIALIZED:
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
         return lazy(device="meta", dtype=_get_dtype(tensor))  # type: ignore[no-any-return]
@@ -205,7 +205,6 @@ def _load_all(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> t
 
 
 def _group_by_child(local: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
-    """Return the entries below `prefix`, grouped by child."""
     entries_by_child: dict[str, dict[str, Any]] = {}
     for key, value in local.items():
         if key.startswith(prefix):

@@ -144,7 +144,7 @@ def has_own_to(module: nn.Module) -> bool:
 
 
 def has_own_cuda_only(module: nn.Module) -> bool:
-    """Return True if the class overrides `.cuda` but not `.to`, because `.to` does not call `.cuda`."""
+    """Return True if the class overrides `.cuda` but not `.to`. A call of `.to` does not run the override."""
     return type(module).cuda is not nn.Module.cuda and not has_own_to(module)
 
 

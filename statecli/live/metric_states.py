@@ -17,7 +17,7 @@ CALL_OUTSIDE_HELP = "call the metric outside of the compiled or exported model"
 
 
 def is_metric(kind: type) -> bool:
-    """Return True for a class of a metric, which may be the user's own subclass; torchmetrics is not imported."""
+    """Return True for a torchmetrics metric class or the user's subclass of one, without importing torchmetrics."""
     return any(base.__name__ == "Metric" and base.__module__ == "torchmetrics.metric" for base in kind.__mro__)
 
 

@@ -38,7 +38,7 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
     except (StateError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        # An error in a line of a file may have any cause.
+        # Only an error of the call itself is an error of its arguments.
         is_call = _find_deepest_user_line(error) is None
         mismatch = (
             argument_errors.explain_arguments(spec, callee, error, is_call=is_call) if callee is not None else None
@@ -47,7 +47,7 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
 
 
 def _wait_for_gpu() -> None:
-    """Wait for the kernels started by the code on a GPU: their errors are raised only then."""
+    """Wait for the GPU kernels that the code started, because their errors are raised only then."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
@@ -87,7 +87,7 @@ def _suggest_command(error: BaseException) -> Advice | None:
 
 
 def _suggest_package(error: BaseException) -> str:
-    """Return the package to install, if an installed library imports a module that is missing."""
+    """Return advice to install a missing package, or a package for this version of torch, else an empty text."""
     unfit = _OPERATOR.search(get_exception_text(error)) if isinstance(error, RuntimeError) else None
     if unfit is not None:
         command = install_packages("torch", unfit["package"], upgrade=True)
@@ -110,7 +110,7 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
 
 
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
-    """Return the error for a refused download, with a spec that needs no download; None for other errors."""
+    """Return the error for a refused download, with a model spec that needs no download; None for other errors."""
     refusal = downloads.find_refusal(error)
     if refusal is None:
         return None
@@ -206,7 +206,7 @@ def _locate_error(error: BaseException) -> tuple[str, int] | None:
 
 
 def describe_model_error(error: BaseException) -> str | None:
-    """Return `TypeError: message (net.py:3)` if code of neither statecli nor torch raised `error`, else None."""
+    """Return `TypeError: message (net.py:3)` if code outside of statecli and torch raised `error`, else None."""
     place = _find_deepest_user_line(error)
     if place is None:
         return None
@@ -243,7 +243,7 @@ def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
 
 
 def describe_type(obj: Any) -> str:
-    """Return the type of an object with its article: "a Tensor", "None"."""
+    """Return the type of an object as a phrase, such as "a Tensor" or "None"."""
     if obj is None:
         return "None"
     if isinstance(obj, types.ModuleType):

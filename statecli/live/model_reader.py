@@ -131,7 +131,7 @@ class _Table:
         return self._module_names.get(id(module), "")
 
     def find_rows_sharing(self, row: _Row) -> _StorageRows:
-        """Return the rows whose tensors share the storage of `row`, including `row`."""
+        """Return the rows of all tensors that share the storage of `row`, including `row`."""
         if not self._by_storage:
             for sharing_row in self.rows:
                 self._by_storage.setdefault(sharing_row.facts.storage, _StorageRows()).add(sharing_row)
@@ -159,7 +159,7 @@ class _Table:
 
 
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
-    """Compare two builds of a model whose constructor statecli called; {} for any other model and for a large model.
+    """Compare two more builds of a model; {} for a large model, or if statecli did not call the constructor.
 
     If there are unregistered tensors, the builds draw the random values of large parameters: without them, a table
     computed from a large parameter would look identical. A model above `_MAX_DRAWN_BYTES` is not compared then. For

@@ -59,7 +59,7 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
 
 
 def find_target(name: str) -> str | None:
-    """Return the spec `package:name` if the registry of an installed package has the model `name`, else None."""
+    """Return the model spec `package:name` if the registry of an installed package has the model `name`, else None."""
     for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():
@@ -72,7 +72,7 @@ def find_target(name: str) -> str | None:
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
-    """Return the module and the function that build a registry's model; the spec has passed `find_builder`."""
+    """Return the names of the registry's module and build function, for a model spec that `find_builder` accepts."""
     registry = _find_registry(spec.module)
     assert registry is not None  # noqa: S101 - `find_builder` has found the registry
     return registry.module, f"{registry.module}.{registry.build}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: nn.Module) -> None:
-    """Raise ModelError if the class of the model calls an attribute that holds a text of the spec."""
+    """Raise ModelError if the model's class calls an attribute that holds a string from the spec."""
     try:
         arguments = inspect.signature(type(model)).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
@@ -47,7 +47,7 @@ def _is_called(kind: type, name: str) -> bool:
 
 
 def _spell_with_module(scope: Scope, text: str) -> str:
-    """Return the spec with a module in place of the string: the module that it names, or an example module."""
+    """Return the model spec with a module in place of the string: the module that it names, or an example module."""
     try:
         (value,), _ = parse_arguments(text, text, f"{text})")
     except (UsageError, ValueError):

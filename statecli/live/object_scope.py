@@ -157,7 +157,7 @@ class Scope:
                 f"{self.spec.text}: no module is named {missing}; install the package of {missing}, or correct the name"
             ) from error
 
-    # --- the line to type ---------------------------------------------------------------------------------------------
+    # --- the suggested spec -------------------------------------------------------------------------------------------
 
     def _advise(self, object_name: ObjectName) -> Advice:
         replacement = self._find_replacement(object_name)
@@ -172,7 +172,7 @@ class Scope:
         quoted_line = spell(self.spec, replace(self, quotes_names=True).rewrite)
         if replacement.is_similar and quoted_line != line:
             return Advice(f"did you mean {replacement.value}? write {line}", (quoted_line, line))
-        if isinstance(replacement.value, str) and self.spec.is_file:  # else another line may be the one that works
+        if isinstance(replacement.value, str) and self.spec.is_file:  # otherwise another spec may work
             return Advice(f"for a string, write {line}", (line,))
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
 
@@ -224,7 +224,7 @@ class Scope:
 
 
 def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
-    """Return the spec as text quoted for a shell, after `change` has been applied to each argument."""
+    """Return the model spec as text quoted for a shell, after `change` has been applied to each argument."""
     args, kwargs = spec.args, spec.kwargs
     if change is not None:
         args, kwargs = tuple(map(change, args)), {name: change(value) for name, value in kwargs.items()}

@@ -84,7 +84,7 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
-    """Group names by their conversion targets in transformers; empty if its version converts no names."""
+    """Group names by the names into which transformers converts them; {} if its version converts no names."""
     rename = hf_auto.build_renaming(module, dict(meta))
     if rename is None:
         return {}

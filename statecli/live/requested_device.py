@@ -1,4 +1,4 @@
-"""Read the device that an option of the command line names."""
+"""Read the device that a command-line option names."""
 
 from __future__ import annotations
 

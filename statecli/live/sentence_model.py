@@ -1,4 +1,4 @@
-"""Build a model of sentence-transformers from modules.json: its modules in their order, without weights."""
+"""Build a sentence-transformers model from modules.json: all modules in their order, without weights."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _OPTIONS = compile_on_use(
 
 
 class ClassOptions(msgspec.Struct, frozen=True):
-    """The options at the end of a spec.
+    """Options at the end of a model spec, such as `--trust-remote-code`.
 
     `config_json`: a file with the fields of the class's configuration. `trusts_code`: the code of the checkpoint may be
     imported.
@@ -76,7 +76,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 def split_class_options(text: str) -> tuple[str, ClassOptions]:
-    """Return the text without the options at its end, and the options.
+    """Split a model spec into the text before its options, and the options.
 
     The path of a file or folder has no options: a stranger may have named a folder `model --trust-remote-code`.
     """

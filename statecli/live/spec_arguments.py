@@ -134,7 +134,7 @@ def _parse_text(arguments_text: str) -> ast.expr:
 
 
 def _suggest_closed(text: str, arguments_text: str) -> str:
-    """Return the spec with missing brackets or quotes closed; "" if it still cannot be parsed."""
+    """Return the model spec with missing brackets or quotes closed; "" if it still cannot be parsed."""
     if not text.endswith(arguments_text):
         return ""
     with_closed_quote = _HALF_QUOTED.sub(

@@ -23,7 +23,7 @@ class ObjectName(msgspec.Struct, frozen=True):
 
 
 class ObjectCall(msgspec.Struct, frozen=True):
-    """A class in the arguments of a class, and the arguments of its call: `Config(depth=2)`."""
+    """A call in the arguments of a class: the name of the called class, and its arguments (`Config(depth=2)`)."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -32,7 +32,7 @@ class ObjectCall(msgspec.Struct, frozen=True):
 
     @property
     def callee(self) -> ObjectName:
-        """The name before the parenthesis."""
+        """Name of the called class, before the parenthesis."""
         return ObjectName(self.name, self.module)
 
     def __repr__(self) -> str:
@@ -40,12 +40,12 @@ class ObjectCall(msgspec.Struct, frozen=True):
 
 
 def format_call(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return arguments as written in a call."""
+    """Return arguments as source code of a call."""
     return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
 
 
 def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | None = None) -> Any:
-    """Return a list, tuple, dict or call with each item changed; a call also gets the name `callee`."""
+    """Apply `change` to each item of a list, tuple, dict or call. `callee` replaces the name of a call."""
     if isinstance(value, ObjectCall):
         new_callee = callee or value.callee
         kwargs = {name: change(item) for name, item in value.kwargs.items()}
@@ -56,7 +56,7 @@ def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | Non
 
 
 def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
-    """Return an argument with another call in place of `old`, at any depth."""
+    """Replace the call `old` in an argument, also inside lists and calls."""
     return new if value is old else map_items(value, lambda item: replace_call(item, old, new))
 
 

@@ -1,4 +1,4 @@
-"""Suggest source lines to register an unregistered tensor, ready to paste.
+"""Suggest source code that registers an unregistered tensor, ready to paste.
 
 If the assignment can be read (`self.table = torch.randn(5, 5)`), the fix replaces the statement. Otherwise, or if a
 list is filled later, the first line of the fix is a comment that names the place.
@@ -83,7 +83,7 @@ class _Site:
     is_foreign: bool = False
 
     def get_key(self) -> str:
-        """Return the name in the state_dict of the class that assigns the attribute: `m.0.t` of `self.m[0].t`.
+        """Return the tensor's state_dict key in the class that assigns the attribute: `m.0.t` for `self.m[0].t`.
 
         Return "its key" if the source does not show the name, as in `self.m[i].t`.
         """
@@ -100,7 +100,7 @@ class _Site:
         return any(_FILLING_ACTION.fullmatch(use.action) for use in self.uses)
 
     def find_uses_after_init(self) -> list[AttributeUse]:
-        """Return the uses in functions not run by the constructor."""
+        """Return the uses of the attribute in functions that the constructor does not run."""
         return [use for use in self.uses if use.function and not use.constructs]
 
 
@@ -145,7 +145,7 @@ class Suggestions:
         other_names: MemoryNames = MemoryNames(),
         rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
-        """Return the code that registers the tensor; None if nothing needs registering (an optimizer's state).
+        """Return the code that registers the tensor; None if nothing needs registering, as for an optimizer's state.
 
         `is_repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
         `rebuild`: how the tensors of two builds compare.
@@ -474,7 +474,7 @@ def _is_named_module(member: Any) -> bool:
 
 
 def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> str:
-    """Return `self.name = nn.kind(value)`; `{}` in `value` stands for the present value."""
+    """Return `self.name = nn.<kind>(value)`; `{}` in `value` stands for the present value."""
     lacking_uses = _find_lacking(kind, site, container)
     if any(use.constructs for use in lacking_uses) or site.source is None or not _is_complete(site, container):
         text = f"{AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
@@ -485,7 +485,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
 
 
 def _find_lacking(kind: str, site: _Site, container: Any) -> list[AttributeUse]:
-    """Return the uses of a list or dictionary that nn.kind does not support."""
+    """Return the uses of a list or dictionary that the container `nn.<kind>` does not support."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
     pops_last = not is_dict and any(use.action == "pop" and not use.arguments for use in site.uses)
     supported = {
@@ -560,7 +560,7 @@ def _is_parameter_call(value: ast.expr) -> bool:
 
 
 def _is_refused_by_leaf(use: AttributeUse) -> bool:
-    """Return True if the constructor changes the tensor in place, although torch refuses this for a parameter."""
+    """Return True if the constructor changes the tensor in place, which torch refuses for a parameter."""
     return use.constructs and (use.action in ("item", "augment") or _is_write(use))
 
 
@@ -672,7 +672,7 @@ def _format_container(class_prefix: str, container: Any, site: _Site) -> str:
 
 
 def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
-    """Return `self.name = nn.kind()` if the container starts empty and nn.kind supports all its uses, else None."""
+    """Return `self.name = nn.<kind>()` if the container starts empty and `nn.<kind>` supports its uses, else None."""
     source = site.source
     if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
         return None

@@ -23,7 +23,7 @@ from statecli.live.spec_objects import ObjectCall, ObjectName, map_items
 
 #: Largest number of functions to try in place of a class.
 _MAX_FACTORIES = 2
-#: Largest depth of nested configurations in a suggested line.
+#: Largest depth of nested configurations in a suggested spec.
 _MAX_DEPTH = 3
 
 
@@ -90,7 +90,7 @@ def write_modules(spec: ModelSpec, callee: Callee, number: int, value: Any) -> A
 
 
 def write_options(spec: ModelSpec, callee: Callee) -> Iterator[str]:
-    """Yield a spec for each other value that an argument's annotation allows, as in `Literal["G", "B"]`."""
+    """Yield a model spec for each other value that an argument's annotation allows, as in `Literal["G", "B"]`."""
     if spec.is_file:
         return
     for name, options in list_options(callee).items():
@@ -121,7 +121,7 @@ def _list_literals(hint: Any) -> tuple[Any, ...]:
 
 
 def set_argument(spec: ModelSpec, callee: Callee, name: str, value: object) -> ModelSpec:
-    """Return the spec with another value for an argument. A positional argument stays positional."""
+    """Return the model spec with another value for an argument. A positional argument stays positional."""
     names = [parameter.name for parameter in list_parameters(callee)]
     if name not in names[: len(spec.args)]:
         return replace(spec, kwargs={**spec.kwargs, name: value})

@@ -1,4 +1,4 @@
-"""Find a suggested spec that builds a model, because the first suggestion may fail too.
+"""Find a suggested model spec that builds, because the first suggestion may fail too.
 
 Each spec is tried by building it. The error of a failed spec may suggest another spec, which is tried too.
 """
@@ -20,7 +20,7 @@ _MAX_BUILDS = 12
 
 
 class Advice(NamedTuple):
-    """Advice at the end of an error message, with specs to try. The first spec that builds replaces the advice.
+    """Advice at the end of an error, with model specs to try. The first spec that builds replaces the advice.
 
     `question` comes before the advice: `did you mean Linear?`.
     """
@@ -36,7 +36,7 @@ class Advice(NamedTuple):
 
 
 def advise_line(word: str, *, question: str = "") -> Advice:
-    """Return the advice to write a spec; `word` is the spec quoted for a shell."""
+    """Return the advice to write a model spec; `word` is the spec quoted for a shell."""
     return Advice(f"write {word}", (word,), question)
 
 
@@ -58,13 +58,13 @@ def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelEr
 class _Trial:
     build: Callable[[str], object]
     tried: set[str] = field(default_factory=set)
-    #: Advice to install a package, of a line that needs only this package.
+    #: Advice to install a package, from the error of a spec that needs only this package.
     install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
         """Return the advice that works, else the advice in the error of a failed spec, else None."""
         for line in error.lines:
-            # False if the advice has a line with `...`, or another line.
+            # False if the advice shows another spec, or a spec with `...`.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
             if len(self.tried) == _MAX_BUILDS:
                 break
@@ -75,7 +75,7 @@ class _Trial:
                 return error.advice if is_written else f"write {line}"
             if (refusal.advice or "").startswith(INSTALL_ADVICE):
                 self.install = self.install or refusal.advice
-            # A refusal without advice has lines that are only tried; the next line comes before these.
+            # The specs of a refusal without advice are only guesses, so the next spec comes first.
             advice = self.find_advice(refusal) if refusal.advice or len(error.lines) == 1 else None
             if advice is None and is_written and refusal.advice:
                 advice = f"write {line}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
@@ -85,7 +85,7 @@ class _Trial:
         return None
 
     def _try_line(self, line: str) -> ModelError | None:
-        """Build the model of a suggested spec; return the error, or None without an error."""
+        """Build the model of a suggested model spec; return the error, or None without an error."""
         self.tried.add(line)
         try:
             self.build(" ".join(shlex.split(line)))

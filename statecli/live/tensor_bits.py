@@ -24,7 +24,7 @@ _PART_DTYPE_BY_COMPLEX = {
 
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool | None:
-    """Return True if two tensors on a device have equal dtype, shape and bits; None if their bits cannot be read.
+    """Return True if two tensors have equal dtype, shape and bits; None if their bits cannot be read.
 
     Lazy, nested and opaque tensors have no bits to read, nor have tensors on meta.
     """
@@ -109,7 +109,7 @@ def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def build_restore(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """Return a function to restore the present values of all the memory of `tensors`."""
+    """Return a function that restores the present values of all memory of `tensors`."""
     by_storage = {identify_storage(tensor)[0]: tensor for tensor in tensors}
     flats = [flat for flat in map(get_flat_memory, by_storage.values()) if flat is not None]
     saved_values = [(flat, flat.clone()) for flat in flats]

@@ -1,4 +1,4 @@
-"""Facts about a tensor, read without running the code of a tensor subclass if torch allows."""
+"""Read facts about a tensor, if possible without running the code of a tensor subclass."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
 
 
 def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
-    """Return shape and number of elements. A nested tensor has no shape, only the elements of its parts."""
+    """Return shape and number of elements. A nested tensor has no shape (None), only elements."""
     if not tensor.is_nested:
         return tuple(int(size) for size in tensor.shape), tensor.numel()
     return None, tensor.values().numel()
@@ -108,7 +108,7 @@ def identify_storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
 
 
 def _get_address(store: torch.UntypedStorage) -> int:
-    """Return the address of the memory, because torch.from_numpy makes another storage around the same memory.
+    """Return the address of the memory, because torch.from_numpy creates another storage for the same memory.
 
     Without an address (empty, on meta, in a wrapper subclass), return the storage.
     """
@@ -196,7 +196,7 @@ def get_grad_fn_name(tensor: torch.Tensor) -> str | None:
 
 
 def find_leaves(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return the leaves that require grad behind a non-leaf; None if the graph is too large."""
+    """Return the leaves that require grad in the autograd graph of a tensor; None if the graph is too large."""
     nodes: list[Any] = [tensor.grad_fn]
     visited_nodes: dict[int, Any] = {}
     leaves: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Keep and restore torch's settings for the whole process, which a model's constructor may change.
+"""Keep and restore torch's process-wide settings, which a model's constructor may change.
 
 Settings made at the import of the user's file hold for all instances. Settings made by a constructor are undone
 afterwards, and hold again while the model's code runs, because forward may rely on them. So no instance and no call
@@ -17,7 +17,7 @@ import torch
 
 
 class Settings(NamedTuple):
-    """Settings of torch for the whole process; `device` is None if no default device was ever set."""
+    """Process-wide settings of torch; `device` is None if no default device was ever set."""
 
     dtype: torch.dtype
     device: torch.device | None
@@ -57,7 +57,7 @@ def keep_settings(settings: Settings | None = None) -> Iterator[None]:
 
 
 def apply_settings(settings: Settings) -> None:
-    """Apply settings from now on."""
+    """Apply settings to the process and leave them in force."""
     for setter, value, current in zip(_SETTERS, settings, read_settings(), strict=True):
         if value != current:
             setter(value)

@@ -1,4 +1,4 @@
-"""Run the user's code and put the process back: search path, current directory, sys.argv, streams, `os._exit`."""
+"""Run the user's code, then restore the process: search path, current directory, sys.argv, streams, `os._exit`."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class _Repeats:
 
 @dataclass
 class WalkResult:
-    """Tensors and modules of a walk.
+    """Tensors and modules that a walk found.
 
     Attributes:
         registered: Registered names in state_dict order.
@@ -318,7 +318,7 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def _read_registry(module: nn.Module, name: str, attributes: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the entries of a registry of the module; `attributes` is its instance dict."""
+    """Return the entries of the registry `name`, such as `_parameters`; `attributes` is the module's own dict."""
     entries = dict.get(attributes, name)
     if type(entries) is dict:
         return list(entries.items())

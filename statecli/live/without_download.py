@@ -1,4 +1,4 @@
-"""Suggest a spec that needs no download of weights: the class with random values, or a copy on this disk."""
+"""Suggest a model spec that needs no download: the class with random values, or a copy on this disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")
 
 
 def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
-    """Return the advice for a call that started a download: a spec that needs no download, and how to allow it."""
+    """Return advice for a call that started a download: a model spec without a download, and how to allow downloads."""
     repository = _find_repository(error)
     line = _write_loaded_class(spec, callee) or (repository and _write_class_of_repository(callee, repository))
     line = line or _write_model_of_registry(spec)
@@ -44,7 +44,7 @@ def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
 
 
 def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
-    """Yield specs that may avoid a download: with another option, or with None or False in place of a default."""
+    """Yield model specs that may avoid a download: with another option, or with None or False for a default."""
     yield from write_options(spec, callee)
     for parameter in list_parameters(callee) if not spec.is_file else ():
         if parameter.default is True or type(parameter.default) is str:
@@ -53,13 +53,13 @@ def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
-    """Return the spec of the class whose method was called: `diffusers:UNet2DModel` for `from_pretrained`; or None."""
+    """Return the model spec of a method's class: `diffusers:UNet2DModel` for its `from_pretrained`; else None."""
     owner = spec.attribute.rpartition(".")[0]
     return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 
 
 def _write_class_of_repository(callee: Any, repository: str) -> str | None:
-    """Return a spec for the transformers class that the name of a repository suggests; None if unknown."""
+    """Return a model spec for the transformers class that a repository's name suggests; None if unknown."""
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return None

@@ -552,9 +552,8 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
     """Return the contiguous pieces of a tensor, each under the index of its first element.
 
-    The offset of each piece is moved back to where element 0 would be.
-
-    Empty if the elements are in another order, or if the stored bytes are not the elements themselves.
+    The offset of each piece is moved back to where element 0 would be. The result is empty if the elements are in
+    another order, or if the stored bytes are not the elements themselves.
     """
     data = resolve_data(data, name)
     boxes = data.storage.boxes

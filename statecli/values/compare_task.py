@@ -1,4 +1,4 @@
-"""Compare a batch of tasks in a worker: read both sides block by block, compare, and add the results.
+"""Compare a batch of tensor pairs in a worker: read both tensors block by block, and add up the results.
 
 Tasks are plain data and results are small, so any process, here or on another machine, can run a task.
 """

@@ -103,7 +103,7 @@ def _digest_neighbours(tensors: Sequence[TensorInfo], new: NewHasher) -> dict[in
     """Return the digests of small tensors that are adjacent in a local file, by index in `tensors`.
 
     Other tensors are left out, and so are tensors of a file with an error: the caller reads each of these alone to name
-    the bad one.
+    the damaged tensor.
     """
     neighbours = [
         neighbour
@@ -212,6 +212,6 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
 
 
 def _get_component_size(dtype: str) -> int:
-    """Return the size of a real number of a dtype in bytes: half an element for complex types."""
+    """Return the size in bytes of the real numbers in a dtype: half an element for complex types."""
     stored_dtype = require_element(dtype).stored
     return np.dtype(stored_dtype).itemsize // (2 if stored_dtype.startswith("c") else 1)

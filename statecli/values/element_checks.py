@@ -325,7 +325,7 @@ def _step_values(values: Array, dtype: str, direction: int) -> Array:
 
 
 def _list_magnitudes(dtype: str) -> Array:
-    """Return the finite values from 0 up in the order of their codes, then the value that torch stores beyond them.
+    """Return the finite values from 0 up, indexed by code, then the value that torch stores for larger numbers.
 
     The last value is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
     """

@@ -40,7 +40,7 @@ FLOAT_LAYOUTS = {
 
 
 def count_block_elements(dtype: str) -> int:
-    """Return the number of elements in a block of a type. Blocks begin at multiples of this number."""
+    """Return the number of elements per block of a dtype. Blocks begin at multiples of this number."""
     element = find_element(dtype)
     return max(BLOCK_BYTES // element.size, 1) if element else BLOCK_BYTES
 
@@ -59,7 +59,7 @@ def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
 
 
 def scan_bits(items: Array, dtype: str, block: int) -> Facts:
-    """Return the facts of elements other than numbers."""
+    """Return the facts of elements that are not numbers."""
     element = require_element(dtype)
     return _add_bits(Facts(items.size // element.items), items, element, block)
 

@@ -223,7 +223,6 @@ def _find_changed(before: Array, after: Array, finite: Array, gap: Array, option
 
 
 def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: CompareOptions) -> Array:
-    """Return a mask of the elements whose gap exceeds the tolerance."""
     limit = options.atol + options.rtol * _compute_magnitude(before)
     exceeds: Array = gap > limit
     overflows = ~np.isfinite(gap + limit)

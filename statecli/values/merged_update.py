@@ -84,7 +84,7 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
 
 
 def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
-    """Return the factor by least squares; None if no factor explains the change.
+    """Return the factor of the update by least squares; None if no factor explains the change.
 
     Prefers a factor alpha / rank or alpha / sqrt(rank) with a whole alpha, because rounding shifts the best factor.
     """

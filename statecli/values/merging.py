@@ -18,12 +18,12 @@ def merge_fields(rules: Mapping[str, Rule], values: Iterable[Any], other_values:
 
 
 def choose_smallest(a: _Number | None, b: _Number | None) -> _Number | None:
-    """Return the smaller value; None is an unknown value."""
+    """Return the smaller of two values; an unknown value (None) is ignored."""
     return min(a, b) if a is not None and b is not None else a if b is None else b
 
 
 def choose_largest(a: _Number | None, b: _Number | None) -> _Number | None:
-    """Return the larger value; None is an unknown value."""
+    """Return the larger of two values; an unknown value (None) is ignored."""
     return max(a, b) if a is not None and b is not None else a if b is None else b
 
 

@@ -16,7 +16,7 @@ from statecli.storage import files
 
 #: Maximum size of all tensors in bytes: reading this many takes as long as importing numpy.
 MAX_BYTES = 1 << 20
-#: The limit grows by `MAX_BYTES` with this number of tensors, because numpy takes longer per tensor; maximum factor.
+#: Number of tensors by which the limit grows by `MAX_BYTES` (numpy takes longer per tensor), and its maximum factor.
 TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR = 1024, 128
 #: Maximum size of a small tensor, and number of bytes read at once for small adjacent tensors; both in bytes.
 SMALL_BYTES, READ_BYTES = 1 << 10, 1 << 18
@@ -33,8 +33,8 @@ _PLAIN_TYPES = frozenset(
 def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     """Return the bytes of each tensor's elements.
 
-    None if a tensor needs more than a read (strides, a scale, another store), the tensors together are too large, a
-    read fails, or a checksum is wrong. The general reader then reports the tensor.
+    Returns None if a tensor is not stored as plain bytes (strides, a scale, remote), if the tensors together are too
+    large, if a read fails, or if a checksum is wrong. The general reader then reports the tensor.
     """
     max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR)
     if sum([tensor.nbytes for tensor in tensors]) > max_bytes:

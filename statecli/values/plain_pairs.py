@@ -17,8 +17,8 @@ def compare_plain_pairs(
 ) -> list[Delta] | None:
     """Return the differences of the values of each pair, as `compare.compare_pairs` does.
 
-    None if only `compare_pairs` can compare them: a pair needs more than a read, has two dtypes, or has sums beyond the
-    compiled kernel (NaN, infinities).
+    Returns None if only `compare_pairs` can compare them: a pair needs a conversion, has two dtypes, or has sums beyond
+    the compiled kernel (NaN, infinities).
     """
     if options.device != "cpu" or not all(map(_is_alike, before, after)):
         return None

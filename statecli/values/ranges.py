@@ -78,9 +78,9 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
-    """Yield the file locations of the bytes that are read in order; each byte range occurs once.
+    """Yield the file location of each byte range that is read once, from its beginning to its end.
 
-    Bytes that are read in another order, or whose place is unknown, are left out.
+    Bytes that are read in another order, or whose location is unknown, are left out.
     """
     for source in sources:
         byte_range = _storage_of(source)
@@ -216,7 +216,7 @@ class Range:
 
 
 class Inflated(Range):
-    """Inflated bytes of a range of a file (RFC 1951). Reading backwards starts again from the beginning.
+    """Inflated bytes of a range of a file (RFC 1951). Reading backwards inflates again from the beginning.
 
     The CRC-32 of a remote range is cached, so that a checksum over the range needs no further request.
     """
@@ -468,7 +468,7 @@ def _reader_class(byte_range: ByteRange) -> type[Range]:
 
 
 def resolve_data(data: TensorData, name: str) -> TensorData:
-    """Return the exact location of a tensor if `data` only names the archive that contains it.
+    """Return the exact location of a tensor, also if `data` only names the archive that contains it.
 
     Raises `MalformedError` if the archive contains another tensor.
     """

@@ -163,7 +163,7 @@ def explain_overlap(view: Strided) -> str | None:
 
 
 def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of the same elements in the same order with fewer dimensions."""
+    """Merge dimensions: return shape and strides of the same elements in the same order."""
     dims: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
@@ -409,7 +409,7 @@ class RowBlock(NamedTuple):
 
 
 def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterator[RowBlock]:
-    """Yield the blocks of two strided matrices, in order."""
+    """Yield blocks of rows of two strided matrices, in order."""
     height, width = after.shape
     step = max(1, ROW_BLOCK_ELEMENTS // max(width, 1))
     for start in range(0, height, step):

@@ -30,7 +30,7 @@ class RowTask(DataTask, frozen=True, gc=False):
     is_strong: bool = False
 
     def compute(self) -> tuple[int, ...]:
-        """Return the checksums."""
+        """Return the checksum of each row."""
         elements = math.prod(self.data.shape[1:])
         with open_view(self.data, self.name) as view:
             if self.dtype is None:

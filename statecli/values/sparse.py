@@ -24,15 +24,15 @@ from statecli.values.delta import CompareOptions, Delta
 from statecli.values.elements import NUMPY_TYPES, QUANTIZED, Array, Decoder
 from statecli.values.read import MAX_DIMENSIONS, explain_overlap, open_view, read_all_values, read_items, read_values
 
-#: Maximum number of indices and values of one side in memory: 2 ** 24 values of a matrix.
+#: Maximum number of indices and values of one tensor in memory: 2 ** 24 values of a matrix.
 MAX_STORED_VALUES = 3 << 24
-#: Maximum number of summed values at one place, for types that are summed one value at a time.
+#: Maximum number of summed values at one index, for types that are summed one value at a time.
 MAX_DUPLICATES = 1 << 16
 
 #: Types that torch can sum; not float8 and complex32.
 SUMMABLE_TYPES = (NUMPY_TYPES.keys() - QUANTIZED) | {"bool", "float16", "bfloat16"}
 
-#: Names of the parts of each layout.
+#: Names of the inner tensors of each layout.
 PARTS_OF_LAYOUT: dict[str, tuple[str, ...]] = {
     "sparse_coo": ("indices", "values"),
     **{f"sparse_{name}": ("compressed_indices", "plain_indices", "values") for name in ("csr", "csc", "bsr", "bsc")},
@@ -45,7 +45,7 @@ def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOption
     With `options.bitwise`, bits are compared; an index without a stored value has the bits of 0.0.
 
     Raises:
-        MalformedError: The parts of a tensor contradict each other.
+        MalformedError: The inner tensors of a tensor contradict each other.
         UnreadableError: Too many stored values, a type without numbers, or a sum that torch cannot compute either.
     """
     shape = after.shape or ()
@@ -55,7 +55,7 @@ def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOption
         return Delta(elements=math.prod(shape))
     (old_places, old), (new_places, new) = _read_entries(before), _read_entries(after)
     union = np.union1d(old_places, new_places)
-    # A side without stored values has no values to convert, so use the type of the other side.
+    # A tensor without stored values has no values to convert, so use the type of the other tensor.
     old_values = _scatter(old_places, old, union, (old if old.size else new).dtype)
     new_values = _scatter(new_places, new, union, (new if new.size else old).dtype)
     changed_mask = (
@@ -119,11 +119,11 @@ def explain_invalid_indices(tensor: TensorInfo) -> str | None:
 
 
 class _InvalidIndices(Exception):
-    """Error: the parts of a tensor contradict each other; the text says how."""
+    """Error: the inner tensors of a sparse tensor contradict each other. The text says how."""
 
 
 class _Side(NamedTuple):
-    """One of the two tensors, with its parts by name."""
+    """One of the two compared sparse tensors, with its inner tensors by name."""
 
     tensor: TensorInfo
     parts: dict[str, TensorData]
@@ -160,11 +160,11 @@ def _read_entries(tensor: TensorInfo) -> tuple[Array, Array]:
 
 
 def _open_side(tensor: TensorInfo) -> _Side:
-    """Return the parts of a tensor after checking their sizes and types."""
+    """Return the inner tensors of a sparse tensor after checking their sizes and types."""
     side = _Side(tensor, dict(tensor.parts), tensor.shape or ())
     if tensor.layout not in PARTS_OF_LAYOUT or len(side.shape) > MAX_DIMENSIONS:
         raise UnreadableError(f"statecli does not compare {tensor.layout} tensors of {len(side.shape)} dimensions")
-    # Sizes of 0 count as 1, because a part without elements can still claim any number of places.
+    # Sizes of 0 count as 1, because an inner tensor without elements can still claim any number of indices.
     if sum(math.prod(max(size, 1) for size in part.shape) for part in side.parts.values()) > MAX_STORED_VALUES:
         raise UnreadableError(
             f"statecli does not compare sparse tensors with more than {MAX_STORED_VALUES:,} indices and values"

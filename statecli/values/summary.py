@@ -29,7 +29,7 @@ class Moments(msgspec.Struct, frozen=True, gc=False):
     deviation: float = 0.0
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of the values of both. The order of merging changes only the last bits."""
+        """Return the moments of both sets of values together. The order of merging changes only the last bits."""
         if not (self.finite and other.finite):
             return self if self.finite else other
         count = self.finite + other.finite
@@ -81,7 +81,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     contradiction: str | None = None
 
     def merge(self, other: Facts) -> Facts:
-        """Return the facts about the elements of both."""
+        """Return the facts about the elements of both together."""
         if not other.elements or not self.elements:
             return other if not self.elements else self
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))

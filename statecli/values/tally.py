@@ -17,7 +17,7 @@ from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
 from statecli.values.merging import Rule, choose_smallest, merge_fields
 
-#: Number of elements compared at a time: both sides, decoded, fit a core's second-level cache.
+#: Number of elements compared at a time: both blocks, decoded, fit a core's second-level cache.
 BLOCK_ELEMENTS = 64 * 1024
 #: Number of products summed in float32 before their sum is added in float64.
 TERMS_PER_SUM = 16
