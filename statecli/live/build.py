@@ -85,7 +85,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
 
 
 def _build_line(text: str) -> object:
-    """Build the model of a suggested model spec without initial values: on meta, or on the CPU if that fails."""
+    """Build the model of a suggested spec without initial values: on meta, or on the CPU if that fails."""
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:

@@ -304,7 +304,7 @@ def _is_called_by_user_code() -> bool:
 
 
 def _emulate_new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Emulate the old `Tensor.new`, because torch's own version creates a tensor on a device without index."""
+    """Emulate the legacy `Tensor.new`, because torch's version creates a tensor on a device without index."""
     if not args:
         return like.new_empty(kwargs.pop("size", 0), **kwargs)
     if issubclass(type(args[0]), torch.Tensor):

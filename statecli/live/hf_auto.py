@@ -274,8 +274,8 @@ def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mappi
 def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Map names in a checkpoint to names of the class's tensors, as `from_pretrained` does.
 
-    Names may differ by the base model's prefix, by renames, and by tensors merged or split. {} for a class of another
-    library.
+    Names may differ by the base model's prefix, by renames, and by tensors merged or split. Returns {} for a class of
+    another library.
     """
     if not hasattr(model, "base_model_prefix"):  # a class of another library
         return {}

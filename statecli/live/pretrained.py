@@ -1,4 +1,4 @@
-"""Remove names from the report of a strict load that transformers' `from_pretrained` ignores or converts.
+"""Remove from the report of a strict load all names that transformers' `from_pretrained` ignores or converts.
 
 Only for models of transformers' own `PreTrainedModel`: these models list names that they do not save or may lack, and
 the package renames and merges entries on load. The rules come from the installed package; nothing is converted.

@@ -85,7 +85,7 @@ class _Trial:
         return None
 
     def _try_line(self, line: str) -> ModelError | None:
-        """Build the model of a suggested model spec; return the error, or None without an error."""
+        """Build the model of a suggested spec; return the error, or None without an error."""
         self.tried.add(line)
         try:
             self.build(" ".join(shlex.split(line)))
