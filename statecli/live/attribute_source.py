@@ -366,7 +366,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
 
 
 def _is_stored(file: _SourceFile, value: ast.expr) -> bool:
-    """Return True if the value is returned, assigned to a key, or part of a dict, list or tuple that is assigned."""
+    """Return True if code returns the value, assigns it to a key, or assigns a dict, list or tuple that contains it."""
     node, parent = value, file.parents[value]
     while isinstance(parent, (ast.Dict, ast.List, ast.Tuple)):
         node, parent = parent, file.parents[parent]

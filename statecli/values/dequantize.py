@@ -240,7 +240,7 @@ _OPEN: dict[QuantizedLayout, Callable[[DequantizeRule, Mapping[QuantizedPart, Te
 
 
 def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """Return the values of one tensor of a quantized weight as float64. Raises MalformedError for a wrong number."""
+    """Return one tensor of a quantized weight as float64. Raises MalformedError for a wrong number of values."""
     values = read_all_values(data, name).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
         raise MalformedError(f"{name}: has {values.size} values, but its quantization method needs {math.prod(shape)}")

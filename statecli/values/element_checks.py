@@ -97,7 +97,7 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
 
 def can_copy(before: str, after: str) -> bool:
-    """Return whether a tensor may be a copy of one of another type: the types are equal, or both are float types."""
+    """Return whether a tensor of one dtype may be a copy of a tensor of the other: equal dtypes, or two float types."""
     return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
 
 

@@ -132,7 +132,7 @@ ARCHIVE_END_BYTES = 1 << 10
 
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch both ends of all remote archives together, for a block that locates storages in these archives."""
+    """Fetch both ends of the sources' remote archives together, for a block that locates storages in these archives."""
     ends: dict[str, list[tuple[int, int]]] = {}
     for byte_range in _iter_remote_archives(sources):
         assert byte_range.packing is not None  # noqa: S101 - it is an archive
