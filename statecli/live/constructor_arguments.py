@@ -1,4 +1,4 @@
-"""Turn the names and classes in the arguments of a spec into objects: `Net(cfg=Config(depth=2), act=nn.GELU)`.
+"""Convert names and classes in the arguments of a spec to objects: `Net(cfg=Config(depth=2), act=nn.GELU)`.
 
 `object_scope` says where a name is looked up. Only classes are called.
 """

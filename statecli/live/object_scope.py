@@ -177,7 +177,7 @@ class Scope:
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
 
     def rewrite(self, value: Any) -> Any:
-        """Return an argument with a known name in place of each unknown name."""
+        """Replace the unknown names in an argument with known names."""
         if isinstance(value, ObjectName):
             return value if self._is_known(value) else self._replace(value)
         if isinstance(value, ObjectCall):

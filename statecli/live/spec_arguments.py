@@ -215,7 +215,7 @@ def _read_literal(name: str, node: ast.expr) -> Any:
 
 
 def _restore_urls(value: Any) -> Any:
-    """Return a literal with the URLs that the user typed in place of their masked names."""
+    """Replace masked names in a literal with the URLs that the user typed."""
     if isinstance(value, str):
         return files.unmask_urls(value)
     if type(value) in (list, tuple, set):

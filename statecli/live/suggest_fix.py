@@ -127,7 +127,7 @@ class _ContainerFix:
 
 
 class Suggestions:
-    """Fixes for the tensors of a model. A container is read once, for all its tensors.
+    """Fixes for the tensors of a model. The fix for a container is computed once, for all its tensors.
 
     `holders_of_buffers`: ids of the containers that also hold registered buffers.
     """

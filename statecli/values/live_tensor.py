@@ -40,7 +40,7 @@ def _translate_errors(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def format_first_line(error: Exception) -> str:
-    """Return the first sentence of an exception's message, because torch's messages may fill pages."""
+    """Return the first sentence of an exception's message, at most 200 characters: torch's messages may fill pages."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line.split(". ")[0][:200]
 

@@ -70,7 +70,7 @@ def _count_operations(tensor: TensorInfo) -> int:
 
 
 def _explain(tensor: TensorInfo) -> str | None:
-    """Return why a matrix has no spectrum, without reading it; None if a spectrum is possible."""
+    """Return why statecli cannot compute the spectrum of a matrix, without reading the matrix; None if it can."""
     if tensor.damage is not None:
         return tensor.damage
     if tensor.data is None:
