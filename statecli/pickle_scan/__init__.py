@@ -1,4 +1,4 @@
-"""Find calls, large allocations and slow hashes that loading a pickle, or the code next to it, would cause.
+"""Scan pickles and the code of models for harmful calls, large allocations and slow hashes during loading.
 
 Modules that few runs need are imported when they are first used (`pickle_scan.one_pickle.begins_as_pickle(…)`).
 """

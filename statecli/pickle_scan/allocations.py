@@ -82,7 +82,7 @@ _CLASSES_WITHOUT_DICT = ("numpy.", "random.", "array.", "decimal.", "fractions."
 
 
 class _TensorSize(NamedTuple):
-    """Number of elements of a tensor, number of elements in its storage, and key of the storage."""
+    """Size of a tensor and of its storage, in elements; `key` identifies the storage."""
 
     elements: int
     stored_elements: int
@@ -168,7 +168,7 @@ class Allocations:
             yield Bomb(why, nested_call.position)
 
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
-        """Yield storages larger than the file can hold, even compressed, and a record loaded for several storages.
+        """Yield a Bomb for storages that the file cannot hold, even compressed, or for a record loaded repeatedly.
 
         torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores case: keys "0"
         and "0\0a" are two storages of the same record.
@@ -211,7 +211,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
-        """Count the bytes allocated by a call, and by the calls that it makes immediately with its arguments."""
+        """Count the bytes allocated by a call, including the calls of functions that it gets as arguments."""
         plain_name = get_plain_name(name)
         self._steps.take(Budget.FLOW)
         if plain_name == "re._compile" and call.args:
@@ -231,7 +231,7 @@ class Allocations:
                 self._number_steps += len(number.args[0]) ** 2 // _SQUARED_BYTES_PER_STEP
 
     def _measure_arguments(self, call: Obj, name: Global) -> None:
-        """Measure the arguments of a call, because the called function may hash them or write them out."""
+        """Measure the arguments of a call. The called function may hash them or show them in an error message."""
         for value in (call.args, call.kwargs):
             if value and not _is_nearly_flat(value):
                 self._note_expansion(name, self._arguments.measure(value).size)
@@ -239,7 +239,7 @@ class Allocations:
             self._keys.append((id(call), call.args))
 
     def _measure_state(self, target: Value, state: Value) -> None:
-        """Measure the state of an object, because its class may hash the state or write it out."""
+        """Measure the state of an object. Its class may hash the state or show it in an error message."""
         if type(target) is not Obj or type(target.cls) is not Global or type(state) not in CONTAINER_TYPES:
             return
         if not target.cls.module.startswith(_STORING_MODULES):
@@ -255,7 +255,6 @@ class Allocations:
             self._bytes_by_name[id(name)] = min(self._bytes_by_name[id(name)] + size, MAX_SIZE)
 
     def _measure_call(self, name: str, args: tuple[Value, ...]) -> int:
-        """Return the bytes allocated by a call."""
         first = args[0] if args else None
         if name in _BYTES_CLASSES:
             return first if type(first) is int else 0
@@ -278,14 +277,14 @@ class Allocations:
         return self._count_written_bytes(first) if _COPYING_FUNCTIONS.fullmatch(name) else 0
 
     def _count_written_bytes(self, tensor: Value) -> int:
-        """Return the bytes of a tensor with each element written out, less the bytes of its storage in the file."""
+        """Return the bytes by which a copy of all elements exceeds the tensor's storage in the file."""
         size = self._measure_tensor(tensor)
         stored = 0 if size.key in self._copied_storages else size.stored_elements
         self._copied_storages.add(size.key)
         return max(0, size.elements - stored) * _POINTER_BYTES
 
     def _measure_tensor(self, tensor: Value) -> _TensorSize:
-        """Return the size of a tensor rebuilt from a storage; `MAX_SIZE` elements for others (never copied)."""
+        """Return the size of a tensor rebuilt from a storage: `MAX_SIZE` elements if unknown, 0 for a numpy array."""
         name = get_plain_name(tensor.cls) if type(tensor) is Obj and type(tensor.cls) is Global else ""
         if name.startswith("numpy."):
             return _TensorSize(0, 0, None)
@@ -300,7 +299,7 @@ class Allocations:
         return MAX_SIZE if sizes is None else _clamp(math.prod(sizes)) if all(size > 0 for size in sizes) else 0
 
     def _read_numbers(self, shape: Value) -> Sequence[int] | None:
-        """Return the numbers of a shape, a tuple or a torch.Size; None if the pickle computes a number."""
+        """Return the numbers in a list, tuple or torch.Size; None if the pickle computes one of them."""
         if type(shape) is Obj and len(shape.args) == 1 and type(shape.cls) is Global:
             shape = shape.args[0] if get_plain_name(shape.cls) == "torch.Size" else None
         if type(shape) not in (list, tuple):
@@ -311,7 +310,7 @@ class Allocations:
     def _count_grown_bytes(
         self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None
     ) -> int:
-        """Return the bytes by which a tensor exceeds its storage. `dtype`: the tensor's own, if any.
+        """Return the bytes by which a tensor exceeds its storage. `dtype` is None for the dtype of the storage.
 
         Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
         archive do not grow, but no honest tensor is larger than its storage either.
@@ -338,13 +337,13 @@ class Allocations:
         return _clamp(offset + 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)))
 
     def _count_state(self, target: Value, state: Value) -> None:
-        """Count the bytes of a BUILD that grows a storage to the offset, shape and strides in its state."""
+        """Count the bytes added to a storage by a tensor's state, which has an offset, a shape and strides."""
         is_tensor = type(target) is Obj and type(target.cls) is Global and type(state) is tuple and len(state) in (4, 5)
         if is_tensor and get_plain_name(target.cls).startswith("torch."):
             self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))
 
     def _count_repeated_bytes(self, storage: Value, shape: Value) -> int:
-        """Return the bytes of a quantized tensor that repeats its storage, because each element is allocated first."""
+        """Return the bytes that torch allocates for the elements of a quantized tensor that exceed its storage."""
         pid = _read_storage(storage)
         values_per_byte, stored_elements = (
             (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)
@@ -354,7 +353,7 @@ class Allocations:
     # Keys.
 
     def _add_element_keys(self, name: str, args: tuple[Value, ...]) -> None:
-        """Record the keys that a call hashes: the elements of a set, the first values of the pairs of a dict."""
+        """Record the keys that a call hashes: the elements of a set, or the first value of each pair for a dict."""
         arguments = args[1:2] if name == "collections.defaultdict" else args[:1]
         if not arguments or (name not in _HASHING_CLASSES and name not in _DICT_CLASSES):
             return
@@ -364,7 +363,7 @@ class Allocations:
         self.add_keys(args, elements)
 
     def _list_elements(self, value: Value) -> Sequence[Value]:
-        """Return the elements that iteration over a value yields, also if calls copy the container."""
+        """Return the elements of a container, also of a container that calls such as `list(…)` copy."""
         appended: list[Value] = []
         while type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _COPIERS:
             appended += value.elems or ()
@@ -402,7 +401,7 @@ class Allocations:
 
 
 def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:
-    """Return True for arguments of plain values, and short tuples and lists of these, as most arguments are."""
+    """Return True for arguments without nesting: plain values, and short lists or tuples of plain values."""
     return type(values) is tuple and all(
         type(value) not in CONTAINER_TYPES
         or (type(value) in (tuple, list) and len(value) < _FLAT_LENGTH and _PLAIN_TYPES.issuperset(map(type, value)))
@@ -411,7 +410,7 @@ def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:
 
 
 def _is_written_out(value: Obj) -> bool:
-    """Return True for an object whose text may show its contents; other rules report unknown classes."""
+    """Return True if the text of an object may show its contents. Unknown classes are left to other rules."""
     return type(value.cls) is Global and is_clean(get_plain_name(value.cls)) and reads_contents(value)
 
 
@@ -469,7 +468,6 @@ def _read_storage(storage: Value) -> tuple[Any, ...]:
 
 
 def _get_element_bytes(name: str) -> int:
-    """Return the bytes of an element of a storage class."""
     kind = STORAGE_DTYPES.get(name, "uint8" if name == "UntypedStorage" else "float32")
     return ELEMENT_BITS.get(kind, 32) // 8
 

@@ -78,7 +78,7 @@ _TENSOR_CONSTANT = "tensor_"
 
 
 class RecordUses(NamedTuple):
-    """How torch's loaders use each record, and the reason if a configuration is unreadable.
+    """Uses of each record of an archive by torch's loaders, and the reason if a configuration is unreadable.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
     `numbered_storages` are the names of storages written by torch.save; their use is `LoaderUse.OTHER`.
@@ -91,7 +91,7 @@ class RecordUses(NamedTuple):
 
 
 def classify_records(archive: Archive) -> RecordUses:
-    """Return how loaders use the records. If a configuration is unreadable, any record may be an object."""
+    """Return how loaders use each record. If a configuration is unreadable, all records except code are pickles."""
     folder = _normalize_name(f"{archive.folder}/")
     numbered_storages = _list_numbered_storages(archive)
     names = {
@@ -131,7 +131,7 @@ def classify_records(archive: Archive) -> RecordUses:
 
 
 def _list_numbered_storages(archive: Archive) -> Set[str]:
-    """Return the names of the records that torch.save writes for storages, in the folder of the archive."""
+    """Return the names of the storages that torch.save writes: numbers below `data/` in the archive's folder."""
     is_numbered, prefix = _NUMBERED_STORAGE.fullmatch, f"{archive.folder}/data/"
     return {name for name in archive.records if is_numbered(name) and name.startswith(prefix)}
 
@@ -165,7 +165,7 @@ _ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 class _Declared(NamedTuple):
-    """Records that the configurations of weights and constants name, in the form that torch compares.
+    """Records named in the configurations of weights and constants; the names are normalized as torch compares them.
 
     `zeros` has the elements of each tensor whose record is empty, by folder and key.
     """
@@ -176,7 +176,7 @@ class _Declared(NamedTuple):
 
 
 def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declared | None, str | None]:
-    """Return the declared records; None and the reason if a configuration cannot be read.
+    """Return the records that the configurations declare; None and the reason if a configuration cannot be read.
 
     `names`: the records' names below the archive's folder, as torch compares names, without numbered storages.
     """
@@ -201,7 +201,7 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
 
 
 def _resolve_payload(folder: str, entry: Any) -> str | None:
-    """Return the record that an entry names, with the path joined as the loader joins it; None if it names none."""
+    """Return the normalized path of the record that an entry of a configuration names; None if it has no name."""
     name = entry.get("path_name") if type(entry) is dict else None
     return _normalize_name(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
 

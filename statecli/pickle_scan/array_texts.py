@@ -1,4 +1,4 @@
-"""Check the texts that RLlib unpacks to arrays: a checkpoint of a policy has the limits of its spaces as such texts.
+"""Check the texts that RLlib unpacks to arrays. A policy's checkpoint stores the limits of its spaces as such texts.
 
 RLlib decodes base64, decompresses the result with zlib, and gives it to `numpy.load(allow_pickle=True)`, which
 unpickles an array of objects, and everything except arrays. Source: rllib/utils/serialization.py of ray 2.60.
@@ -27,7 +27,7 @@ _NUMBERS = compile_on_use(
 
 
 def unpickles_text(text: str | bytes) -> bool:
-    """Return True if RLlib unpickles the contents of the text; False for an array of numbers and for refused data."""
+    """Return True if RLlib may unpickle the text; False for an array of numbers and for a text that RLlib refuses."""
     if len(text) > _MAX_CHARACTERS:
         return True
     try:

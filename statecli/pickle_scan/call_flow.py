@@ -1,4 +1,4 @@
-"""Find the names that a pickle calls through another name, or stores where Python calls them.
+"""Find misused names in a pickle: names that are called indirectly, or stored where Python calls them.
 
 A name is clean if it is on the list of names that only build data, and its result is only stored in the loaded object.
 Attacks use names of the list whose results are called, are classes of other objects, are attributes that Python looks
@@ -38,26 +38,26 @@ _COMPUTED_ATTRIBUTE = (
 
 
 class _Roots(dict[int, "Global | None"]):
-    """Names whose calls built the objects of a pickle, by the id of the object.
+    """Name whose call built each object of a pickle, by the id of the object.
 
     These are not methods of `Flow`, because a reference cycle would keep the graph of the pickle in memory until
     Python searches for cycles.
     """
 
     def get_root(self, value: Value) -> Global | None:
-        """Return the name whose call built an object, also through calls of results; a name unchanged."""
+        """Return the name from which calls built the object. A name is returned unchanged; other values give None."""
         if type(value) is Obj:
             value = self.get(id(value), value.cls)
         return value if type(value) is Global else None
 
     def get_name(self, value: Value) -> str | None:
-        """Return the plain name of the value's root (`get_root`)."""
+        """Return the root of a value (see `get_root`) as `module.name`; None if the value has no root."""
         root = self.get_root(value) if type(value) in (Global, Obj) else None
         return get_plain_name(root) if root else None
 
 
 class Flow:
-    """Check of the calls and changes that a pickle makes.
+    """Checker of the calls that a pickle makes, and of the items and states that it sets.
 
     `misuses`: reason why a name is not clean in this pickle, by its id; `kept_names`: names used as values;
     `called_names`: names that another call calls immediately.
@@ -115,7 +115,7 @@ class Flow:
             self._uninitialized[id(call)] = call
 
     def add_keys(self, keys: Iterable[Value]) -> None:
-        """Check values that are hashed as dictionary keys or set elements: C++ objects must have their state before.
+        """Report C++ objects that have no state when the pickle hashes dictionary keys or set elements.
 
         A C++ object without its state is uninitialized memory: its hash reads addresses there.
         """
@@ -127,7 +127,7 @@ class Flow:
                 )
 
     def note_change(self, target: Value) -> None:
-        """Check an item, an element or a state that `target` gets; `target` must be a new object without a state.
+        """Check that `target`, which gets an item, an element or a state, is a new object without a state.
 
         Picklers write the elements of an object, then its items, then its state, each once.
         """
@@ -201,7 +201,7 @@ class Flow:
         return type(state)(self._copy_state(value, depth + 1) for value in state)
 
     def is_plain_data(self, names: Iterable[Global], builds: Iterable[Build]) -> bool:
-        """Return True if all names build plain data, all calls are calls of names, and states set only `_metadata`.
+        """Return True if all calls build plain data and all states set only `_metadata`.
 
         Most checkpoints are like this: the only state is the `_metadata` of a state_dict.
         """
@@ -219,7 +219,7 @@ class Flow:
         )
 
     def note_misuse(self, name: Value, why: str) -> None:
-        """Record why a name is misused; the first reason stays. For a storage, the class in its id is the name."""
+        """Record why a name is misused; keep an earlier reason. For a storage, use the class in its persistent id."""
         if type(name) is Persistent:
             pid_parts = name.pid if type(name.pid) is tuple else (name.pid,)
             name = next((part for part in pid_parts if type(part) is Global), None)
@@ -233,7 +233,7 @@ class Flow:
         unreachable_values: Iterable[Value],
         excused_calls: Set[int] = frozenset(),
     ) -> None:
-        """Check all calls, all BUILDs, and the values that neither reaches. Raises OutOfSteps.
+        """Check all calls and states of the pickle, and the values that belong to neither. Raises OutOfSteps.
 
         `excused_calls`: ids of the calls in the form that torch.compile writes.
         """
@@ -272,7 +272,7 @@ class Flow:
                 self.computed_data.append(data)
 
     def _explain_unexpected_values(self, call: Obj, name: str) -> str | None:
-        """Return why Python and numpy never write these arguments, which C code trusts; None for valid arguments."""
+        """Return the problem with arguments that C code uses unchecked; None if Python or numpy may write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             return "has an error position outside its text, so printing this exception may read memory outside the text"
         if not dates.has_valid_value(name, call):
@@ -305,7 +305,7 @@ class Flow:
         return None
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
-        """Check a call, and the calls that it makes immediately with its arguments."""
+        """Check a call, and the calls of functions that it gets as arguments."""
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,
@@ -361,7 +361,7 @@ class Flow:
         self._check_attributes(call.cls, name, call.kwargs)
 
     def _check_computed_values(self, call: Obj, name: str) -> None:
-        """Report or keep a computed text, number or mapping of the call, because the scan reads only literal values."""
+        """Check the data that a call computes: report a mapping or bytes, or keep an array's bytes for a later scan."""
         if expected_calls.fills_mapping(name, call):
             self.note_misuse(
                 call.cls,
@@ -389,7 +389,7 @@ class Flow:
             self.note_misuse(call, "is created by the pickle without a state, so its values are random memory")
 
     def _check_arguments(self, name: Global, plain_name: str, args: Iterable[Value]) -> None:
-        """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
+        """Check that no argument is an object whose methods the called function would run."""
         waiting: list[Value] = [part for part in args if type(part) in expected_calls.OBJECT_AND_CONTAINER_TYPES]
         entered: set[int] = set()
         while waiting:
@@ -417,7 +417,7 @@ class Flow:
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
-        """Check the later call of a partial with its arguments; names that are not clean are reported anyway."""
+        """Check the later call of a functools.partial, if its function is clean; others are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "is the function of a functools.partial whose arguments are not plain data"
@@ -472,7 +472,7 @@ class Flow:
             self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
-        """Check that the parts of a sparse tensor are tensors of the file: the rule `sparse-indices` checks these.
+        """Check that each part of a sparse tensor is a tensor of the file, which the rule `sparse-indices` can check.
 
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """
@@ -556,7 +556,7 @@ class Flow:
             self._check_attributes(root, name, part)
 
     def _explain_unexpected_state(self, name: str, state: Value) -> str | None:
-        """Return why the library of a class never writes this state, which the class trusts; None for a valid state."""
+        """Return the problem with a state that its class uses unchecked; None for a valid state."""
         is_recurrent = (
             name.startswith(expected_calls.RECURRENT_MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
         )
@@ -596,7 +596,7 @@ class Flow:
         return None
 
     def _is_handle_state(self, state: Value) -> bool:
-        """Return True for a state of a hook handle: the dict of the hook, the hook's number in it, and other dicts.
+        """Return True for a valid state of a hook handle: the dict of the hook, the number of the hook, other dicts.
 
         The next hook of any module gets the next number. After infinity all hooks have the same number, so removing any
         hook removes the last one.
@@ -611,7 +611,7 @@ class Flow:
         return all(type(hooks) is Obj and self._get_root_name(hooks) == "collections.OrderedDict" for hooks in dicts)
 
     def _is_polynomial_state(self, state: Value) -> bool:
-        """Return True for a dict of arrays and texts, because a polynomial calls methods of its coefficients."""
+        """Return True for a dict of arrays and texts, because numpy.poly1d calls methods of any other value."""
         values = list(state.values()) if type(state) is dict else [state]
         self.steps.take(Budget.FLOW, len(values))
         return all(
@@ -619,7 +619,7 @@ class Flow:
         )
 
     def _is_generator_state(self, state: Value) -> bool:
-        """Return True for a seed, an offset and a tensor, because torch reads all three without counting them."""
+        """Return True for (seed, offset, tensor), because torch reads three values without checking their number."""
         if type(state) is not tuple or len(state) != 3 or type(state[0]) is not int:
             return False
         name = self._get_root_name(state[2]) if type(state[2]) is Obj else None
@@ -637,7 +637,7 @@ class Flow:
                 self.note_misuse(root, why)
 
     def _explain_unexpected_attribute(self, name: str, key: Value, value: Value) -> str | None:
-        """Return why no pickler gives an object of this class the attribute; None for an ordinary attribute."""
+        """Return the problem with an attribute that picklers never write for this class; None for a usual attribute."""
         if type(key) is Key and is_clean(name):
             return _COMPUTED_ATTRIBUTE
         if key in expected_calls.CLASS_ATTRIBUTES:
@@ -657,7 +657,7 @@ class Flow:
         return None
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
-        """Return True if a stored function hides a method, or is in an object that never holds functions."""
+        """Return True if a function is stored under a method's name, or in an object that never holds functions."""
         values = value if type(value) in (list, tuple) else (value,)
         self.steps.take(Budget.FLOW, len(value) if type(value) is dict else len(values))
         functions = [function for function in values if deferred_calls.is_callable(function, self._get_root_name)]
@@ -738,7 +738,7 @@ class Flow:
             )
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
-        """Return the contents of a container; note pairs whose key is an attribute called by Python."""
+        """Return the contents of a container. Report each pair whose key is a name that Python may call."""
         if type(value) is dict:
             for key, item in value.items():
                 self._check_pair(key, item)
@@ -767,7 +767,7 @@ class Flow:
             )
 
     def _get_key_text(self, key: Value) -> str | None:
-        """Return the text equal to a key; `expected_calls.COMPUTED_KEY` if unknown, None for keys other than texts."""
+        """Return the text that a key equals; `expected_calls.COMPUTED_KEY` if unknown, None if it is not a text."""
         if type(key) is str:
             return key
         name = self._get_root_name(key) if type(key) is Obj else None
@@ -787,7 +787,7 @@ def _is_dict(flow: Flow, value: Value) -> bool:
 
 
 def _is_param_groups(flow: Flow, value: Value) -> bool:
-    """Return True for a list of plain dicts, because a defaultdict calls its factory for a missing key."""
+    """Return True for a list of plain dicts, not of defaultdicts, because these call a factory for a missing key."""
     flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
     return type(value) is list and all(
         type(group) is dict and _are_parameters(flow, group.get("params", [])) for group in value
@@ -795,7 +795,7 @@ def _is_param_groups(flow: Flow, value: Value) -> bool:
 
 
 def _are_parameters(flow: Flow, value: Value) -> bool:
-    """Return True for a list of tensors or numbers, because an optimizer looks up each of them in a dict."""
+    """Return True for a list or tuple of tensors or their ids, because an optimizer uses each as a dictionary key."""
     if type(value) not in (list, tuple):
         return False
     flow.steps.take(Budget.FLOW, len(value))
@@ -810,7 +810,7 @@ def _are_parameters(flow: Flow, value: Value) -> bool:
 
 
 def _is_optimizer_state(flow: Flow, value: Value) -> bool:
-    """Return True for a dict, or a defaultdict of dicts, of an optimizer's entries for each parameter."""
+    """Return True for a dict or defaultdict whose values are dicts or lists, as in the state of an optimizer."""
     if not _is_dict(flow, value):
         return False
     items: Any = value.items or {} if type(value) is Obj else value

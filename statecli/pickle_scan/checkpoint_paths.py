@@ -100,7 +100,7 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
 
 
 def explain_unsafe_step(value: Value) -> str | None:
-    """Describe a value in place of a checkpoint's number, from which MMEngine makes a path; None for an int."""
+    """Describe a value that is not the step number that MMEngine puts into a path; None for an int."""
     if type(random_states.read_number(value)) is int:
         return None
     text = read_text(value)
@@ -108,12 +108,12 @@ def explain_unsafe_step(value: Value) -> str | None:
 
 
 def describe_computed_text(where: str) -> Hazard:
-    """Return the hazard of a text that a loader uses, but that only Python can compute."""
+    """Return the hazard of a text that the pickle computes, so that statecli cannot check the text."""
     return Hazard(f"{where} is a string that the pickle computes during loading, so statecli cannot check the string")
 
 
 def _read_path(where: str, value: Value, use: str, steps: Steps) -> tuple[str | None, Hazard | None]:
-    """Return the text of a path (None if there is no text to check), and the hazard of a value that is not a path.
+    """Return the text of a path, or the hazard of a value that is not a path. Both are None without a value.
 
     `use`: the action of a loader on the path, as `X deletes`.
     """
@@ -140,5 +140,5 @@ def _read_pathlib(node: Obj) -> Value:
 
 
 def _show_url(text: str, protocol: re.Match[str] | None) -> str:
-    """Return a path for a message; only the protocol of a URL, because the rest may hold a password."""
+    """Return a path for a message. Only the protocol of a URL is shown, because the rest may hold a password."""
     return f"a URL ({quoting.name(protocol[0])}…)" if protocol else quoting.quote(text)

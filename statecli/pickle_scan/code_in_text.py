@@ -1,4 +1,4 @@
-"""Recognise JSON and YAML files from which a library builds objects by name, or unpickles digits.
+"""Recognise JSON and YAML files from which a library builds objects by name, or unpickles text.
 
 Such a file is not a checkpoint. statecli searches its text and reports the file, also if it has another format too.
 Sources: ray 2.60 (train/_checkpoint.py, tune/analysis), torch 2.13 (utils/_pytree.py), gluonts 0.17 (core/serde),
@@ -55,7 +55,7 @@ _TAG_ESCAPE = compile_on_use(rb"%([0-9a-fA-F]{2})")
 
 
 def _decode(text: bytes) -> bytes:
-    """Return the text in UTF-8, because libraries recognise and read UTF-16 and UTF-32 too."""
+    """Return the text encoded as UTF-8, because libraries also read files in UTF-16 and UTF-32."""
     from json import detect_encoding  # imported here, because every command imports this module
 
     encoding = detect_encoding(text)

@@ -49,7 +49,7 @@ def is_module(call: Obj) -> bool:
 
 
 def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int, Obj]:
-    """Return the calls, by id, that create compiled modules and their parts; {} if an object is out of place.
+    """Return, by id, the calls for compiled modules and their parts; {} if torch.compile never writes one of them.
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.
     """
@@ -71,7 +71,7 @@ def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int
 
 
 def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
-    """Return the ids of the names that the calls use; these names are harmless if nothing else uses them."""
+    """Return the ids of the names that the calls use. The names are harmless if nothing else uses them."""
     if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}
@@ -79,7 +79,7 @@ def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
-    """Return True if torch.compile writes this call of a module and a context; add the call and parts to `parts`."""
+    """Return True if the call has the form that torch.compile writes. Add the call and its parts to `parts`."""
     parts[id(call)] = call
     is_plain = _has_only_arguments(call, "reduce") and len(call.args) == 2 and call.state is None
     context = call.args[1] if is_plain else None
@@ -101,7 +101,7 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
 
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for an object of the compiler with a state of plain values and other objects of the compiler."""
+    """Return True for an object of the compiler whose state has only plain values and other such objects."""
     if type(value) is not Obj or get_name(value.cls) not in _PART_CLASSES:
         return False
     if value.args or not _has_only_arguments(value, "newobj"):
@@ -124,7 +124,7 @@ def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
 
 
 def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for a `getattr` call of `_GETTER` on an object of the compiler."""
+    """Return True for the call `getattr(part, 'get_compiler_config')` on an object of the compiler."""
     if type(value) is not Obj or get_name(value.cls) not in _GETATTR or not _has_only_arguments(value, "reduce"):
         return False
     parts[id(value)] = value
@@ -136,7 +136,6 @@ def _has_only_arguments(call: Obj, how: str) -> bool:
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Return True for data without objects and names."""
     stack = [value]
     seen: set[int] = set()
     while stack:

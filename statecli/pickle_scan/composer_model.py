@@ -26,7 +26,7 @@ _HELP = "do not load the file with hf_from_composer_checkpoint unless you trust 
 
 
 def check_file(where: str, name: str, extension: object) -> Hazard | None:
-    """Return the hazard of a file of the tokenizer; None for a plain name of a file that is not Python."""
+    """Return the hazard of a tokenizer's file; None for a plain file name without the extension .py."""
     if not _FILE_NAME.fullmatch(name) or name in (".", ".."):
         message = f"{where} has the file {quoting.quote(name[:200])}, which is not a plain file name"
         return Hazard(f"{message}; Composer writes to this path and may overwrite one of your own files", help=_HELP)
@@ -38,7 +38,7 @@ def check_file(where: str, name: str, extension: object) -> Hazard | None:
 
 
 def check_class(where: str, name: str) -> Hazard | None:
-    """Return the hazard of the class of the model; None for classes of transformers and PEFT."""
+    """Return the hazard of a model's class; None for classes of transformers and PEFT."""
     return None if _MODEL_CLASS.fullmatch(name) else texts_as_code.judge_call(f"{where} is", name, "Composer", _HELP)
 
 

@@ -1,4 +1,4 @@
-"""Find bytes that a pickle computes from numbers, texts or other bytes: the scan itself reads only literal bytes.
+"""Find bytes that a pickle computes from numbers, texts or other bytes, because the scan reads only literal bytes.
 
 Some loaders unpickle or evaluate bytes of their data: `bytes([128, 4, …])` and `torch.ByteTensor([128, …])` hide such
 bytes. No pickler and no version of `torch.save` writes these calls. Picklers write bytes as literal bytes, and in
@@ -47,7 +47,7 @@ REASON = (
 
 
 def computes_bytes(name: str, call: Obj) -> bool:
-    """Return True if the call makes bytes, a text, a size, a tensor or a storage in a way that picklers never use."""
+    """Return True if a call makes data (bytes, text, size, tensor, storage) in a way that picklers never use."""
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
         return bool(args or call.kwargs) and (bool(call.kwargs) or read_raw_bytes(call) is None)
@@ -74,12 +74,12 @@ def computes_bytes(name: str, call: Obj) -> bool:
 
 
 def count_numbers(name: str, call: Obj) -> int:
-    """Return the number of elements from which a call builds an `array.array`, because many calls can share them."""
+    """Return the number of elements in the argument of `array.array`, because many calls can share an argument."""
     return len(call.args[1]) if name == _ARRAY and len(call.args) > 1 and type(call.args[1]) in (list, str) else 0
 
 
 def compute_array(name: str, call: Obj) -> bytes | None:
-    """Return the bytes of an array built from numbers, from another machine's bytes or in another element order."""
+    """Return the bytes of the array that a call computes; None for other calls, and for calls that Python refuses."""
     args: tuple[Value, ...] = call.args
     try:
         if name == _ARRAY and len(args) == 2 and _is_numbers(args[1]):
@@ -95,14 +95,14 @@ def compute_array(name: str, call: Obj) -> bytes | None:
 
 
 def has_computed_data(state: tuple[Value, ...]) -> bool:
-    """Return True if the state of a numpy array gets its data from a call, unlike a state written by numpy."""
+    """Return True if the state of a numpy array takes its data from a call, which numpy never writes."""
     data = numpy_dtype_states.split_array_state(state)[-1]
     # Protocol 2 writes empty bytes as `bytes()`.
     return type(data) is Obj and read_raw_bytes(data) is None and bool(data.args or data.kwargs or data.state)
 
 
 def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
-    """Return the bytes of a numpy array in the order of its elements; None if the state has them in this order."""
+    """Return the bytes of a numpy array, little-endian and in C order; None if the state has this order already."""
     shape, dtype, is_fortran, data = numpy_dtype_states.split_array_state(state)
     is_swapped = type(dtype) is Obj and numpy_dtype_states.is_swapped(dtype)
     return _compute_array(shape, dtype, data, is_fortran=bool(is_fortran), is_swapped=is_swapped)
@@ -141,12 +141,12 @@ def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
 
 
 def _is_numbers(value: Value) -> bool:
-    """Return True for pickle's form of an array: a list of numbers, or of characters."""
+    """Return True for the numbers of an `array.array` in a pickle: a text, or a list of numbers or characters."""
     return type(value) is str or (type(value) is list and all(type(number) in (int, float, str) for number in value))
 
 
 def _read_data(value: Value) -> bytes | None:
-    """Return the data of an array: bytes, bytes as protocol 2 writes them, or a text (numpy accepts Python 2)."""
+    """Return an array's data as bytes. The pickle may have bytes, a call that encodes a text, or a text of Python 2."""
     if type(value) is str:
         return value.encode("latin-1", "replace")
     return read_raw_bytes(value)

@@ -18,7 +18,7 @@ _FOLD_BIT = 0x80
 
 
 def has_valid_value(name: str, call: Obj) -> bool:
-    """Return True if the bytes of a date or time are a valid value of Python; calls of other names are always valid.
+    """Return True if the bytes of a date or time are valid, or if the call creates neither.
 
     Numbers instead of bytes are checked by the constructor itself.
     """

@@ -14,7 +14,7 @@ _TABLE_FORMAT = "FORMAT_WITH_STRING_TABLE"
 
 
 def has_wrong_number(root: Value, steps: Steps) -> bool:
-    """Return True if a location names a text outside of the table, or has another form than torch writes.
+    """Return True if a location has a number that is not in the table of texts, or a form that torch never writes.
 
     `root`: the tuple ("FORMAT_WITH_STRING_TABLE", texts, locations). A location is (offset, ((numbers of the texts,
     number of the file name, line), start, end), tag). Other formats have their texts in place. Raises OutOfSteps.

@@ -74,7 +74,7 @@ class DeferredCalls:
         self._fitting: dict[ArgumentTest, set[int]] = {}
 
     def builds_data(self, function: str, args: Value, kwargs: Value) -> bool:
-        """Return True if a call of `function` with these and any further arguments computes or builds data.
+        """Return True if calling `function` with these arguments, and any more, only computes or builds data.
 
         Raises OutOfSteps.
         """
@@ -93,7 +93,7 @@ class DeferredCalls:
         return False
 
     def _all_fit(self, values: Iterable[Value], fits: ArgumentTest) -> bool:
-        """Return True if all values fit, and all values in their containers; a container may hold itself."""
+        """Return True if all names and calls in the values, also in nested containers, pass the test `fits`."""
         waiting: list[Any] = list(values)
         fitting = self._fitting.setdefault(fits, set())
         seen: set[int] = set()
@@ -123,7 +123,7 @@ def is_callable(value: Value, root: RootLookup) -> bool:
 
 
 def is_callback(name: str) -> bool:
-    """Return True for a function or class that may be stored and is not called by serializers of data."""
+    """Return True for a function or class that a pickle may store but not call, except functions of tensors."""
     is_stored = known_names.may_be_named(name) and not known_names.computes_tensors(name)
     return is_stored and not name.startswith(("typing.", "types."))
 

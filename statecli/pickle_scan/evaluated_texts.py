@@ -52,7 +52,7 @@ _HELP = "do not load the file with this library unless you trust its author"
 
 
 def check_text(where: str, key: str, text: str) -> Hazard | None:
-    """Return the hazard of a text that fairseq evaluates; None for a small literal and for plain words."""
+    """Return the hazard of a text that fairseq evaluates; None for small literals and for text that calls nothing."""
     if _INERT_TEXT.fullmatch(text):
         return None
     tree, is_error = parse_expression(text), key in OWN_KEYS
@@ -92,7 +92,7 @@ def is_plain_activation(text: str) -> bool:
 
 
 def check_representation(where: str, text: str) -> Hazard | None:
-    """Return the hazard of the text for an algorithm of Composer; None for a single call with plain arguments."""
+    """Return the hazard of the text of an algorithm of Composer; None for a single call with plain arguments."""
     # Python cannot parse `algorithms.<…`, so this text runs nothing: `<my.Algorithm object at 0x7f>`.
     if text.startswith("<"):
         return None
@@ -130,7 +130,7 @@ def _list_arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def _computes_small_value(tree: ast.Expression) -> bool:
-    """Return True if the value has no long list or text. Operands are measured before their operators."""
+    """Return True if the expression computes no long list or text. Operands are measured before operators."""
     numbers: dict[ast.AST, int] = {}
     lengths: dict[ast.AST, int] = {}
     for node in reversed([*ast.walk(tree)]):

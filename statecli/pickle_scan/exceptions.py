@@ -20,12 +20,12 @@ _UNICODE_ERRORS: dict[str, type[bytes] | type[str]] = {
 
 @lru_cache(maxsize=1024)
 def is_exception(name: str) -> bool:
-    """Return True for the plain name of an exception of Python itself."""
+    """Return True if this is the `module.name` of one of Python's built-in exceptions."""
     return isinstance(_find_class(name), type)
 
 
 def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str | None]) -> bool:
-    """Return True if a Unicode error's positions are within its text; other exceptions may have any arguments."""
+    """Return True for a Unicode error whose position is within its text, and for any other exception."""
     if name not in _UNICODE_ERRORS:
         return True
     match call.args:
@@ -36,7 +36,7 @@ def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str |
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True for a dict that sets no attribute of the class: picklers write these as arguments of the call."""
+    """Return True for a dict that sets no attribute of its class. Picklers write those as arguments of the call."""
     return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
 
 

@@ -22,7 +22,7 @@ _CHARACTERS_PER_VALUE = 8
 
 
 class Expansion(NamedTuple):
-    """Number of values in a container, with shared values counted each time, and nesting depth of the container."""
+    """Number of values in a container, and its nesting depth. A shared value counts each time that it is reached."""
 
     size: int
     depth: int
@@ -43,7 +43,7 @@ class Expansions:
         self._open_containers: dict[int, int] = {}
 
     def measure(self, root: Value) -> Expansion:
-        """Return the expansion of a value, which must live as long as the pickle. Raises OutOfSteps."""
+        """Return the expansion of a value. It is cached by id, so keep the value alive. Raises OutOfSteps."""
         measured, open_containers = self._measured, self._open_containers
         waiting: list[tuple[Value, Sequence[Value] | None]] = [(root, None)]
         object_count = 0

@@ -1,4 +1,4 @@
-"""Describe the calls that picklers write for the names on the list of `known_names`: arguments, states, items, callees.
+"""Describe how picklers use each name in `known_names`: its arguments, states, items and functions to call.
 
 `call_flow` compares each call of a pickle with these calls. Any other call may run a method of an object that the file
 chooses.
@@ -38,17 +38,17 @@ FORBIDDEN_CALLEES = frozenset(
 
 @lru_cache(maxsize=1024)
 def get_plain_name(name: Global) -> str:
-    """Return a global's name as listed in `known_names`."""
+    """Return a global's name as `known_names` lists it: `module.name`, with the public module."""
     return known_names.get_plain_name(name.module, name.name)
 
 
 def is_copyreg_call(value: Obj) -> bool:
-    """Return True for a call of pickle's own functions that only build an object of a class."""
+    """Return True for a call of a function of copyreg that creates an object of its first argument."""
     return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
 
 
 def fills_mapping(name: str, call: Obj) -> bool:
-    """Return True for a call that fills a mapping that picklers create empty, or passes pairs in place of a dict."""
+    """Return True if a call fills a mapping in a way that picklers never use."""
     if name == "copyreg._reconstructor":
         base = call.args[1] if len(call.args) > 2 else None
         is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
@@ -57,12 +57,12 @@ def fills_mapping(name: str, call: Obj) -> bool:
 
 
 def is_layer_count(layers: Value) -> bool:
-    """Return True for a number of layers that a recurrent module can have: its state makes names for each layer."""
+    """Return True for a plausible `num_layers` of a recurrent module, which creates several names for each layer."""
     return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
 
 
 def is_packed(name: str) -> bool:
-    """Return True if C++ packs the state of a class of this name."""
+    """Return True if torch's C++ code converts the state of this class to packed weights."""
     return packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name) or name == SCRIPT_OBJECT
 
 
@@ -79,7 +79,7 @@ def is_state(name: str, state: Value) -> bool:
 
 
 def list_parts(value: Any) -> Sequence[Value]:
-    """Return the values in a container that code can reach; () for values that are not containers."""
+    """Return the elements of a list, tuple or set, or the values and object keys of a dict; () for other values."""
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
@@ -88,7 +88,7 @@ def list_parts(value: Any) -> Sequence[Value]:
 
 
 def is_packable(name: str, state: Value, read_storage: packed_weights.ReadStorage) -> bool:
-    """Return True if C++ can pack the state, or if C++ does not pack objects of the named class."""
+    """Return True if C++ code can pack the state safely, or does not pack objects of this class."""
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
     if packed_weights.is_cpp_class(name):
@@ -116,19 +116,19 @@ def is_clean(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function that is not known to create a new object: it may return a shared object."""
+    """Return True for a clean function that may return a shared object, because it is not known to create a new one."""
     is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
     return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 
 
 def keeps_arguments(how: str, name: str) -> bool:
-    """Return True if a class only keeps its arguments (a named tuple, an exception), or if other rules check them."""
+    """Return True if a class only stores its arguments, as an exception does, or if other rules check them."""
     is_keeper = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
     return is_keeper or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
 
 
 def is_tensor_data(name: str) -> bool:
-    """Return True if a tensor may be rebuilt from the result of this name."""
+    """Return True if a tensor may be rebuilt from an object that this name creates."""
     is_class = name.startswith("torch.") and name.endswith(("Storage", "Tensor"))
     return is_class or name.startswith(_TENSOR_DATA_PREFIXES)
 
@@ -150,7 +150,7 @@ ARGUMENT_PREFIXES = (
 
 
 def strip_type_tag(value: Any) -> Any:
-    """Return the value inside a TorchScript type tag, which is a call on the value; other values unchanged."""
+    """Return the value inside TorchScript's type tag, a call that wraps the value. Return other values unchanged."""
     is_call = type(value) is Obj and type(value.cls) is Global and bool(value.args)
     return value.args[0] if is_call and get_plain_name(value.cls) == packed_weights.TYPE_TAG else value
 
@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of containers or numbers gets an object, because the class calls the object's methods.
+    """Return True if a container or number is built from an object, because its class calls methods of this object.
 
     Pickle writes literals here. The object may be a range or a tensor, which stand for any number of elements.
     """
@@ -309,14 +309,14 @@ def converts_object(name: str, args: tuple[Value, ...]) -> bool:
 
 
 def computes_number(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a fraction has other arguments than Python writes: `1e999999999` takes all memory."""
+    """Return True if a `Fraction` gets a text that Python never writes, such as `1e999999999`, which fills memory."""
     return name == "fractions.Fraction" and not all(
         type(arg) is int or (type(arg) is str and _FRACTION.fullmatch(arg)) for arg in args
     )
 
 
 def has_unexpected_value(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of single values gets other arguments than picklers write, such as a list.
+    """Return True if a class of single values gets an argument of a type that picklers never write, such as a list.
 
     The members of an enumeration have numbers, texts or tuples of these as values. An error message shows any other
     value, and computing with a number of the file takes any time.
@@ -329,7 +329,7 @@ def has_unexpected_value(name: str, args: tuple[Value, ...]) -> bool:
 
 
 def has_unexpected_state(name: str, state: Value) -> bool:
-    """Return True if a class that converts or prints its state gets another state than picklers write."""
+    """Return True if a class that converts or prints its state gets a state that picklers never write."""
     if name == "uuid.UUID":
         parts = state if type(state) is tuple else (state,)
         values = [value for part in parts if type(part) is dict for value in part.values()]
@@ -359,7 +359,7 @@ _ARGUMENT_TYPES: dict[str, frozenset[type]] = {
 
 
 def has_shape(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a new array gets a shape from its call: numpy writes an empty array and a shape in the state."""
+    """Return True if the call that creates an array sets a shape, because numpy sets the shape in the state."""
     place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None
     return place is not None and len(args) > place and args[place] != (0,)
 
@@ -396,12 +396,12 @@ EXPECTED_CALLEES = {
 
 
 def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments of a call; a value other than a dict becomes a computed key."""
+    """Return the keyword arguments as a dict; a value of another type becomes a computed key of this dict."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 
 def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
-    """Yield the calls that a clean function makes immediately, with the arguments that it passes on."""
+    """Yield the calls that a clean function makes of its arguments, such as the class in `copyreg.__newobj__`."""
     match function, args:
         case "copyreg.__newobj__", (cls, *rest):
             yield Obj(cls, tuple(rest), "newobj")

@@ -28,7 +28,7 @@ _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "n
 
 
 class _Node(NamedTuple):
-    """Call of an operator: its arguments by name, and the sizes that the graph states for its values."""
+    """Call of an operator in a graph, with the sizes that the graph states for tensors."""
 
     arguments: Mapping[str, Any]
     results: list[str | None]
@@ -99,7 +99,7 @@ _TEXT_AND_OBJECT_FIELDS = frozenset(
 
 
 def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozenset[str], steps: Steps) -> str | None:
-    """Return why torch never writes an argument of a node, such as an object that becomes source; None if it may.
+    """Return the problem with a node's arguments that torch never writes; None for the usual arguments.
 
     torch takes an object outside the values of the graph from the constants of the file, and writes its `repr`,
     possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
@@ -181,7 +181,7 @@ _NUMBER_FIELDS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_
 
 
 def _check_callees(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why an operator calls something else than a graph or an operator, such as a method of an object."""
+    """Yield the problems of an operator that calls its arguments, which must be graphs or operators."""
     if not target.startswith(_CALLER_PREFIX):
         return
     name = target.removeprefix(_CALLER_PREFIX)
@@ -213,7 +213,7 @@ _ASSERTION = compile_on_use(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async
 
 
 def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why an assertion is unsafe: its message is not a constant text, but computed by the graph."""
+    """Yield the problem of an assertion whose message the graph computes, because it must be a constant text."""
     for place, entry in enumerate(entries if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
@@ -224,7 +224,7 @@ def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why an operator gets a plain number for a dtype, a layout or a memory format.
+    """Yield the problem of an operator that gets an invalid number for a dtype, a layout or a memory format.
 
     torch writes these arguments under keys of their own. A number computed by the graph is unknown.
     """
@@ -244,12 +244,12 @@ def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> It
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:
-    """Return True for an argument that torch counts as positional, with any name."""
+    """Return True for an argument that torch passes by position, also if it has a name."""
     return entry.get("kind") == 1 or entry.get("name") == ""
 
 
 def _is_keyword(operator: str, entry: Mapping[str, Any]) -> bool:
-    """Return True if torch writes the argument by name: arguments of another operator, and numbers."""
+    """Return True if torch writes this argument of the operator by name."""
     name, value = entry.get("name"), entry.get("arg")
     if operator in _OPERATOR_PLACES:
         return not _is_kind([value], "as_operator") and not _is_kind([value], "as_graph")
@@ -265,7 +265,7 @@ def _is_kind(values: Sequence[Any], kind: str) -> bool:
 
 
 def _find_wrong_type(document: Any, steps: Steps) -> str | None:
-    """Return why the first text or object in place of a number, or the first value with a taken name, is unsafe."""
+    """Return the first problem in a program: a text or object in place of a number, or a reserved name."""
     for place in iter_values(document, steps):
         value = place.value
         if (
@@ -290,7 +290,7 @@ def _find_wrong_type(document: Any, steps: Steps) -> str | None:
 
 
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
-    """Yield the objects of the file outside of nodes: in the signatures of modules, and among the outputs of graphs.
+    """Yield a misuse if a signature or a graph's outputs have an object of the file, which torch compiles as code.
 
     An object is allowed if an input of the graph around it has its name; outside of graphs, an input of the main graph.
     The inputs of a graph and the arguments of a node are skipped: the former define the names, `find_misuses` checks
@@ -317,7 +317,7 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
 
 
 def _is_custom_operator(name: str) -> bool:
-    """Return True for an operator of a library, which torch may give to `auto_functionalized` and `with_effects`."""
+    """Return True for an operator outside of torch's `aten` and `higher_order`, which torch may pass to an operator."""
     return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
 
 
@@ -329,13 +329,13 @@ def _list_given_objects(graph: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _get_name(value: Any, kind: str) -> str | None:
-    """Return the name of an argument of this kind; None for an argument of another kind."""
+    """Return the argument's name if it is of this kind (`as_tensor`, `as_graph`); else None."""
     name = get_field(value, kind, "name")
     return name if type(name) is str else None
 
 
 def _read_sizes(meta: Any) -> _Sizes:
-    """Return the sizes of a value; None for a symbolic size."""
+    """Return the sizes of a tensor from its metadata in the graph, with None for each symbolic size."""
     sizes = get_field(meta, "sizes")
     numbers = [get_field(size, "as_int") for size in sizes] if type(sizes) is list else []
     return tuple(number if type(number) is int else None for number in numbers)
@@ -406,7 +406,7 @@ def _check_embedding_bag(node: _Node) -> str | None:
 
 
 def _check_factory(node: _Node) -> str | None:
-    """Check that the graph states the sizes of a new tensor with which its operator creates the tensor."""
+    """Check that a new tensor has the sizes that the graph states for it."""
     value = node.arguments.get("size")
     created_sizes = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
     declared_sizes = node.sizes.get(node.results[0] or "") if node.results else None

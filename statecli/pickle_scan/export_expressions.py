@@ -1,4 +1,4 @@
-"""Find the code that loading a program of torch.export runs: in sizes, in names, in calls and in imports.
+"""Find the code that loading a torch.export program runs: in sizes, names, calls and imports of the program.
 
 `torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, an `eval` with Python's own
 functions at hand: `__import__('os').system(...)` runs there, without any pickle. torch writes `srepr` of an expression,
@@ -67,7 +67,7 @@ _GUARD_TOKEN = compile_on_use(
 
 
 def is_plain_expression(text: str) -> bool:
-    """Return True if the text has only names and calls of functions of expressions: no attribute, no other call.
+    """Return True if the expression has only names, numbers, operators and calls of sympy's or torch's functions.
 
     `for` and `lambda` would give a function another meaning, and sympy has Python's own functions as values of names.
     """
@@ -208,7 +208,7 @@ def _measure_node(node: ast.AST) -> _Cost:
 
 
 def _measure_call(node: ast.Call) -> _Cost:
-    """Return the cost of a call. sympy writes texts only as the name of a symbol and as the digits of a float."""
+    """Return the cost of a call. A text may only be the name of a symbol or the digits of a float."""
     name = ast.unparse(node.func).rpartition(".")[2]
     first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
     bits = [2.0, *(_measure_keyword(name, keyword) for keyword in node.keywords)]
@@ -223,7 +223,7 @@ def _measure_call(node: ast.Call) -> _Cost:
 
 
 def _measure_keyword(function: str, keyword: ast.keyword) -> float:
-    """Return the bits requested by a keyword. Raises _Unmeasurable for keywords not written by sympy."""
+    """Return the bits that a keyword of `function` requests. Raises _Unmeasurable unless sympy writes the keyword."""
     value = keyword.value.value if type(keyword.value) is ast.Constant else None
     if keyword.arg not in _KEYWORDS.get(function, ()) or type(value) not in (bool, int):
         raise _Unmeasurable(f"calls {function} with the argument {keyword.arg or '**'}, which torch never writes")
@@ -263,7 +263,7 @@ def _measure_power(costs: list[_Cost], exponent: float | None) -> _Cost:
 
 
 def _find_literal(node: ast.AST | ast.expr) -> float | None:
-    """Return the value of a number written by Python or sympy; None for other expressions."""
+    """Return a literal number whose absolute value is at least 1; None for other expressions."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "Integer" and len(node.args) == 1:
         node = node.args[0]
     try:
@@ -317,7 +317,7 @@ _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "un
 
 
 def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
-    """Yield the calls and imports, except tensor computation, of loading or calling the program. Raises OutOfSteps."""
+    """Yield the calls and imports of loading or calling a program, except tensor computation. Raises OutOfSteps."""
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
     for text in dict.fromkeys(_select_texts(texts, TextRequirement.EXPRESSION)):
         steps.take(Budget.TEXT, 1 + len(text))  # to parse and measure a character takes 4 to 10 µs
@@ -387,7 +387,7 @@ def _report_source(text: str) -> ProgramCall:
 
 
 def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield the requirement and the text of each program text; for a JSON of arguments, yield the texts in it."""
+    """Yield each text of the program after its requirement; a JSON text of arguments gives the texts inside it."""
     for judgement, text, key in texts:
         if judgement is TextRequirement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
@@ -471,13 +471,13 @@ def _check_guard(text: str) -> ProgramCall | None:
 
 
 def _check_import(text: str) -> ProgramCall:
-    """Return the import of a class that the nesting of arguments names, such as an enumeration."""
+    """Return the import of a class that the text names (`module:name`), such as an enumeration."""
     module, _, name = text.partition(":")
     return ProgramCall(name, module, name, called=False)
 
 
 def _check_symbol(text: str) -> ProgramCall | None:
-    """Return the call that counts to a symbol's number in steps of 1, as torch does for sizes known only at runtime.
+    """Return the loop that torch runs up to the number in a symbol's name; None if the number is small.
 
     The number is the value of Python's `int` for all characters after the letters.
     """
@@ -490,7 +490,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
 
 
 def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps: Steps) -> Iterator[ProgramCall]:
-    """Yield the first name below the name of a tensor: torch gets an attribute of this object, such as a method.
+    """Yield the first name that continues a tensor's name (`a.b` for `a`), for which torch gets an attribute.
 
     If a module has the name of a tensor, torch calls the tensor as the module.
     """
@@ -514,7 +514,7 @@ def _split_name(name: str) -> list[str]:
 
 
 def _check_attribute(text: str) -> ProgramCall | None:
-    """Return the assignment of an object of the file to an attribute that torch itself calls."""
+    """Return a `setattr` call if the text names an attribute of modules that torch calls; else None."""
     attribute = find_module_attribute(program_texts.strip_call_numbers(text))
     if attribute is None:
         return None
@@ -523,7 +523,7 @@ def _check_attribute(text: str) -> ProgramCall | None:
 
 
 def _check_module(text: str) -> ProgramCall | None:
-    """Return the call of a module's attribute that is used as a submodule; None if the path names only modules."""
+    """Return a `getattr` call if a module's path contains an attribute that is not a submodule; else None."""
     attribute = program_texts.find_module_call(text)
     if attribute is None:
         return None

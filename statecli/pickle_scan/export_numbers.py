@@ -56,7 +56,7 @@ def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> I
 
 
 def _bound_result(operation: str, operands: list[float]) -> float:
-    """Return an upper bound of the bits of a result."""
+    """Return an upper bound of the bits of an operation's result."""
     first, *others = operands or [1.0]
     if operation in _POWER_FUNCTIONS:
         return first * 2.0 ** min(sum(others), 64)

@@ -121,11 +121,11 @@ class Scanner(Machine):
 
     @property
     def refused_opcode(self) -> int | None:
-        """Opcode of the pickle that the unpickler of `torch.load(path)` does not know; None if torch knows all."""
+        """Opcode in the pickle that `torch.load(path)` does not know; None if it knows all opcodes."""
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
-        """Yield each name once, in the order of first mention, except `getattr` used only to spell other names."""
+        """Yield each imported name once, in order; skip names that only spell others or that torch.compile writes."""
         flow = self.flow
         names = self.globals.values()
         compiled = {} if self.duplicate_keys else find_module_calls(flow.calls, self._builds)
@@ -148,7 +148,7 @@ class Scanner(Machine):
                 yield mention
 
     def note_unusual_opcode(self, name: str, pos: int) -> None:
-        """Record the first time that the opcode before byte `pos` does something not written by picklers."""
+        """Record the first opcode (before byte `pos`) with an effect that picklers never write."""
         if name not in self._unusual_mentions:
             why = known_names.describe_harm("pickle", name)
             self._unusual_mentions[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
@@ -169,7 +169,7 @@ class Scanner(Machine):
         return sum(REBUILD_SPARSE in _list_called_names(call) for call in calls_by_id.values())
 
     def rebuilds_from_type(self) -> bool:
-        """Return True if the pickle has the name after which torch's reader in C++ confuses names."""
+        """Return True if the pickle imports the function after which torch's reader in C++ confuses names."""
         return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
 
     def find_script_mismatch(self, types: ScriptTypes) -> str | None:
@@ -181,7 +181,7 @@ class Scanner(Machine):
             return None
 
     def has_wrong_location(self) -> bool:
-        """Return True if the pickle, with source locations of TorchScript code, refers to a missing text."""
+        """Return True if the pickle, which has source locations of TorchScript code, refers to a text that it lacks."""
         try:
             return debug_texts.has_wrong_number(self.root, self.flow.steps)
         except OutOfSteps as error:
@@ -217,7 +217,7 @@ class Scanner(Machine):
         return tuple(bombs)
 
     def find_hazards(self, *, keys_are_source: bool = False) -> tuple[Hazard, ...]:
-        """Return the plain data that makes loaders do harm; () for a `.metadata`, in which no loader looks up a key.
+        """Return the plain data that makes loaders do harm; () for a distributed checkpoint's `.metadata`.
 
         `keys_are_source`: see `plain_data.find_hazards`.
         """
@@ -236,14 +236,14 @@ class Scanner(Machine):
         return self.budget > 1 and type(root) is Global and root.qualified in _METADATA_CLASSES
 
     def put_memo(self, index: int, value: Value) -> None:
-        """Store a memo entry as the machine does, and record the highest index."""
+        """Store a memo entry like the base class, and record the highest index."""
         self._highest_memo = max(self._highest_memo, index)
         super().put_memo(index, value)
 
     # Operations that the machine refuses.
 
     def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
-        """Return an inert result for any callee; the spelled name for a call that only spells a name."""
+        """Return an inert result for any callee, or the name itself for a call that only spells a name."""
         self.call_count += 1
         if type(function) is Global:
             if how != "newobj" and get_plain_name(function) in known_names.SPELLING_FUNCTIONS:
@@ -269,7 +269,7 @@ class Scanner(Machine):
         return call
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Read a record as the machine does, and record both functions as called."""
+        """Read a tensor record like the base class, and record its two functions as called."""
         is_taken = super().take_record(match)
         if is_taken:
             tensor = self.stack[-1]
@@ -279,11 +279,11 @@ class Scanner(Machine):
         return is_taken
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:
-        """Return True if both functions are recorded already, so that the next record needs no other work."""
+        """Return True if both functions of a tensor record are already recorded as called."""
         return id(function) in self._record_names and id(hooks) in self._record_names
 
     def _note_record(self, call: Obj) -> None:
-        """Record a call in a tensor's record, except calls of the two names that nearly all records call."""
+        """Record the function of a tensor record as called; add the call to the flow unless the function is usual."""
         if type(call.cls) is Global:
             self._called_names.add(id(call.cls))
             if get_plain_name(call.cls) in _RECORD_FUNCTIONS:
@@ -292,7 +292,7 @@ class Scanner(Machine):
         self.flow.add_call(call)
 
     def _spell_name(self, function: Global, args: Value, pos: int) -> Any:
-        """Return the value that a call only spells: a nested class, `type(None)`, `Optional[int]`, `int | str`."""
+        """Return the value that a call only spells, such as a nested class or `Optional[int]`; None for other calls."""
         pair: tuple[Any, Any] = args if type(args) is tuple and len(args) == 2 else (None, None)
         first, second = pair
         name = get_plain_name(function)
@@ -326,7 +326,7 @@ class Scanner(Machine):
         return self.intern_name("types", name, pos) if name else None
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Return the name as the machine does, also for Python 2 strings of bytes."""
+        """Return the name like the base class, also if it is given as bytes (Python 2)."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         imported = super().intern_name(module, name, pos)
         if self.protocol > _LAST_PYTHON_2_PROTOCOL and rename_python2(module, name) != (module, name):
@@ -335,7 +335,7 @@ class Scanner(Machine):
         return imported
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
-        """Set keys and values on any target; keep replaced values for the check."""
+        """Set items of any target, and keep replaced values for the check."""
         self._count_change(target)
         if type(target) in (dict, Obj) and not len(flat) % 2:
             items = (target.items or {}) if type(target) is Obj else target
@@ -376,7 +376,7 @@ class Scanner(Machine):
         self.flow.note_change(target)
 
     def add_build(self, target: Value, state: Value) -> None:
-        """Record a BUILD and check its state."""
+        """Record the state of an object (BUILD), and check the state."""
         self._count_change(target)
         self._take_calls(1)
         if type(target) is not Obj and not (
@@ -410,12 +410,12 @@ class Scanner(Machine):
             return _parse_integer(line, self.build_error(pos, "an integer of the pickle is not written as a number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
-        """Parse an integer as the machine does; `strtol` accepts a line without digits as 0."""
+        """Parse an integer like the base class. A line without digits is 0, as for `strtol`."""
         line = line.partition(b"\0")[0]
         return super().parse_c_integer(line, pos) if line else 0
 
     def parse_float(self, line: bytes, pos: int) -> float:
-        """Return a floating-point number in text; the C unpickler reads a line to its first NUL."""
+        """Return the number that a line spells, up to its first NUL as in the C unpickler."""
         line = line.partition(b"\0")[0]
         if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
             return 0.0
@@ -427,28 +427,28 @@ class Scanner(Machine):
     # Data that may be a pickle itself.
 
     def read_bytes(self, start: int, length: int) -> bytes:
-        """Return bytes as the machine does, and keep data that may be a pickle."""
+        """Return bytes like the base class, and keep them if they may be a pickle."""
         data = super().read_bytes(start, length)
         if may_be_nested_data(data):
             self.nested_data.append((start, data))
         return data
 
     def read_text(self, start: int, end: int) -> str:
-        """Return text as the machine does, and keep text that may be a pickle."""
+        """Return text like the base class, and keep the text if it may be a pickle."""
         text = super().read_text(start, end)
         if may_be_nested_text(self.data, start, end):
             self.keep_nested_data(start, text)
         return text
 
     def keep_nested_data(self, start: int, text: Any) -> None:
-        """Keep text or bytes of another opcode that may be a pickle."""
+        """Keep text or bytes that may be a nested pickle."""
         data = text if type(text) is bytes else text.encode("latin-1", "replace") if type(text) is str else b""
         if may_be_nested_data(data):
             self.nested_data.append((start, data))
 
 
 def _is_annotation(value: Value) -> bool:
-    """Return True for the content of annotations: names, plain values, other annotations, tuples of them.
+    """Return True if a value may be part of an annotation: a name, a plain value, or a tuple or annotation of these.
 
     Other objects are refused, because Python would call their methods for `|` and for the text of an error.
     """
@@ -495,7 +495,7 @@ def _do_build(m: Any, pos: int) -> int:
 
 
 def _do_inst(m: MachineState, pos: int) -> int:
-    """Handle INST: Python imports the name before it pops the arguments."""
+    """Handle INST. The name is imported before the arguments are popped, as in Python."""
     function, end = _read_name_lines(m, pos, "ascii")
     args = tuple(m.pop_mark())
     m.stack.append(m.build_call(function, args, pos, "inst"))
@@ -509,7 +509,7 @@ def _do_global(m: MachineState, pos: int) -> int:
 
 
 def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
-    """Return the name in two lines, and the byte after them, 0 if the second line has no end.
+    """Return the name in the next two lines, and the byte after them (0 if the second line has no end).
 
     The unpickler in Python imports an unfinished name without its last character. No unpickler imports a name in
     another encoding.
@@ -531,7 +531,7 @@ def _require_line_end(m: MachineState, end: int) -> int:
 
 
 def _do_extension(m: MachineState, pos: int) -> int:
-    """Push a name that stands for an extension code, because only the loading program knows the registered name."""
+    """Push a placeholder name for an extension code, because only the loading program knows the registered name."""
     width = 1 << (m.data[pos - 1] - 0x82)
     code = int.from_bytes(m.data[pos : pos + width], "little")
     m.stack.append(m.intern_name("copyreg", f"{EXTENSION_REGISTRY}[{code}]", pos))
@@ -539,7 +539,7 @@ def _do_extension(m: MachineState, pos: int) -> int:
 
 
 def _do_frame(m: Any, pos: int) -> int:
-    """Handle FRAME: in a frame longer than the file, only the unpickler in Python reads on, up to the end."""
+    """Handle FRAME. Accept a frame that ends after the file, because the unpickler in Python accepts it."""
     start = pos + 8
     end = start + int.from_bytes(m.data[pos:start], "little")
     if m.frame_end != NO_FRAME or len(m.data) < start or end <= m.size:
@@ -596,7 +596,7 @@ def _is_written_by_torch(pid: Value) -> bool:
 
 
 def _keep_string(op: int) -> Handler:
-    """Return the machine's handler, extended to keep the pushed string."""
+    """Return the base class's handler, extended to keep the pushed string as possible nested data."""
     handler = Machine.handlers[op]
 
     def push(m: Any, pos: int) -> int:
@@ -630,7 +630,7 @@ _TORCH_OPCODES = frozenset(b"\x80c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXU
 
 
 def _watch_opcode(op: int, handler: Handler) -> Handler:
-    """Return the handler, extended to record the first opcode unknown to torch."""
+    """Return the handler, extended to record the first opcode that torch does not know."""
 
     def note(m: Any, pos: int) -> int:
         if m._refused_opcode is None:
@@ -645,7 +645,7 @@ _WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumera
 
 
 def _list_called_names(call: Obj) -> set[str]:
-    """Return the names run by a call: its own name, and the functions in its arguments that it calls immediately."""
+    """Return the names that a call runs: its function, and the functions that it calls among its arguments."""
     names: set[str] = set()
     pending = [call]
     while pending and len(names) < MAX_INDIRECT_CALLS:

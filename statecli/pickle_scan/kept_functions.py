@@ -77,7 +77,7 @@ def is_module_class(name: str) -> bool:
 
 
 def list_pairs(value: Value, root: RootLookup) -> Pairs | None:
-    """Return all pairs ever set in a dict or OrderedDict; None for other values, whose items code may compute."""
+    """Return all (key, value) pairs that were set in a dict or OrderedDict; None for other values."""
     if type(value) is dict:
         return list(value.items())
     if type(value) is not Obj or root(value) not in ("collections.OrderedDict", "builtins.dict") or value.elems:
@@ -175,7 +175,7 @@ class Attributes:
         return has_tensor_name or name.startswith(_TENSOR_PREFIXES) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
-        """Return True if torch may call the value: a hook of torch, a function of tensors, or any name not clean."""
+        """Return True for a value that torch stores as a hook, or for a name reported elsewhere (not clean)."""
         if type(value) not in (Global, Obj):
             return type(value) in (bool, int, type(None))
         name = self._root(value) or ""

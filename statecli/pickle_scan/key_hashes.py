@@ -24,7 +24,7 @@ _PLAIN_TYPES = frozenset([type(None), bool, int, float, str, bytes])
 
 
 class _Hashed:
-    """Object with a chosen hash, so that Python computes the hash of the container; it equals only itself."""
+    """Stand-in for a container's element with a known hash; it equals only itself."""
 
     __slots__ = ("_hash",)
 
@@ -65,7 +65,7 @@ class KeyHashes:
         return hash(tuple(_Hashed(self.compute_hash(child, nesting)) for child in children))
 
     def _hash_set(self, children: Iterable[Value], nesting: int) -> int:
-        """Return the hash of a frozenset; a constant if it is unknown which children of the same hash are equal."""
+        """Return the hash of a frozenset; 0 if it is unknown which elements with the same hash are equal."""
         groups: dict[int, list[Value]] = {}
         for child in children:
             group = groups.setdefault(self.compute_hash(child, nesting), [])
@@ -80,7 +80,7 @@ class KeyHashes:
         return hash(frozenset(_Hashed(number) for number, group in groups.items() for _ in group))
 
     def _hash_call(self, call: Obj, nesting: int) -> int:
-        """Return Python's hash of an object, or one hash for all objects of a class that may hash chosen numbers."""
+        """Return Python's hash of the object that a call creates; if it is unknown, one hash for the whole class."""
         name, args = _get_class_name(call), call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
             return _hash_complex(call)
@@ -98,12 +98,12 @@ class KeyHashes:
 
 
 def reads_contents(key: Value) -> bool:
-    """Return True if the hash of a key depends on its contents; the hash of a tensor is its address."""
+    """Return True if the hash of a key depends on its contents, not on its address like the hash of a tensor."""
     return type(key) in (tuple, SetOf) or (type(key) is Obj and not _is_hashed_by_address(_get_class_name(key)))
 
 
 def _is_hashed_by_address(name: str) -> bool:
-    """Return True for a class whose objects are hashed by address, and for an unknown class, which other rules report.
+    """Return True for a class whose objects are hashed by address. Unknown classes count too.
 
     Most classes keep the hash of `object`, and other hashes depend on code that statecli does not know.
     """
@@ -114,7 +114,7 @@ def _is_hashed_by_address(name: str) -> bool:
 
 
 def _get_class_name(call: Obj) -> str:
-    """Return the plain name of the class of an object; "" for an unknown class."""
+    """Return the `module.name` of an object's class; "" for an unknown class."""
     cls = call.args[0] if is_copyreg_call(call) else call.cls
     return get_plain_name(cls) if type(cls) is Global else ""
 
@@ -128,7 +128,7 @@ def _hash_complex(call: Obj) -> int:
 
 
 def _hash_number(name: str, args: Sequence[Any], state: Any) -> int | None:
-    """Return the hash of an object of Python that equals or holds integers; None for other arguments than usual."""
+    """Return the hash of a number-like object (Fraction, Decimal, UUID, range, IP address); None if unknown."""
     is_integer = all(type(arg) is int for arg in args)
     if name == "uuid.UUID":
         number = state.get("int") if type(state) is dict else None
@@ -190,6 +190,6 @@ _HASHED_BY_ADDRESS = (
 
 
 def _is_hashed_by_sum(dtype: Value) -> bool:
-    """Return True if numpy hashes the number as a sum of two hashes, so many numbers collide."""
+    """Return True if numpy hashes a scalar of this dtype as a sum of two hashes, so that many values collide."""
     kind = dtype.args[0] if type(dtype) is Obj and dtype.args else None
     return type(kind) is not str or kind[:1] in "cgGVO"

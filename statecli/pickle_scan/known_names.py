@@ -29,7 +29,7 @@ from statecli.pickles.python2_names import rename_python2
 
 
 def qualify_names(module: str, words: str) -> list[str]:
-    """Return each word of the text as a name of this module."""
+    """Return the words of a text as names `module.word`."""
     return [f"{module}.{name}" for name in words.split()]
 
 
@@ -158,7 +158,7 @@ _STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(_OTHER_MODULE_NAMES.spli
 
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
-    """Return True if `module.name` only builds checkpoint data, or may be named and is not called."""
+    """Return True if a checkpoint may contain `module.name`: the name builds data, or is named but not called."""
     qualified = f"{module}.{name}"
     if may_be_named(qualified) or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified):
         return not called
@@ -180,7 +180,7 @@ def is_member(qualified: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_class(qualified: str) -> bool:
-    """Return True for a class of torch that only keeps its arguments, by its name in any release."""
+    """Return True for a class of torch that only stores its arguments, also under its name in older releases."""
     # Older releases of torch have the contents of torch.ao directly in torch.
     return qualified in CLASSES or qualified.replace("torch.", "torch.ao.", 1) in CLASSES
 
@@ -193,30 +193,30 @@ def computes_tensors(qualified: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_be_named(qualified: str) -> bool:
-    """Return True for a name that is clean if not called."""
+    """Return True for a name that a checkpoint may contain but not call."""
     return qualified in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(qualified) is not None
 
 
 def is_hook_of_lazy_module(qualified: str, method: str) -> bool:
-    """Return True if a lazy module of torch registers this method as a hook, which pickle gets with getattr."""
+    """Return True if a lazy module of torch registers this method as a hook; pickle stores it as a `getattr` call."""
     return qualified in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 
 @lru_cache(maxsize=1024)
 def is_configuration(qualified: str) -> bool:
-    """Return True for a settings class, whose constructor does more than keep its arguments."""
+    """Return True for a class of settings, whose constructor may open connections or create folders."""
     return _CONFIGURATION_PATTERN.match(qualified) is not None
 
 
 def is_created_empty(qualified: str) -> bool:
-    """Return True if pickle creates objects of this class empty, so that picklers never write a call of the class."""
+    """Return True if pickle creates objects of this class empty, without calling the class."""
     if qualified in _CALLED_CLASSES or qualified in SHARED_OBJECTS:
         return False
     return is_class(qualified) or is_configuration(qualified)
 
 
 def is_clean_mention(mention: Mention) -> bool:
-    """Return True if the name as Python 3 knows it only builds checkpoint data."""
+    """Return True if the name, after renaming from Python 2 to 3, only builds checkpoint data."""
     return is_clean(*rename_python2(mention.module, mention.name), called=mention.called)
 
 
@@ -230,7 +230,7 @@ def find_harm(mention: Mention) -> str | None:
 
 
 def may_be_harmful(qualified: str) -> bool:
-    """Return True if a pickle that names `module.name` may do harm, for any split into module and name."""
+    """Return True if a pickle may do harm with this dotted name, whichever part of the name is the module."""
     parts = qualified.split(".")
     if len(parts) > _MAX_NAME_PARTS:
         return True
@@ -271,7 +271,7 @@ def _look_up_alias(parts: list[str]) -> str | None:
 
 
 def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:
-    """Return the harm of a function of torch or numpy, or of a class if called or known by itself."""
+    """Return the harm of a function or class of torch or numpy; None for most classes that are not called."""
     if parts[0] == "torch" and parts[-1] in _GRAPH_CLASSES:
         return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name
@@ -281,6 +281,6 @@ def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called
 
 
 def get_plain_name(module: str, name: str) -> str:
-    """Return the `module.name` used in the tables of this module: Python 3's, and the public module of a C module."""
+    """Return `module.name` as the tables of this module spell it: Python 3's name, and the public module."""
     module, name = rename_python2(module, name)
     return f"{_C_MODULE_NAMES.get(module, module)}.{name}"

@@ -1,4 +1,4 @@
-"""Attributes of modules that a tensor or a module of a program must not replace: torch runs them (`_graph`).
+"""Attributes of modules that torch runs (`_graph`), which a tensor or submodule of a program must not replace.
 
 torch assigns the constants of a program to the module by the names in the signature, over any other attribute. The
 modules of `torch.export.unflatten` call each other by their paths. A test compares the list with the installed torch.
@@ -13,6 +13,6 @@ MODULE_ATTRIBUTES = name_lists.read_operators("modules")["attributes"]
 
 
 def find_module_attribute(name: str) -> str | None:
-    """Return the part of a dotted name that is an attribute of modules; None if each part may name a tensor."""
+    """Return the first part of a dotted name that is an attribute of modules; None if there is none."""
     parts = name.split(".")
     return next((part for part in parts if part in MODULE_ATTRIBUTES or part.startswith("__")), None)

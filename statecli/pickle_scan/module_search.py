@@ -33,7 +33,7 @@ _MAX_RESULTS = 10_000
 
 
 class _Listing(NamedTuple):
-    """Names in a folder, and the files that Python imports by the name of their module."""
+    """Names in a folder, and the file that Python imports for each module name."""
 
     names: frozenset[str]
     modules: dict[str, str]
@@ -67,7 +67,7 @@ class ModuleSearch:
         return next(filter(None, found), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
-        """Return the file that Python would import; a folder without `__init__` counts only if it has the module."""
+        """Return the file that Python would import; search a folder without `__init__` for the rest of the name."""
         for at, part in enumerate(parts):
             listing = self._list_folder(folder)
             if part in listing.modules:
@@ -97,14 +97,14 @@ class AdjacentFiles:
         return tuple(folder for folder in folders if files.get_name(folder) not in _INSTALLED_FOLDERS)
 
     def has_import(self, names: Iterable[Global]) -> bool:
-        """Return True if Python may import one of the names from a file."""
+        """Return True if Python may import one of the names from these files."""
         search = lifetime.for_command(ModuleSearch)
         return any(search.find_import(name.module, name.name, self._folders) for name in names)
 
 
 @cache
 def _list_indirect_imports() -> dict[str, list[str]]:
-    """Return the modules that importing a module imports, by its name; for the standard library and numpy."""
+    """Return the further modules that the import of a module imports, for the standard library and numpy."""
     return {module: imports.split() for module, imports in name_lists.read_lines("names.txt", "imports")}
 
 

@@ -1,4 +1,4 @@
-"""Find strings of a pickle that may contain a pickle, an archive or an array for another loader."""
+"""Find strings in a pickle that may themselves be a pickle, an archive or an array."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def may_be_nested_data(data: bytes) -> bool:
 
 
 def _mentions_name(data: bytes) -> bool:
-    """Return True if an opcode for an import may be in the bytes, in time linear in their length."""
+    """Return True if the bytes may have an opcode that imports a name, in time linear in their length."""
     return _STACK_GLOBAL in data or any(_MODULE.search(words[1]) for words in _TWO_WORDS.finditer(data))
 
 
 def may_be_nested_text(data: bytes, start: int, end: int) -> bool:
-    """Return True if this UTF-8 text, as Latin-1, may hold a pickle, an archive or an array; a fast, loose check."""
+    """Return True if this text may hold a pickle, an archive or an array: a fast check with false positives."""
     if end - start < _MIN_PICKLE_BYTES:
         return False
     is_begun = _NESTED_TEXT.match(data, start, end) is not None

@@ -60,18 +60,18 @@ class ArrayTypes:
         self._depths: dict[int, int] = {}
 
     def is_sound(self, dtype: Obj, state: Value) -> bool:
-        """Return True for a new type with a known code, valid flags, and fields inside the type that overlap no object.
+        """Return True for a valid dtype: a new object with a known code, valid flags and fields at valid offsets.
 
         Raises OutOfSteps.
         """
         return id(dtype) not in self._referenced_types and self._measure_depth(dtype, state, 1) > 0
 
     def add_referenced_types(self, values: Iterable[Value]) -> None:
-        """Record the types among arguments, or in the state of an array."""
+        """Record the dtypes among the values, because a dtype must not change after its first use."""
         self._referenced_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
-        """Return True for a state as written by numpy: of a known type, and with as many objects as elements.
+        """Return True for an array's state as numpy writes it, with a known dtype and as many objects as elements.
 
         numpy reads beyond a short list. Types from other sources (a class of `numpy.dtypes`, a function that returns
         its argument) are unknown, because their elements may be pointers.
@@ -127,7 +127,7 @@ class ArrayTypes:
         return depth
 
     def _iter_parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:
-        """Yield each type inside the type, its offset and its count; the offset is -1 for an invalid entry."""
+        """Yield each dtype inside a dtype's state, with its offset and count; the offset is -1 for an invalid entry."""
         subarray, fields = state[2], state[4]
         self._steps.take(Budget.FLOW)
         if type(subarray) is tuple and len(subarray) == 2:
@@ -146,7 +146,7 @@ class ArrayTypes:
 
 
 def split_array_state(state: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the shape, the type, the order and the data in a state of an array, also of a masked array."""
+    """Return the shape, dtype, order and data from the state of an array or a masked array."""
     return state[:4] if len(state) == 4 else state[1:5]
 
 
@@ -156,7 +156,7 @@ def is_dtype(value: Value) -> bool:
 
 
 def is_string_dtype(value: Value) -> bool:
-    """Return True for a call, with plain values, that creates numpy's type for texts of any length."""
+    """Return True for a call, with plain arguments, that creates numpy's dtype for texts of any length."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.qualified != STRING_DTYPE:
         return False
     is_plain = value.how == "reduce" and not value.kwargs and len(value.args) in (1, 2)
@@ -164,7 +164,7 @@ def is_string_dtype(value: Value) -> bool:
 
 
 def decode_text(scalar: tuple[Value, ...]) -> str | None:
-    """Return the text of a numpy scalar with these arguments; None if unknown."""
+    """Return the text of a numpy scalar from its arguments (dtype, data); None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)
     if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them
         data = data.args[0].encode("latin-1", "replace")
@@ -181,7 +181,7 @@ def _holds_objects(dtype: Value) -> bool:
 
 
 def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
-    """Return True if no field overlaps an object. `spans`: start and end of each field, and whether it has objects."""
+    """Return True if no field overlaps an object. A span has a field's start, its end, and whether it has objects."""
     if not any(has_objects for _, _, has_objects in spans):
         return True
     spans = sorted(span for span in spans if span[0] < span[1])
@@ -212,7 +212,7 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
-    """Return True if only allowed items follow the flags: the unit of a date type, at most metadata of other types."""
+    """Return True if the state ends as numpy writes it: the unit of a date dtype, or at most a metadata dict."""
     metadata = state[8:]
     if code not in _DATE_CODES:
         return not metadata or (len(metadata) == 1 and type(metadata[0]) is dict)
@@ -220,7 +220,7 @@ def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
 
 
 def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:
-    """Return True if numpy writes the flags for the type code, with or without objects in its fields."""
+    """Return True if numpy writes these flags for the code of a dtype. `has_objects`: a field has objects."""
     flags = state[7]
     if type(flags) is not int or not -0x80 <= flags <= 0xFF:
         return False
@@ -248,7 +248,7 @@ def count_element_bytes(dtype: Obj, state: Value) -> int | None:
 
 
 def is_swapped(dtype: Obj) -> bool:
-    """Return True if numpy swaps the bytes of the elements on a little-endian machine: `>` in the state or the code."""
+    """Return True for a big-endian dtype: `>` in its state or its code. Little-endian machines swap its elements."""
     state, first = dtype.state, dtype.args[0] if dtype.args else None
     if type(state) is tuple and len(state) > 1:
         return state[1] not in ("<", "|", "=")
@@ -256,12 +256,12 @@ def is_swapped(dtype: Obj) -> bool:
 
 
 def get_code(dtype: Value) -> str:
-    """Return the code letter of a numpy type (V for a record); "" for a type without a code and for other values."""
+    """Return the letter of a dtype's code (`f` of `<f4`, V for a record); "" for values without a code."""
     return _parse_code(dtype)[0] if type(dtype) is Obj else ""
 
 
 def _parse_code(dtype: Obj) -> tuple[str, str]:
-    """Return the code letter of a type and its digits; "" without a code. A record array has a class as argument."""
+    """Return the letter and the digits of a dtype's code. A record array has a class in place of a code."""
     first = dtype.args[0] if dtype.args else None
     if type(first) is Global and first.module.startswith("numpy") and first.name == "record":
         return "V", ""

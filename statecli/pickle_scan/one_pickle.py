@@ -44,7 +44,7 @@ class FetchError(Exception):
 
 @contextmanager
 def raise_fetch_errors() -> Iterator[None]:
-    """Raise FetchError for bytes that cannot be fetched; errors about fetched bytes stay MalformedError."""
+    """Raise FetchError for bytes that cannot be fetched. Errors about fetched bytes stay MalformedError."""
     try:
         yield
     except MalformedError:
@@ -54,7 +54,7 @@ def raise_fetch_errors() -> Iterator[None]:
 
 
 class Region(ByteSource):
-    """Bytes of an open file, or inflated bytes, read like a file; `base` is their offset in the file, if any."""
+    """Part of an open file, or inflated bytes, read like a file. `base` is its offset; None for inflated bytes."""
 
     __slots__ = ("_data", "_source", "base", "span")
 
@@ -78,7 +78,7 @@ class Region(ByteSource):
         """Do nothing: the caller that opened the file closes the file."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes. Raises MalformedError for a shorter file."""
+        """Return exactly `length` bytes from `offset`. Raises MalformedError if the region ends before."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise MalformedError(
                 f"is truncated: bytes {offset} to {offset + length} are needed, but there are only {self.size} bytes"
@@ -89,18 +89,18 @@ class Region(ByteSource):
             return self._source.read(self.span.offset + offset, length)
 
     def get_part(self, offset: int, length: int) -> Region:
-        """Return a region of the bytes at `offset`."""
+        """Return a region of the `length` bytes from `offset`."""
         if self._data is not None:
             return self.with_data(self._data[offset : offset + length])
         return Region(self._source, self.span.offset + offset, length)
 
     def with_data(self, data: bytes) -> Region:
-        """Return a region at the same place with inflated or decoded bytes."""
+        """Return a region at the same place in the file, with inflated or decoded bytes instead."""
         return Region(self._source, self.span.offset, self.span.length, data)
 
 
 class PickleScan(NamedTuple):
-    """Scanner at the end of a pickle, and the error that stopped it earlier."""
+    """Scanner after reading a pickle, and the error at which it stopped (None if it read to the end)."""
 
     scanner: Scanner
     error: MalformedError | None
@@ -173,18 +173,18 @@ def begins_as_pickle(source: ByteSource) -> bool:
 
 
 def is_cut_off(region: Region) -> bool:
-    """Return True if the bytes end inside of their first pickle, so that the whole pickle may import something."""
+    """Return True if the bytes end inside their first pickle, whose missing rest may import something."""
     _, scan_error = PickleReader(region.path, Steps()).read(region, 0, "the file", FIRST_WINDOW_BYTES)
     return isinstance(scan_error, TruncatedPickle)
 
 
 def is_magic_number(scanner: Scanner) -> bool:
-    """Return True for the first pickle of a legacy file of torch.save, however the number is spelled."""
+    """Return True if the pickle is the magic number that begins a legacy file of torch.save."""
     return type(scanner.root) is int and scanner.root == LEGACY_MAGIC_NUMBER
 
 
 def may_equal_magic_number(scanner: Scanner) -> bool:
-    """Return True if torch.load may read the pickle as the magic number, because torch.load compares with `!=`.
+    """Return True if the pickle may equal the magic number of torch.load, which compares it with `!=`.
 
     `Decimal(119547037146038801333356)` is equal, and any result of a call except a dict may be.
     """
@@ -200,7 +200,7 @@ _DICT_CLASSES = frozenset(["collections.OrderedDict", "collections.defaultdict",
 def is_harmless(
     scanner: Scanner, scan_error: MalformedError | None, adjacent_files: AdjacentFiles, *, is_storage: bool = False
 ) -> bool:
-    """Return True if data that begins like a pickle is text or numbers, and imports and calls nothing.
+    """Return True if data that begins like a pickle is harmless text or numbers, with no import and no call.
 
     An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
     text without calls is harmless, because a list of packages begins like an import (`click`), unless Python may import

@@ -1,4 +1,4 @@
-"""Check the numbers in a state with which torch's C++ code packs weights: strides, groups and the like.
+"""Check the numbers from which torch's C++ code packs weights: strides, groups and the like in a state.
 
 Packing divides by strides and groups, and reads a sparse matrix by unchecked indices. So a state is valid if a
 convolution can have each number; classes not listed here are unknown. Sources: aten/src/ATen/native/quantized of torch
@@ -52,35 +52,35 @@ ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 
 def strip_tags(value: Value) -> Value:
-    """Return the inner value, without the calls around it that record its type."""
+    """Return the value inside all calls of TorchScript that only record its type."""
     while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAG_FUNCTIONS:
         value = value.args[0]
     return value
 
 
 def is_cpp_class(name: str) -> bool:
-    """Return True if this is a class of C++."""
+    """Return True if TorchScript gives this name to a C++ class."""
     return name.startswith(CPP_CLASS_PREFIX)
 
 
 def is_known_class(name: str) -> bool:
-    """Return True if this is a class of C++ whose states are checked."""
+    """Return True for a C++ class whose states are checked."""
     return _CPP_CLASS.fullmatch(name) is not None
 
 
 def is_convolution(name: str) -> bool:
-    """Return True if this is a quantized convolution, whose state is packed during the load."""
+    """Return True for the name of a quantized convolution module, whose weights are packed during the load."""
     return _CONVOLUTION_MODULE.fullmatch(name) is not None
 
 
 def defines_convolution(record: str) -> bool:
-    """Return True if a record of TorchScript has the code of quantized convolutions, whose states are checked."""
+    """Return True if the name of a TorchScript code record is that of quantized convolutions."""
     path = record.partition("/code/")[2].removesuffix(".py")
     return _CONVOLUTION_MODULE.fullmatch(f"{path.replace('/', '.')}.Conv") is not None
 
 
 def is_convolution_state(state: Value) -> bool:
-    """Return True if the tuple kept by a quantized convolution has valid numbers for packing."""
+    """Return True if the state of a quantized convolution has valid strides, paddings, dilations and groups."""
     if type(state) is not tuple or len(state) < _MIN_STATE_LENGTH:
         return False
     least = {_STRIDE: 1, _PADDING: 0, _DILATION: 1, _OUTPUT_PADDING: 0, _GROUPS: 1}
@@ -88,7 +88,7 @@ def is_convolution_state(state: Value) -> bool:
 
 
 def is_packed_state(name: str, state: Value, read_storage: ReadStorage) -> bool:
-    """Return True if torch packs an object of this C++ class with valid numbers, or checks the numbers itself.
+    """Return True if torch packs the state of this C++ class from valid numbers, or checks the numbers itself.
 
     `read_storage` gives the bytes of a small storage by its key.
     """
@@ -115,7 +115,7 @@ def is_packed_state(name: str, state: Value, read_storage: ReadStorage) -> bool:
 
 
 def _read_numbers(version: Value, parts: Value, read_storage: ReadStorage) -> list[Any]:
-    """Return the numbers of a convolution: a list of them, or the first of several tensors; [] for anything else."""
+    """Return the numbers of a convolution from a list or from a tensor's storage; [] if they cannot be read."""
     if type(parts) is not list or not parts:
         return []
     if version == _VERSION:
@@ -138,7 +138,7 @@ def _read_numbers(version: Value, parts: Value, read_storage: ReadStorage) -> li
 
 
 def _is_context_part(value: Value) -> bool:
-    """Return True if a part of an xnnpack or mkldnn context is a number of groups, a list of sizes, or not a number."""
+    """Return True for a valid part of an xnnpack or mkldnn context: a number or sizes in range, or another value."""
     numbers = strip_tags(value)
     if type(numbers) is list:
         return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)

@@ -90,7 +90,7 @@ _Sized = TypeVar("_Sized", bound=Sized)
 
 
 class _Walk:
-    """Walk of a pickle; `_links` has the parent and the key of each container, by its id.
+    """Walk over the containers of a pickle. `_links` has the parent and the key of each container, by its id.
 
     `skips_texts`: the walk does not enter objects of texts or bytes.
     """
@@ -130,12 +130,12 @@ class _Walk:
         return is_skipped
 
     def get_items(self, node: Value) -> Mapping[Any, Any] | None:
-        """Return the items of a mapping. Items in the arguments of a call are copied, and count as steps."""
+        """Return the items of a mapping; None for other values. Items copied from a call's arguments count as steps."""
         items = as_mapping(node)
         return self._count(items) if items and type(node) is Obj and node.args else items
 
     def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the items, with a text for each key that equals a text; the last of equal keys counts."""
+        """Return the items with text keys in place of objects that equal a text; of equal keys, the last counts."""
         if not any(type(key) is Key and type(key.value) is Obj for key in items):
             return items
         self._count(items)
@@ -146,7 +146,7 @@ class _Walk:
         return None if items is None else self.spell_keys(items)
 
     def find_mappings(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings in which a loader may look up a key of the value.
+        """Yield the mappings in which a loader may look up a key: the items of the value, and dicts inside an object.
 
         The mappings of an object are its items, and the dicts in its arguments and attributes: a UserDict looks a key
         up there, and so do a ChainMap and a DictConfig.
@@ -154,25 +154,25 @@ class _Walk:
         yield from map(self.spell_keys, self._find_unspelled(value))
 
     def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings of `find_mappings` with unchanged keys: an object may be more than the text it equals."""
+        """Yield the mappings of `find_mappings`, but leave keys that are objects unchanged."""
         for part in self._iter_parts(value):
             items = self._count(self.get_items(part))
             if items:
                 yield items
 
     def _is_unchecked(self, use: str, node: Value) -> bool:
-        """Return True the first time for a node: many containers can share the node, and so repeat the check."""
+        """Return True the first time that a value is checked for this use, because many containers can share it."""
         is_first = (use, id(node)) not in self._checked
         self._checked[use, id(node)] = node  # keeps the id in use
         return is_first
 
     def find_elements(self, value: Value) -> Iterator[Value]:
-        """Yield the elements that a loader may take from the value, also from an object."""
+        """Yield the elements that a loader may take from a sequence, or from sequences inside an object."""
         for part in self._iter_parts(value):
             yield from self._count(self.get_elements(part)) or ()
 
     def _iter_parts(self, value: Value) -> Iterator[Value]:
-        """Yield a value, and the arguments and attributes of an object, with the parts of inner objects."""
+        """Yield a value and, if it is an object, the containers and objects in its arguments and attributes."""
         waiting, seen = [value], set[int]()
         while waiting:
             part = waiting.pop()
@@ -191,18 +191,18 @@ class _Walk:
                 waiting.extend(element for element in elements if type(element) in _CONTAINER_TYPES)
 
     def get_elements(self, node: Value) -> Sequence[Any] | None:
-        """Return the elements of a sequence. Elements in the arguments of a call are copied, and count as steps."""
+        """Return the elements of a sequence, else None. Elements copied from a call's arguments count as steps."""
         elements = as_sequence(node)
         return self._count(elements) if elements and type(node) is Obj and node.args else elements
 
     def _count(self, values: _Sized | None) -> _Sized | None:
-        """Count a container's values as steps, because many containers can share and so repeat the container."""
+        """Count a container's values as steps, because several containers can share it and repeat the work."""
         if values:
             self._steps.take(Budget.FLOW, len(values))
         return values
 
     def describe_path(self, node: Value) -> str:
-        """Return the Python subscripts of a container, the last few if there are many."""
+        """Return the path to a container as Python subscripts; a long path begins with `…`."""
         steps: list[str] = []
         parent, key = self._links.get(id(node), (None, None))
         while parent is not None and len(steps) < _MAX_SHOWN_SUBSCRIPTS:
@@ -211,7 +211,7 @@ class _Walk:
         return ("…" if parent is not None else "") + "".join(reversed(steps))
 
     def check_mapping(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check a mapping as the state of a generator, and its items."""
+        """Check the items of a mapping, and the mapping as the state of a random generator."""
         if "bit_generator" in items:
             reason = random_states.explain_unsafe_dict(items, self._get_spelled_items)
             if reason:
@@ -275,7 +275,7 @@ class _Walk:
                 yield Hazard(f"{self.describe_path(node)}[{key!r}] is {noun}", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
-        """Check numbers that HQQ reads as the letters of a dtype. If they are in a tensor, `audit` checks them."""
+        """Check numbers that HQQ reads as the letters of a dtype. `audit` checks numbers in a tensor."""
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
@@ -287,7 +287,7 @@ class _Walk:
             yield Hazard(f"{where} is {fault}; HQQ evaluates the value as Python code")
 
     def _yields_no_numbers(self, value: Value) -> bool:
-        """Return True for a plain value, a dict with texts as keys, a dtype, or a tensor, which `audit` checks."""
+        """Return True for a value that HQQ cannot read as numbers, or for a tensor, which `audit` checks."""
         items = self.get_items(value)
         if items is not None:
             return all(type(key) is str for key in items)
@@ -296,7 +296,7 @@ class _Walk:
         return type(value) in (str, int, float, bool, type(None), Global)
 
     def _check_evaluated(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
-        """Check a text that fairseq evaluates; Python evaluates bytes and arrays of numpy too."""
+        """Check a text that fairseq evaluates. Python also evaluates bytes and arrays of numpy."""
         text, hazard = read_text(value), None
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if type(text) is str:
@@ -312,13 +312,13 @@ class _Walk:
             yield hazard
 
     def _check_evaluated_pair(self, node: Value, pair: Sequence[Value]) -> Iterator[Hazard]:
-        """Check a key and its value outside a dict: `dict.update` takes a list of pairs."""
+        """Check a pair as a key and its value, because `dict.update` accepts a list of pairs."""
         key = read_text(pair[0])
         if type(key) is str and key in evaluated_texts.KEYS:
             yield from self._check_evaluated(node, key, pair[1])
 
     def _check_algorithms(self, node: Value, algorithms: Value) -> Iterator[Hazard]:
-        """Check the texts of Composer's algorithms, which are pairs of a name and a mapping with the text."""
+        """Check the text in the mapping of each Composer algorithm, which is a pair (name, mapping)."""
         where = f"{self.describe_path(node)}[{_ALGORITHMS!r}]…[{_REPRESENTATION!r}]"
         for pair in self.find_elements(algorithms):
             for items in (items for value in self.find_elements(pair) for items in self.find_mappings(value)):
@@ -331,12 +331,12 @@ class _Walk:
                     yield describe_computed_text(where)
 
     def _find_nested(self, value: Value, key: str) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings that a loader may find below a key of a value."""
+        """Yield the mappings that a loader may find at this key of the value."""
         for items in self.find_mappings(value):
             yield from self.find_mappings(items.get(key))
 
     def _find_updates(self, value: Value, key: str) -> Iterator[Value]:
-        """Yield the values set at a key by `dict.update` from a mapping, or from a sequence of pairs."""
+        """Yield the values that `dict.update` would set at the key, from a mapping or a sequence of pairs."""
         for items in self.find_mappings(value):
             if key in items:
                 yield items[key]
@@ -370,7 +370,7 @@ class _Walk:
                     yield composer_model.describe_trust(f"{where}[{composer_model.TRUST!r}]")
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
-        """Return the items that iteration over a value yields, if the value is not a tensor and they may be numbers."""
+        """Return the bytes, integer keys or elements over which a loader may iterate; None for other values."""
         if (raw := _read_bytes(value)) is not None:
             return raw
         keys = [*(self._count(self.get_items(value)) or ())]
@@ -394,7 +394,7 @@ class _Walk:
         yield from self._check_kept_steps(info.get(_KEPT_STEPS))
 
     def _check_kept_steps(self, kept_steps: Value) -> Iterator[Hazard]:
-        """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, which dicts have too."""
+        """Check that MMEngine's step numbers are integers in a list or a deque, because it makes paths from them."""
         is_deque = type(kept_steps) is Obj and split_call(kept_steps)[0] == "collections.deque"
         where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
         if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept_steps))), None):
@@ -408,7 +408,7 @@ class _Walk:
         )
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
-        """Check the names in hyperparameters. A separate walk, because a container may be shared."""
+        """Check the class names in hyperparameters. This is a separate walk, because containers may be shared."""
         checks = dict.fromkeys(texts_as_code.CLASS_PATHS, texts_as_code.check_class_path)
         checks[texts_as_code.INSTANTIATOR] = texts_as_code.check_instantiator
         is_instantiated = any(texts_as_code.INSTANTIATOR in items for items in self.find_mappings(root))
@@ -448,7 +448,7 @@ class _Walk:
             yield from texts_as_code.check_argument(f"{where}…{_format_subscript(key)}", text)
 
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`.
+        """Check the keys of a program's example inputs, which torch.export writes into the source of guards.
 
         torch writes the `repr` of a key, and the `repr` of an object is any text.
         """
@@ -467,7 +467,7 @@ class _Walk:
             return
 
     def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check numbers raised to a power by optimizers: a beta to the number of steps, a sum to the alpha of ASGD."""
+        """Check the numbers with which an optimizer computes powers: the betas, and the alpha of ASGD."""
         betas = self.find_elements(group.get("betas"))
         for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
             number = random_states.read_number(value)
@@ -478,7 +478,7 @@ class _Walk:
                 )
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check the numbers of a MultiStepLR: a step at a milestone computes gamma to the power of its count."""
+        """Check the counts in a MultiStepLR's milestones: gamma to the power of a count must not be huge."""
         counts = [count for counts in self.find_mappings(scheduler["milestones"]) for count in counts.values()]
         gamma = random_states.read_number(scheduler.get("gamma"))
         if type(gamma) is int and any((random_states.read_number(count) or 0) > _MAX_POWER for count in counts):
@@ -494,7 +494,7 @@ class _Walk:
             yield from check_lightning_path(f"a key of {path}[{_RANKED_PATHS!r}]", key, self._steps)
 
     def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
-        """Check a sequence as the state of a numpy generator, and its elements."""
+        """Check the elements of a sequence, and the sequence as the state of a numpy generator."""
         reason = random_states.explain_unsafe_sequence(elements)
         if reason:
             yield Hazard(_join_path(self.describe_path(node), reason))
@@ -560,7 +560,7 @@ _MAX_POWER = 1000
 
 
 def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
-    """Return the values in a container or an object, each with its key: for an attribute, a tuple with its name."""
+    """Return the values in a container or an object with their keys; the key of an attribute is a tuple (name,)."""
     if type(node) is dict:
         return node.items()
     if type(node) in (list, tuple):
@@ -573,7 +573,7 @@ def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
 
 
 def _is_template(value: Value) -> bool:
-    """Return True for a text or bytes formatted by `%`."""
+    """Return True for a text or bytes that `%` may format."""
     text = read_text(value)
     if type(text) is str:
         return "%" in text
@@ -581,7 +581,7 @@ def _is_template(value: Value) -> bool:
 
 
 def _read_bytes(value: Value) -> bytes | None:
-    """Return bytes or a bytearray, which Python evaluates as a text; None for an array, which may be honest."""
+    """Return a bytes or bytearray value, which Python evaluates like a text; None for other values."""
     raw = read_raw_bytes(value)
     return read_bytearray(value) if raw is None else raw
 
@@ -594,7 +594,7 @@ def _is_bytes(value: Value) -> bool:
 
 
 def _is_true(value: Value) -> bool:
-    """Return True for a true value of Python; objects may be anything."""
+    """Return True if the value is true in Python, or is an object that may be true."""
     return type(value) in (Obj, Key, Global) or bool(value.elems if type(value) is SetOf else value)
 
 

@@ -1,4 +1,4 @@
-"""List each text in a program of torch.export with the requirement on it, which its place in the program decides.
+"""List each text in a torch.export program with its requirement, which depends on the text's place in the schema.
 
 The schema is torch's own. torch reads only the fields of the schema, each by its place, so the walk follows the schema
 instead of the names of keys. A text outside all fields is `TextRequirement.UNKNOWN`: a later torch may write it into
@@ -248,7 +248,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 
 
 class ProgramValue(NamedTuple):
-    """Value of a program, the kind of its place in the schema, and the key of its field.
+    """Value in a program, with the kind of its place in the schema and the key of its field.
 
     The author chooses the keys of a `DictOf`, so a value under such a key gets the key of the dict.
     """
@@ -258,7 +258,7 @@ class ProgramValue(NamedTuple):
     key: str = ""
 
     def list_children(self) -> list[ProgramValue]:
-        """Return the values in a dict or a list; values in a place without a schema are `TextRequirement.UNKNOWN`."""
+        """Return the values in a dict or a list; outside the schema, their kind is `TextRequirement.UNKNOWN`."""
         kind, value, key = self
         if type(value) is dict and type(kind) is str:
             fields = SCHEMA[kind]
@@ -275,7 +275,7 @@ class ProgramValue(NamedTuple):
         return []
 
     def may_be(self, *classes: str) -> bool:
-        """Return True if a dict is an object of one of the classes, or in a place without a class."""
+        """Return True for a dict that is an object of one of these schema classes, or that has an unknown class."""
         if type(self.value) is not dict or isinstance(self.kind, DictOf):
             return False
         return self.kind in classes if type(self.kind) is str else True

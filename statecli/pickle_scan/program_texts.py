@@ -47,13 +47,13 @@ _CALL_NUMBER = compile_on_use(r"@\d+")
 
 
 def is_valid(text: str, judgement: TextRequirement) -> bool:
-    """Return True if the text keeps its meaning everywhere in the source written by torch."""
+    """Return True if torch can write the text into source code without changing the meaning of the code."""
     check = CHECKS.get(judgement)
     return check is None or check(text)
 
 
 def _is_stable(text: str) -> bool:
-    """Return False for a name that Python would normalize: a name in other letters may become `self`."""
+    """Return False for a name that Python's parser would normalize (NFKC), because the result may be `self`."""
     return unicode_forms.is_normalized("NFKC", text)
 
 
@@ -70,13 +70,13 @@ def _is_parameter(text: str) -> bool:
 
 
 def _is_module_path(text: str) -> bool:
-    """Return True for a path whose parts are names of modules, each with the number of its call."""
+    """Return True for a path whose parts are module names, each with an optional number of its call (`@1`)."""
     numbered = (part.partition("@") for part in text.split("."))
     return _is_plain(text) and all(_CALL_NUMBER.fullmatch(at + number) for _, at, number in numbered if at)
 
 
 def _is_module_stack(text: str) -> bool:
-    """Return True if each module has a key, a path and a class, as torch splits them."""
+    """Return True if each module in the stack has a key, a path and a class."""
     if not _is_stable(text) or _PATH_BREAKS.search(text):
         return False
     paths = list_stack_paths(text)
@@ -105,7 +105,7 @@ def _split_entry(entry: str) -> list[str]:
 
 
 def find_module_call(text: str) -> str | None:
-    """Return the part of a path that is an attribute of modules, once unflatten has removed the number of a call, `@1`.
+    """Return the first part of a module's path that is an attribute of modules, ignoring call numbers such as `@1`.
 
     None if each part may name a module. `_guards_fn` is a module of each program, and so of a program exported again.
     """
@@ -117,12 +117,12 @@ def find_module_call(text: str) -> str | None:
 
 
 def strip_call_numbers(path: str) -> str:
-    """Return the path as unflatten compares it: a tensor of `a` is set on each call of `a`, also on `a@1` and `a@2`."""
+    """Return the path without the numbers of calls (`@1`), because unflatten sets a tensor on all calls of a module."""
     return _CALL_NUMBER.sub("", path)
 
 
 def _are_origins(text: str) -> bool:
-    """Return True if no name in the JSON can end a string of source; `<` and spaces are allowed, as in a `repr`."""
+    """Return True if no string in the JSON can end a string in the source code around it."""
     if "\\" not in text and "'''" not in text:  # without escapes, a JSON string has no quote and no line break
         return True
     try:
@@ -132,7 +132,7 @@ def _are_origins(text: str) -> bool:
 
 
 def _are_annotations(text: str) -> bool:
-    """Return False for annotations with options of the compiler, which name commands to run, or with source.
+    """Return False for annotations that set compiler options, which can run commands, or a stream without a number.
 
     inductor writes the number of a stream into source unchanged.
     """
@@ -155,7 +155,7 @@ def _iter_json(text: str) -> Iterator[Any]:
 
 
 def find_end_of_raw_string(traces: list[str]) -> str | None:
-    """Return the stack trace that ends the raw string of C++ around it; None if no code can follow.
+    """Return a stack trace that can end the C++ raw string around it, so that code can follow; else None.
 
     C++ reads the text after `)"` as code, and refuses the code unless this or another stack trace hides the mark at the
     end of each raw string. Python code often has `)"`, but hardly ever both.
@@ -192,14 +192,14 @@ _CONTEXT_KEY = "context"
 
 
 class _NestingObject(list[tuple[str, Any]]):
-    """JSON object with nested arguments, and its repeated keys.
+    """JSON object in nested arguments, as a list of (key, value) pairs so that repeated keys are kept.
 
     torch imports the class of each object while parsing the object, even if a later key replaces the object.
     """
 
 
 def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield each text in the JSON of nested arguments, after the requirement on it. Raises OutOfSteps.
+    """Yield (requirement, text) for each text in the JSON of nested arguments. Raises OutOfSteps.
 
     `is_input`: the nesting of the inputs has the names of keyword arguments.
     """
@@ -228,7 +228,7 @@ def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[T
 
 
 def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield the class named by a JSON object, and its member."""
+    """Yield the class that a JSON object names, and the member if the class is an enumeration."""
     if type(node.get("default_factory_module")) is str:
         yield TextRequirement.CLASS, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
     if "__enum__" in node:
@@ -237,7 +237,7 @@ def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[TextRequirement, s
 
 
 def _find_keyword_names(text: str) -> list[Any]:
-    """Return the names of keyword arguments, written by torch into the source of `forward`."""
+    """Return the names of keyword arguments, which torch writes into the source of `forward`."""
     try:
         names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
     except (TypeError, KeyError, IndexError, ValueError, RecursionError):

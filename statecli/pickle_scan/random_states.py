@@ -34,7 +34,7 @@ _SHORTEST_OLD_STATE, _MAX_SHOWN = 3, 10**15
 
 
 def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
-    """Return True if numpy writes this state for a generator, a bit generator or a seed of this plain name."""
+    """Return True if numpy writes this state for a class of `numpy.random`: a generator, a bit generator or a seed."""
     if name.endswith(_SEED):
         return type(state) is tuple and len(state) == 5 and _is_seed_state(state, root_name)
     match state:
@@ -50,7 +50,7 @@ def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
 
 
 def is_python_state(state: Value) -> bool:
-    """Return True if Python writes this state for `random.Random`, which computes with any object in version 2."""
+    """Return True if Python writes this state for `random.Random`, because version 2 computes with any object."""
     match state:
         case (2 | 3, tuple(numbers), None | float()):
             is_plain = type(state) is tuple and type(state[0]) is int
@@ -59,7 +59,7 @@ def is_python_state(state: Value) -> bool:
 
 
 def explain_unsafe_sequence(state: Sequence[Value]) -> str | None:
-    """Return why numpy's `set_state` of these values reads memory outside its table; None for any other sequence."""
+    """Return why numpy's `set_state` with these values reads memory outside its table; None if it does not."""
     if len(state) < _SHORTEST_OLD_STATE or not _may_equal_old_name(state[0]):
         return None
     return _explain_unsafe_position(state[2], "pos")
@@ -68,7 +68,7 @@ def explain_unsafe_sequence(state: Sequence[Value]) -> str | None:
 def explain_unsafe_dict(
     state: Mapping[Value, Value], get_items: Callable[[Value], Mapping[Any, Any] | None]
 ) -> str | None:
-    """Return why a numpy generator with this state dict reads other memory or calls an object; None if it does not."""
+    """Return why a numpy generator with this state is unsafe (it reads other memory or calls an object); else None."""
     inner = state.get("state")
     parts = get_items(inner) if type(inner) in (dict, Obj) else {}
     if parts is None:
@@ -89,14 +89,14 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
 
 
 def read_number(value: Value) -> int | float | None:
-    """Return a number, also of numpy; None for other values."""
+    """Return the number that a value stands for, also a scalar of numpy; None for other values."""
     key = wrap_key(value) if type(value) is Obj else value
     number = key.plain if type(key) is Key else key
     return number if type(number) in (int, float, bool) else None
 
 
 def _may_equal_old_name(value: Value) -> bool:
-    """Return True for the name MT19937, and for an array of a single text, because numpy compares its elements."""
+    """Return True for the name MT19937, and for an array of one text, which numpy compares by its element."""
     if type(value) is not Obj:
         return type(value) is str and value == _OLD_NAMES[0]
     parts = value.state

@@ -28,14 +28,14 @@ _CALL = compile_on_use(r"\w\(")
 
 
 class UncheckedCast(NamedTuple):
-    """A cast in text `number` of an archive, in line `line`, of a value that may be of another class or length."""
+    """Cast in line `line` of text `number` in an archive. The value may be of another class or length."""
 
     number: int
     line: int
 
 
 def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Steps) -> Iterator[UncheckedCast]:
-    """Yield the casts to a class or a tuple that no declaration explains. Raises OutOfSteps."""
+    """Yield the casts to a class or a tuple whose value is not declared as Optional of this type. Raises OutOfSteps."""
     for number, code in enumerate(codes):
         if b"unchecked_cast" not in code:
             continue
@@ -55,7 +55,7 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
 
 
 def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]) -> bool:
-    """Return True if every value that a function assigns to a name is declared as Optional of the type.
+    """Return True if all values assigned to a name in a function are declared as Optional of the type.
 
     `visited_names`: names that get their value from this name.
     """
@@ -96,7 +96,7 @@ def _is_value(
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text; a line inside of brackets goes on."""
+    """Yield the lines of a text; join lines inside of brackets."""
     parts: list[str] = []
     depth = 0
     for line in text.split("\n"):

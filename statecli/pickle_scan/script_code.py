@@ -164,7 +164,7 @@ def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
 
 
 def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None = None) -> Iterator[Call]:
-    """Yield, once each, the calls by which the code does or may do more than compute. Raises OutOfSteps.
+    """Yield each call that may do more than compute, once. Raises OutOfSteps.
 
     `defined_names` has the names of all functions of the archive; None for the functions of this text.
     """
@@ -234,7 +234,7 @@ def _list_other_calls(names: list[str]) -> str:
 
 
 class _Source:
-    """Text of a record; its lines are counted once for any number of calls."""
+    """Text of a code record. Its line ends are searched once for all calls."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -244,12 +244,12 @@ class _Source:
         return [match.start() for match in re.finditer("\n", self.text)]
 
     def find_line(self, at: int) -> int:
-        """Return the number of the line with this character, from 1 on."""
+        """Return the line number of the character at `at`, from 1 on."""
         return bisect_left(self._line_ends, at) + 1
 
     @cached_property
     def has_divisor_constant(self) -> bool:
-        """Whether a class of the text declares a constant that a convolution divides by."""
+        """True if a class in the text declares a constant that a convolution divides by."""
         return _DIVISOR_CONSTANT.search(self.text) is not None
 
 
@@ -297,7 +297,7 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
 
 
 def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]]:
-    """Yield the parts that loading evaluates even if nothing calls the function, with the harm of a call there.
+    """Yield the parts that loading evaluates without a call of the function, each with the harm of a call in it.
 
     These parts are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of
     parameters has no other values than defaults. `float("inf")` is a value.
@@ -314,7 +314,7 @@ def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]
 
 
 def _extract_statement(text: str, start: int) -> str:
-    """Return the rest of a statement without strings: up to the end of a line outside of brackets."""
+    """Return the rest of a statement from `start`, up to the end of a line outside of brackets."""
     depth = 0
     for match in _END_OF_STATEMENT.finditer(text, start):
         if match[0] == "\n" and depth <= 0:
@@ -324,7 +324,7 @@ def _extract_statement(text: str, start: int) -> str:
 
 
 def _extract_parameters(text: str) -> str:
-    """Return the text of a function, without strings, up to the end of its parameters."""
+    """Return the beginning of a function's text, up to the end of its parameters."""
     depth = 0
     for bracket in _BRACKET.finditer(text):
         depth += 1 if bracket[0] == "(" else -1
@@ -357,7 +357,7 @@ def _find_computing_calls(function: _Function, source: _Source, names: Collectio
 
 
 def _find_packing_calls(function: _Function, source: _Source, record: str, steps: Steps) -> Iterator[Call]:
-    """Yield calls that pack a convolution with other numbers than in the state of its module.
+    """Yield calls that may pack a convolution with numbers other than those in the state of its module.
 
     Numbers of the state are checked where the pickle is read (`packed_weights`), by the module's name.
     """
@@ -405,7 +405,7 @@ def _list_assignments(text: str) -> _Assignments:
 
 
 def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) -> bool:
-    """Return True if the stride, the dilation and the groups of this call come from the module itself."""
+    """Return True if the call takes its stride, dilation and groups from attributes of the module."""
     if len(arguments) > _MAX_PACKING_CHARACTERS:
         return False
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]
@@ -420,7 +420,7 @@ def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) ->
 def _is_from_attribute(
     expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0
 ) -> bool:
-    """Return True if an expression can only be this attribute of the module, or a list of its parts."""
+    """Return True if an expression, list or variable takes its values only from this attribute of the module."""
     steps.take(Budget.TEXT, 1 + len(expression) // 8)
     expression = expression.strip().rstrip(",").strip()
     if expression.startswith("[") and expression.endswith("]"):
@@ -445,7 +445,7 @@ def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, 
 
 
 def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
-    """Yield the operators in bytecode that are harmful or not listed, without their functions. Raises OutOfSteps."""
+    """Yield calls of the operators in bytecode that are harmful or unknown. Raises OutOfSteps."""
     yielded_operators: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
@@ -490,7 +490,7 @@ def _iter_mentions(
 
 
 def _is_foreign_method(name: str, defined_names: Collection[str]) -> bool:
-    """Return True if a called method is not a method of the archive, of values or of torch's own classes."""
+    """Return True if the called method belongs to neither the archive, nor values, nor torch's own classes."""
     return not (name in defined_names or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
 
 
@@ -499,7 +499,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 class Strings:
-    """Ends of the strings of a text. Each character is read once, even if many strings have no end.
+    """Finder of the ends of strings in a text. Each character is read once, even if many strings have no end.
 
     If a string has no end, no string that begins in it with the same quotes has one, because escapes pair the same way.
     """
@@ -511,7 +511,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the place after the string at `at`; if it has no end, after one quote (two of three)."""
+        """Return the offset after the string at `at`. For a string without an end, skip one quote (two of three)."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):
@@ -526,7 +526,7 @@ class Strings:
 
 
 def _resolve_path(names: list[str]) -> tuple[str, str, str | None] | None:
-    """Return the module, the name and the harm of a dotted name; None if the name only computes."""
+    """Return the module, the name and the harm of a dotted name; None for an operator that only computes."""
     if names[0] == "__torch__":
         return _resolve_class(names)
     space, steps = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])

@@ -33,7 +33,7 @@ _JOINED = frozenset(["operand", "close", "quote", "operator", "word"])
 
 
 def has_deep_statement(code: bytes, steps: Steps) -> bool:
-    """Return True if a statement of the code has more than MAX_LINKS links; takes time linear in the code.
+    """Return True if a statement has more than MAX_LINKS operators and brackets. Takes time linear in the code.
 
     A statement ends at the end of a line outside of brackets, as in the parser of torch. Raises OutOfSteps.
     """
@@ -60,7 +60,7 @@ def has_deep_statement(code: bytes, steps: Steps) -> bool:
 
 
 def has_deep_type(text: str) -> bool:
-    """Return True if part of the text has brackets of a type nested more than MAX_TYPE_DEPTH deep."""
+    """Return True if brackets in the text of a type are nested more than MAX_TYPE_DEPTH deep."""
     for match in _TYPE_TEXT.finditer(text):
         depth = 0
         for bracket in re.findall(r"[\[\]]", match[0]):
