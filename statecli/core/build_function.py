@@ -1,4 +1,4 @@
-"""Write a function to paste, for a model class whose arguments a command line cannot spell. Imports no model code."""
+"""Write a function to paste that builds a model whose arguments cannot be typed. Imports no model code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AUTO_FOLDER = "auto"
 
 
 def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> str | None:
-    """Describe the arguments that a command line cannot build, and write a function for the first class.
+    """Describe the arguments that cannot be typed on a command line, and write a function for the first class.
 
     A class that is built by a function of the file needs no other function.
     """
@@ -42,7 +42,7 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
 
 
 def write_for_class(module: str, name: str, file: str) -> str | None:
-    """Return how to build a class of a file, with its arguments; None if the class or its arguments are unknown."""
+    """Return advice on building a class of a file with its arguments; None if the class or arguments are unknown."""
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     if model is None:
         return None
@@ -59,7 +59,7 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
 
 
 def spell(line: str) -> str:
-    """Return advice to type a line that builds a class and its configuration; `...` stands for an unknown value."""
+    """Return the advice to type a line that builds a class; `...` in the line stands for a value to fill in."""
     with_values = ", with a value for each `...`" if "..." in line else ""
     or_file = f", or give {option('--config-json', 'FILE')}" if with_values and _CONFIGURATION.search(line) else ""
     return f"write {quote_for_shell(line)}{with_values}{or_file}"

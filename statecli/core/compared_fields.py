@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Field(str, Enum):
-    """Properties of a tensor that can differ; the values of `--ignore`."""
+    """Property of a tensor that can differ, as named by `diff --ignore`."""
 
     DTYPE = "dtype"
     SHAPE = "shape"

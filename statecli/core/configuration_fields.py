@@ -43,7 +43,7 @@ def find_init(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> ast.Fu
 
 
 def list_ancestors(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Return a class and its base classes in the file; a base and its bases come before the next base."""
+    """Return a class and its base classes in the file, depth first, in the order of the bases."""
     ancestors: dict[str, ast.ClassDef] = {}
     pending = [node]
     while pending and len(ancestors) < MAX_ANCESTORS:
@@ -55,7 +55,7 @@ def list_ancestors(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> l
 
 
 def _list_receivers(init: ast.FunctionDef, argument: str) -> list[str]:
-    """Return the classes that are called with the argument; "super" for the constructor of the base class."""
+    """Return the classes that `__init__` calls with the argument; "super" for the constructor of the base class."""
     calls = [
         node
         for node in ast.walk(init)
@@ -72,7 +72,7 @@ def _is_argument(node: ast.expr, argument: str) -> bool:
 
 
 def fits(read_fields: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
-    """Return True if a class with these fields can be the configuration.
+    """Return True if a class with these fields may be the class of the configuration argument.
 
     `is_complete`: the class has no other fields; else a single known field is enough.
     """
@@ -94,7 +94,7 @@ def list_class_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str
 
 
 def has_all_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> bool:
-    """Return True if all bases of the class are in the file."""
+    """Return True if all bases of the class are in the file, so that all its fields are known."""
     ancestors = list_ancestors(classes[name], classes)
     return all(len(_list_bases(ancestor, classes)) == len(ancestor.bases) for ancestor in ancestors)
 

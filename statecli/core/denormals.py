@@ -1,4 +1,4 @@
-"""Compute by IEEE 754 in any floating-point mode of the calling process.
+"""Compute as IEEE 754 defines, also if the calling process treats denormal numbers as zero.
 
 `torch.set_flush_denormal(True)`, and libraries built with -ffast-math, make the processor treat denormal numbers as
 zero: 2e-39 and 3e-39 are then equal in C, numpy and Python. The mode belongs to a thread; new threads and forked
@@ -51,7 +51,7 @@ def keep_denormals() -> Iterator[None]:
 
 
 def with_denormals(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorate the function to keep denormal numbers in its thread or process."""
+    """Decorate a function so that it computes with denormal numbers (see `keep_denormals`)."""
 
     @wraps(function)
     def with_denormals_kept(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

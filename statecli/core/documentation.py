@@ -19,5 +19,5 @@ def rule_url(name: str) -> str:
 
 
 def schema_url(command: str, version: int) -> str:
-    """Return the address of the JSON Schema of a command's document; each version keeps its own."""
+    """Return the address of the JSON Schema of a command's document. Each version has an address of its own."""
     return f"{DOCUMENTATION_URL}schemas/{command}-{version}.json"

@@ -127,7 +127,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def unravel_index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the index of an element by its number in C order."""
+    """Return the index of an element, one number per dimension, from its position in the flattened tensor."""
     index = []
     for size in reversed(shape):
         flat, at = divmod(flat, size)

@@ -12,7 +12,7 @@ _FIGURE = compile_on_use(r"(0x[0-9a-f]+|\d+)")
 
 
 def group_by_cause(errors: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Return one line per file and cause, with the number of errors; differing figures are shown as "…".
+    """Return one line per file and cause, with the number of errors. Figures that differ are shown as "…".
 
     `errors` are pairs (tensor name, `file: name: cause`). Tensors of one storage share one message, with the name of
     the first.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class StateError(Exception):
-    """One line: the file and tensor, the problem, and how to fix the problem.
+    """Error with a message of one line: the file and tensor, the problem, and how to fix the problem.
 
     `rule` is the rule of `audit` that reports this error, if any, and `help` the fix suggested by the rule. `choices`
     are words to type, mentioned at the end of the message; on the command line each has its own line. `advice` follows
@@ -68,7 +68,7 @@ class StateError(Exception):
         return super().__str__()
 
     def describe(self) -> str:
-        """Return the message without the choices and the advice, with options as on the command line."""
+        """Return the message without choices and advice, with options as the command line or Python spells them."""
         return spell_options(self.message)
 
     def use_arguments(self, arguments: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class StateError(Exception):
         self.advice = self.advice and spell_options(self.advice, arguments)
 
     def list_lines(self) -> list[str]:
-        """Return the lines to print: the message, each choice if there are several, and the advice."""
+        """Return the lines to print: the message, one line for each of several choices, and the advice."""
         if len(self.choices) < 2:
             return [str(self)]
         further_count = len(self.choices) - MAX_CHOICES_IN_LIST
@@ -91,7 +91,7 @@ TRUNCATED = "file is truncated"
 
 
 def strip_copy_advice(message: str) -> str:
-    """Return the message of an error without the advice to copy the file again, for a finding whose help says this."""
+    """Return an error's message without the advice to copy the file again, which the finding's help repeats."""
     return message.removesuffix("; copy or download the file again")
 
 
@@ -106,7 +106,7 @@ _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 
 def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
-    """Return an option's form in the message of a `StateError`.
+    """Return an option with marks, for the message of a `StateError`.
 
     The error writes the option as `--device gpu` for the command line and as `device='gpu'` for Python.
 
@@ -158,7 +158,7 @@ class UnreadableError(StateError):
 
 
 class PlaceUnreadable(UnreadableError):
-    """The whole place (a server, a bucket) cannot be read; report this once, not for every file."""
+    """The whole server or bucket cannot be read; report this once, not for every file."""
 
 
 class BarePickle(UnreadableError):
@@ -177,7 +177,7 @@ class MissingShard(MalformedError):
 
 
 class IndexMismatch(MalformedError):
-    """The index contradicts the shards about a tensor."""
+    """The index and the shards disagree about a tensor."""
 
     rule = "index-mismatch"
     help = "copy or download the files again, or rewrite the index with save_pretrained"

@@ -24,12 +24,12 @@ MAX_NAME_CHARACTERS = 1000
 
 
 def escape(text: str) -> str:
-    r"""Return the text with every character that a terminal acts on written as `\x1b` or `\u202e`."""
+    r"""Return the text with an escape such as `\x1b` or `\u202e` for each character that a terminal acts on."""
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escape_character, text)
 
 
 def escape_line(text: str) -> str:
-    """Return `escape(text)` for a line of its own, so that a CI runner does not execute it as a workflow command."""
+    """Return `escape(text)` for a whole line; text that a CI runner executes as a command is escaped too."""
     text = escape(text)
     if "::" not in text and "##" not in text:
         return text
@@ -61,13 +61,13 @@ def escape_name(text: str) -> str:
 
 
 def are_safe_names(texts: Collection[str]) -> bool:
-    """Return True if `escape_name` changes none of many texts."""
+    """Return True if `escape_name` changes none of these texts."""
     text = "".join(texts)
     return text.isascii() and text.isprintable() and max(map(len, texts), default=0) <= MAX_NAME_CHARACTERS
 
 
 def truncate_middle(text: str, width: int) -> str:
-    """Return the text with at most `width` characters, its middle left out; more of the end is kept, as FQNs need."""
+    """Return the text with at most `width` characters. The middle is cut; more of the end is kept, as FQNs need."""
     if len(text) <= width:
         return text
     start = max((width - 1) // 3, 0)

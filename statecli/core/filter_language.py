@@ -1,4 +1,4 @@
-"""Language of the filters of tensors: the fields, their other spellings, and the answers to a wrong word.
+"""Language in which users filter tensors: the fields, their other spellings, and the answers to a wrong word.
 
 `browse/filter.py` and `render/filter.js` read filters; the page gets this table as data. `tests/filter_cases.py` has
 cases on which both must agree.
@@ -12,7 +12,7 @@ from statecli.core.selection import DTYPE_SPELLINGS
 
 
 class FilterLanguage(msgspec.Struct, frozen=True):
-    """The language of filters.
+    """Words of the language in which users filter tensors.
 
     Attributes:
         texts: Fields with a text, written `field:text`.

@@ -33,7 +33,7 @@ class Severity(str, Enum):
 
 
 class Consequence(msgspec.Struct, frozen=True, gc=False):
-    """A consequence of a problem; reports join consequences that differ only in operators or in lines of a file.
+    """Consequence of a problem. Reports join consequences that differ only in operators or in lines of a file.
 
     Attributes:
         text: The consequence without the operators and the lines.
@@ -128,7 +128,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def wording(self) -> Wording:
-        """The parts of the message; only the whole text for a finding without known parts."""
+        """Parts of the message. A finding without known parts has the whole message as its only part."""
         return Wording(self.message)
 
     def reword(self, wording: Wording) -> WordedFinding:
@@ -147,13 +147,13 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         origin: Origin | UnsetType,
         about: str | UnsetType,
     ) -> Finding:
-        """Return one finding for this and others with the same cause; it keeps the place of this finding."""
+        """Return a finding for this and other findings with the same cause; it keeps this finding's place."""
         return Finding(
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )
 
     def strip_line(self) -> str:
-        """Return the help without the source line in `origin`, which people see next to the finding."""
+        """Return the help without the source line of `origin`, which reports show next to the finding."""
         line = f"{self.origin.file}:{self.origin.line}" if self.origin is not UNSET else ""
         help = self.help or ""
         return help.removeprefix(f"{line}: ").removesuffix(f"assigned at {line}").removesuffix("; ") if line else help
@@ -174,6 +174,6 @@ class WordedFinding(Finding, frozen=True, gc=False, kw_only=True):
 
 
 def select_unreported(oddities: Iterable[Oddity], findings: Iterable[Finding]) -> list[Oddity]:
-    """Return the oddities without a finding: a rule that reports an oddity has the name of the oddity."""
+    """Return the oddities that no finding reports. A finding reports an oddity if its rule has the oddity's name."""
     reported = {(finding.rule, finding.fqn) for finding in findings}
     return [oddity for oddity in oddities if (oddity.name, oddity.fqn) not in reported]

@@ -38,7 +38,7 @@ _CLEAR_INPUT_TEXT = compile_on_use(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A single `--input`: a tensor of `shape` (in elements, () for a scalar) and `dtype` (torch's name).
+    """One `--input` option: a tensor of this `shape` (() for a scalar) and `dtype` (torch's name).
 
     `name`: the keyword argument, None for a positional argument. Integers are 0 ≤ i < `bound`; other dtypes have no
     bound.
@@ -51,7 +51,7 @@ class InputSpec:
 
     @property
     def text(self) -> str:
-        """In a few words: "ids int64 2×16 below 30522"."""
+        """Description in a few words: "ids int64 2×16 below 30522"."""
         size = "×".join(map(str, self.shape)) or "scalar"
         bound_text = f"below {self.bound}" if self.bound is not None else None
         return " ".join(filter(None, [self.name, self.dtype, size, bound_text]))

@@ -37,7 +37,7 @@ def install_module(module: str) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs an extra of the package; in a hook of pre-commit, the key to add to the hook."""
+    """Return the command that installs an extra; in a pre-commit hook, the key to add to the hook's configuration."""
     if os.environ.get("PRE_COMMIT"):
         return f"add to the hook: additional_dependencies: ['.[{extra}]']"
     return f"pip install '{DISTRIBUTION}[{extra}]'"
@@ -53,7 +53,7 @@ _FOREIGN_MODULE = "langchain_tools.py"
 
 
 def describe_mixed_packages() -> str | None:
-    """Return an error if the other project's package is installed too, because each replaces files of the other."""
+    """Return an error if another project's package `statecli` is installed too, because the two overwrite files."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(os.path.join(folder, _FOREIGN_MODULE)):
         return None

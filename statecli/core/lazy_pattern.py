@@ -24,5 +24,5 @@ class _LazyPattern:
 
 
 def compile_on_use(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return the pattern, compiled on its first use. For module constants; `re` itself takes only compiled patterns."""
+    """Return a pattern that is compiled on its first use, for module constants. Functions of `re` do not accept it."""
     return _LazyPattern(pattern, flags)  # type: ignore[return-value]

@@ -57,7 +57,7 @@ class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors of the weight."""
+        """Size of all tensors of the weight together, in bytes."""
         return sum(part.nbytes for part in self.parts)
 
 
@@ -69,7 +69,7 @@ class StoredShape(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Sources of the facts about a weight."""
+    """Data from which a weight is described: its tensors, its recorded shape and the settings."""
 
     weight: QuantizedWeight
     stored_shape: StoredShape | None
@@ -91,7 +91,7 @@ class _FlattenedWeight(msgspec.Struct):
 
 
 class _Facts(NamedTuple):
-    """Facts about a weight, from its tensors. Without `shape`, `elements` is an upper limit."""
+    """Description of a weight from its tensors. Without `shape`, `elements` is an upper limit."""
 
     dtype: str
     bits: int | None
@@ -132,7 +132,7 @@ def describe_weight(
 
 
 def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> LogicalWeight | None:
-    """Describe a weight that is a tensor subclass of torchao, by its inner tensors; None for any other tensor.
+    """Describe a tensor subclass of torchao as a quantized weight, by its inner tensors; None for other tensors.
 
     The subclass has the shape of the weight, and may record the type of its codes (`target_dtype`).
     """
@@ -199,7 +199,7 @@ def _find_misfit(source: _Source, shape: Shape) -> str:
 
 
 def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> bool:
-    """Return True if the scales fit: one for all values, for each row, for each part of a row, or for each block.
+    """Return True if the number of scales fits: one per tensor, row, part of a row, or block.
 
     Blocks must have a known size. LLM.int8() has a scale for each row only.
     """
@@ -252,7 +252,7 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
 
 
 def _describe_gptq(source: _Source) -> _Facts:
-    """Describe a weight of GPTQ: qzeros [groups, out * bits / 32] give the bits; act-order only reorders the groups."""
+    """Describe a GPTQ weight. qzeros [groups, out * bits / 32] give the bits; act-order only reorders the groups."""
     weight = source.weight
     codes = weight.codes.shape or ()
     zeros, scales, groups = (
@@ -284,7 +284,7 @@ def _describe_gptq(source: _Source) -> _Facts:
 
 
 def _is_awq_gemv(codes: tuple[int, int], scales: TensorInfo | None, zeros: TensorInfo | None) -> bool:
-    """Return True for AWQ's other layout: qweight [out, in / 8], qzeros [out, groups / 8], scales [out, groups].
+    """Return True for AWQ's GEMV layout: qweight [out, in / 8], qzeros [out, groups / 8], scales [out, groups].
 
     The groups are padded (`WQLinear_GEMV` of autoawq).
     """
@@ -305,7 +305,7 @@ def _describe_awq(source: _Source) -> _Facts:
 
 
 def _describe_packed(source: _Source) -> _Facts:
-    """Describe packed codes. The codes of a row fill whole words: [out, in * bits / 32], rounded up."""
+    """Describe packed codes. Each row of codes fills whole 32-bit words: [out, in * bits / 32], rounded up."""
     weight = source.weight
     codes = weight.codes.shape or ()
     configured_bits = {value for key, value in source.settings.items() if key.endswith("weights.num_bits")}
@@ -330,7 +330,7 @@ def _describe_packed(source: _Source) -> _Facts:
 
 
 def _describe_fp4(source: _Source) -> _Facts:
-    """Describe four-bit floats, two codes in a byte: [out, in / 2]; a scale for 16 (NVFP4) or 32 (MXFP4) values."""
+    """Describe four-bit floats [out, in / 2], two codes in a byte. 16 (NVFP4) or 32 (MXFP4) values share a scale."""
     weight = source.weight
     codes = weight.codes.shape or ()
     group = _NVFP4_GROUP if weight.layout is QuantizedLayout.NVFP4 else _MXFP4_GROUP
@@ -348,7 +348,7 @@ def _describe_fp4(source: _Source) -> _Facts:
 
 
 def _describe_experts(source: _Source) -> _Facts:
-    """Describe experts in blocks of 32 values in 16 bytes. transformers swaps the last two dimensions to dequantize."""
+    """Describe MXFP4 experts: blocks of 32 values in 16 bytes. transformers swaps the last two dimensions."""
     weight = source.weight
     *leading, groups, size = weight.codes.shape or (0, 0)
     shape = (*leading, groups * _MXFP4_GROUP)

@@ -25,7 +25,7 @@ from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 def classify_by_model(
     state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
 ) -> tuple[ModelState, list[Finding]]:
-    """Return the checkpoint with the kinds that a class registers, and findings about entries that it refuses to load.
+    """Return the checkpoint with the kinds that the class registers, and findings about entries that fail to load.
 
     `model` is the state of the class. Entries of optimizer and other sections are unchanged. The prefix of a wrapper is
     stripped from names and reported, since loading would fail. `renamed` maps names of entries to the names expected by
@@ -71,7 +71,7 @@ def classify_by_model(
 
 
 def _is_out_of_state_dict(tensor: TensorInfo, state: ModelState) -> bool:
-    """Return True if the tensor belongs to a module pickled whole but not to its state_dict: no load reads it."""
+    """Return True for a tensor of a whole pickled module that is not in its state_dict, so that no load reads it."""
     return tensor.saved is False or (tensor.kind is Kind.UNREGISTERED and tensor.section in state.whole_modules)
 
 
@@ -89,7 +89,7 @@ def _pair_names(
     registered: Collection[str],
     renamed: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
-    """Return, for each row, its names in the class; and the names that differ by the prefix of a wrapper."""
+    """Return the class's names for each entry, and the names that differ from the class by a wrapper's prefix."""
     names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
     matchable_rows = [n for n in rows if tensors[n].fqn not in renamed]
     renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
@@ -161,7 +161,7 @@ def _compare_entry(
 def _report_entry(
     rule: Rule, wording: Wording, state: ModelState, section: str, fqn: str, registration: TensorInfo | None = None
 ) -> Finding:
-    """Return a finding about an entry; its place is the source line that registers the tensor, if known."""
+    """Return a finding about an entry, at the source line that registers the tensor if the line is known."""
     wording = replace(wording, name=f"{section}: {fqn}" if len(state.sections) > 1 else fqn)
     origin = (registration.origin if registration else None) or UNSET
     return rule.finding(wording, target=state.target, fqn=fqn, section=section, origin=origin)
@@ -172,7 +172,7 @@ def _format_shape(tensor: TensorInfo) -> str:
 
 
 def _list_ties_left_out(present_names: Set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
-    """Return each tied name that save_model or save_pretrained of safetensors leaves out, and the kept name."""
+    """Return each tied name that safetensors leaves out, and the tied name that it keeps."""
     ties = []
     for fqn, tensor in registered.items():
         kept_name = next((name for name in tensor.tied_to if name in present_names), None)

@@ -19,7 +19,7 @@ from statecli.storage import files
 
 
 class ModuleFinder:
-    """Finder of modules in the folder of a pickle and its parents, up to the audited folders or the current folder.
+    """Finder of modules in a pickle's folder and its parent folders, up to the audited folders or the current folder.
 
     Each folder is listed once.
     """
@@ -31,12 +31,12 @@ class ModuleFinder:
 
     @cached_property
     def _roots(self) -> tuple[str, ...]:
-        """Audited folders and current folder; computed at first use, because all URLs are opened together before."""
+        """Audited folders and the current folder. Computed at first use, after all URLs have been opened together."""
         folders = (os.curdir, *filter(files.is_folder, self._targets))
         return tuple(map(files.make_absolute, folders))
 
     def mark_pickles(self, pickles: Iterable[ScannedPickle]) -> tuple[ScannedPickle, ...]:
-        """Return the pickles, with a misuse for each name whose module may come from a file next to the pickle."""
+        """Return the pickles; mark names as misused if Python may import their modules from files next to a pickle."""
         return tuple(map(self._mark_pickle, pickles))
 
     def _mark_pickle(self, pickle: ScannedPickle) -> ScannedPickle:

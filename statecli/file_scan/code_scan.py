@@ -50,7 +50,7 @@ _BYTECODE_HELP = (
 
 
 class CodeScan:
-    """Scan of the code records of a file; `result` gets what the scan finds."""
+    """Scanner of the code records of a file; findings go to `result`."""
 
     def __init__(self, result: ScanResult) -> None:
         self.result = result
@@ -121,7 +121,7 @@ class CodeScan:
         self.result.add(ScannedPickle(where, region.span, exact=exact, hazards=(hazard,), digest=digest))
 
     def report_compiled(self, folder: str, pieces: list[Piece]) -> None:
-        """Report files of AOTInductor: its loader opens the library, or builds a library with commands in the files."""
+        """Report files of AOTInductor, whose loader opens the library, or builds it with commands from the files."""
         escaping = [piece for piece in pieces if ".." in piece.where.split("/")]
         libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
         sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
@@ -137,7 +137,7 @@ class CodeScan:
         self._add_code(pieces[0], Mention(module, "py", 0, called=True, misuse=why), pieces)
 
     def _add_code(self, main: Piece, name: Mention, pieces: Sequence[Piece]) -> None:
-        """Add code that loading runs; it is reported at its main file, with the digest of all its files."""
+        """Report code that loading runs, at its main file and with the digest of all its files."""
         digest = self.result.compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
         exact, doer = main.region.base is not None, "loading the file"
         self.result.add(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer=doer, digest=digest))
@@ -152,7 +152,7 @@ class CodeScan:
             self.result.add(code)
 
     def scan_program(self, region: Region, where: str) -> None:
-        """Scan a program of torch.export: a load evaluates its sizes, compiles its names and imports its classes."""
+        """Scan a torch.export program: loading evaluates its sizes, compiles its names and imports its classes."""
         data = region.read(0, min(region.size, _MAX_PROGRAM_BYTES))
         self.steps.take(Budget.BYTES, len(data))
         try:

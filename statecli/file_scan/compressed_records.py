@@ -14,7 +14,7 @@ ARRAY_HEADER_BYTES = 4096
 
 
 def inflate_beginning(region: Region, size: int, steps: Steps, max_bytes: int = ARRAY_HEADER_BYTES) -> bytes:
-    """Return the inflated form of the first `size` bytes of a compressed record, at most `max_bytes` bytes.
+    """Inflate the first `size` bytes of a compressed record, and return at most `max_bytes` bytes.
 
     More bytes are read if the first bytes inflate to less than half of their number, because any number of empty blocks
     may come first.
@@ -33,7 +33,7 @@ def inflate_beginning(region: Region, size: int, steps: Steps, max_bytes: int = 
 
 
 def inflate(region: Region, steps: Steps) -> tuple[Region, str | None]:
-    """Return the content of a compressed record, up to a limit, and why the rest is missing."""
+    """Return the inflated content of a record, and why the rest is missing (None if the content is complete)."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     parts, size, at = [], 0, 0
     why: str | None = None

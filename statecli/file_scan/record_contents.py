@@ -46,7 +46,7 @@ def split_consecutive_archives(region: Region) -> list[Region]:
 
 
 def find_local_header(region: Region, at: int) -> int:
-    """Return the offset of the next local header, or -1."""
+    """Return the offset of the next zip local header from `at` on; -1 if there is none."""
     step = 2**20
     while at < region.size:
         offset = region.read(at, min(step + 3, region.size - at)).find(ZIP_START)
@@ -57,7 +57,7 @@ def find_local_header(region: Region, at: int) -> int:
 
 
 def may_hold_objects(region: Region) -> bool:
-    """Return True if numpy may unpickle the bytes after an array's header, also if statecli cannot read the header."""
+    """Return True if an array of numpy may contain pickled objects, or if statecli cannot read its header."""
     try:
         return npy_array.read_header(lambda size: region.read(0, min(size, region.size))).element.has_objects
     except UnreadableError:
@@ -65,13 +65,13 @@ def may_hold_objects(region: Region) -> bool:
 
 
 def may_be_pickle(name: str, head: bytes, size: int) -> bool:
-    """Return True if a record of `size` bytes is small, or begins like a pickle."""
+    """Return True for a small record other than a storage, and for the beginning of a pickle, archive or array."""
     small = size <= FIRST_WINDOW_BYTES and not _STORAGE.search(name)
     return small or PICKLE_BEGINNING.match(head) is not None or head.startswith((ZIP_START, MAGIC))
 
 
 def is_plain_array(head: bytes) -> bool:
-    """Return True if the bytes begin a numpy array without objects."""
+    """Return True if the bytes begin with the header of a numpy array without objects."""
     start = 8 + (4 if head[6:7] != b"\1" else 2)
     end = start + int.from_bytes(head[8:start], "little")
     return head.startswith(MAGIC) and end <= len(head) and PLAIN_ARRAY.fullmatch(head[start:end]) is not None

@@ -1,4 +1,4 @@
-"""Find data in a pickle that makes a loader do harm because of the archive around the pickle."""
+"""Find data in a pickle that makes a loader do harm, depending on the pickle's record and its archive."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RecordUse(NamedTuple):
 
     @classmethod
     def from_place(cls, where: str) -> RecordUse:
-        """Return the use of the pickle at this place."""
+        """Return how a program uses the pickle, from `where`: the names of its record and its archives."""
         if not _ANY_USE.search(where):
             return _NO_USE
         names = (_EXAMPLE_INPUTS, _CONSTANTS, _TENSORS, _OBJECTS, _LOCATIONS)
@@ -101,7 +101,7 @@ def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | Non
 
 
 def find_misfit(storages: Sequence[Persistent], use: RecordUse, records: ArchiveRecords, steps: Steps) -> Hazard | None:
-    """Return the hazard of the first storage that claims another size than its record has. Raises OutOfSteps."""
+    """Return the hazard of the first storage whose claimed size differs from its record's. Raises OutOfSteps."""
     steps.take(Budget.FLOW, len(storages))
     misfit = next(find_misfits(storages, records, in_cpp=use.is_object or is_of_script(records)), None)
     if misfit is None:

@@ -121,7 +121,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
 
 
 def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
-    """Return the pickles in bytes that a loader takes from a place of a file."""
+    """Return the pickles in `data`, the bytes that a loader reads at a place in a file."""
     with pause_gc(), ByteSource(place.path) as source:
         scan = FileScan(source)
         scan.pieces.append(Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
@@ -129,7 +129,7 @@ def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
 
 
 def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
-    """Yield the hazards of a file that loaders recognise by its first or last bytes or by its name, in any format."""
+    """Yield the hazards of a file that some loaders take for another format, by its name, first or last bytes."""
     head = file_region.head
     if (reason := find_code_in_text(file_region.path, file_region)) is not None:
         yield Hazard(reason, help="remove the file unless you trust its author")
@@ -150,7 +150,7 @@ def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[H
 
 
 def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
-    """Return the pickles of a file and of its `places`, which are loaded as files; `only_stored`: only of `places`."""
+    """Return the pickles of a file, and of the archives in its `places`. `only_stored`: only of these archives."""
     try:
         with ByteSource(path) as source:
             source.prefetch(
@@ -169,7 +169,7 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
 
 
 def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
-    """Return the byte ranges at both ends of an archive of a single tensor, which are read first."""
+    """Return the byte ranges at the beginning and the end of a stored archive, which are prefetched."""
     return [(archive.offset, _FIRST_BYTES), (archive.offset + max(0, archive.length - _LAST_BYTES), _LAST_BYTES)]
 
 
@@ -263,7 +263,7 @@ class FileScan:
         return self.result.pickles
 
     def _widen_digests(self) -> None:
-        """Digest the whole file for harmful calls whose arguments may be other bytes of the file.
+        """Replace the digest of each harmful pickle that uses storages by the digest of the whole file.
 
         `exec` of a storage runs other code if only the storage changes, and `from_file` of TorchScript reads another
         path if only an attribute does.
@@ -291,7 +291,7 @@ class FileScan:
             self.result.pickles.append(ScannedPickle("the file", self.file_region.span, unread=why))
 
     def _scan_piece(self, piece: Piece) -> None:
-        """Scan a piece; its first bytes decide how."""
+        """Scan a piece as an archive, an array or a stream of pickles, depending on its first bytes."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
             why = f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
@@ -304,7 +304,7 @@ class FileScan:
             self._scan_stream(piece)
 
     def _scan_stream(self, piece: Piece) -> None:
-        """Scan consecutive pickles: a program loading the first may load the rest.
+        """Scan consecutive pickles, because a program that loads the first may load the rest.
 
         torch.load reads the first five pickles of a legacy file; storages follow.
         """
@@ -508,7 +508,7 @@ class FileScan:
 
     @staticmethod
     def _find_idle_storages(region: Region, archive: Archive, numbered_storages: Collection[str]) -> dict[str, int]:
-        """Return the numbered storages that begin neither as a pickle nor as an archive or an array.
+        """Return the numbered storages that do not begin like a pickle, an archive or an array.
 
         Each value is the number of pieces that the storage counts as: 0 for inert contents such as digits, else 1.
         """
@@ -526,7 +526,7 @@ class FileScan:
         return piece_counts
 
     def _is_npz(self, archive: Archive) -> bool:
-        """Return True if the archive and its records are named as numpy names them; torch.hub keeps no `.npy` files."""
+        """Return True if the file and its records have the names that numpy writes (`.npz`, `.npy`)."""
         is_named = self.file_region.path.lower().endswith(".npz")
         return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
@@ -656,7 +656,7 @@ class FileScan:
 
 
 def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
-    """Return True if loading calls a name with a known harm, or trusts harmful data. `is_script`: of TorchScript."""
+    """Return True if loading the pickle calls a name with a known harm, or uses harmful data."""
     if pickle.doer:
         return any(mention.misuse for mention in pickle.names)
     names = (known_names.find_harm(mention) for mention in pickle.names)
@@ -665,7 +665,7 @@ def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
 
 
 def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> list[ScannedPickle]:
-    """Set `by_torch_load` on the pickles unpickled by `torch.load` of the file.
+    """Set `by_torch_load` on the pickles that `torch.load` of the file unpickles.
 
     The pickles are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with
     `constants.pkl`), or the first five pickles of a legacy file.
@@ -682,7 +682,7 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> 
 
 
 def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:
-    """Return the cache key of a small pickle, because tensors of the same shape have equal pickles; else None.
+    """Return the cache key of a small pickle, else None. Tensors of the same shape have equal pickles.
 
     The key has the bytes, and the use of the pickle by a program according to the record's name.
     """

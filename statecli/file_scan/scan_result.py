@@ -15,7 +15,7 @@ _MAX_DIGESTED_BYTES, _DIGEST_READ_BYTES = 1 << 30, 1 << 22
 
 
 class Piece(NamedTuple):
-    """Bytes to scan. `is_pickle`: they are a pickle by name or place; `records`: records of the archive around them."""
+    """Bytes to scan. `is_pickle`: a pickle by its name or place; `records`: the records of its archive."""
 
     region: Region
     where: str
@@ -35,12 +35,12 @@ class ScanResult:
         self._digested_bytes = 0
 
     def add(self, pickle: ScannedPickle) -> None:
-        """Add a pickle or a call. Raises OutOfSteps for too many of them."""
+        """Add a pickle, or a call in code. Raises OutOfSteps after too many."""
         self.pickles.append(pickle)
         self.steps.take(Budget.PICKLES)
 
     def compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
-        """Return the SHA-256 of the regions; "" if the file's scan has already digested _MAX_DIGESTED_BYTES.
+        """Return the SHA-256 of the regions; "" if this scan has already digested _MAX_DIGESTED_BYTES.
 
         `names`: the names of the regions, if the names decide on the code to run.
         """
@@ -56,7 +56,7 @@ class ScanResult:
 
 
 def hash_regions(regions: Sequence[Region], names: Sequence[str]) -> str:
-    """Return the SHA-256 of the names and of the regions with their sizes."""
+    """Return the SHA-256 of the names and the regions, each with its length."""
     import hashlib  # loads OpenSSL, which no other command has to wait for
 
     hashed = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Files to scan: the files of the model in a folder or an index, and archives that metadata places in files."""
+"""List the files to scan: the files of a folder's model, shards of an index, and archives listed in metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.storage.checkpoint_names import METADATA, drop_current_folder
 
 
 def find_stored_archives(path: str) -> dcp.StoredPlaces:
-    """Return the archives that the metadata of a folder and its model folders lists, by file, and unreadable files.
+    """Return the archives listed in the metadata of a folder, by file, and the files that cannot be read.
 
     A metadata file that names an archive outside the folder also counts as unreadable.
     """
@@ -39,7 +39,7 @@ def find_stored_archives(path: str) -> dcp.StoredPlaces:
 
 
 def list_scanned_files(path: str) -> list[str]:
-    """Return the files of a folder's model, or the file itself, each with the shards of an index."""
+    """Return the file, or the files of a folder's model; include the shards of each index."""
     try:
         paths = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
         return list(dict.fromkeys(file for name in paths for file in (name, *_list_shards(name))))
@@ -50,7 +50,7 @@ def list_scanned_files(path: str) -> list[str]:
 
 
 def _list_members(path: str) -> list[str]:
-    """Return the files of the folder's model; all files if the model is undecidable."""
+    """Return the files of the folder's model, or all files if statecli cannot decide which files belong to it."""
     try:
         return list(formats.members(path))
     except UnreadableError:
@@ -58,7 +58,7 @@ def _list_members(path: str) -> list[str]:
 
 
 def _list_shards(path: str) -> list[str]:
-    """Return the shards opened for an index by the reader of tensors, which recognises an index by the content."""
+    """Return the shards of a file that the tensor reader recognises as an index by its content; [] for other files."""
     try:
         source = ByteSource(path)
     except UnreadableError:  # the scan of the file itself has the same error
@@ -84,12 +84,12 @@ def _iter_shards(path: str, data: bytes) -> Iterator[str]:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Return True for a file of the folder itself; readers refuse names outside of the folder."""
+    """Return True for the name of a file in the folder itself; readers refuse paths that leave the folder."""
     return files.get_name(name) == name and "\0" not in name
 
 
 def is_system_error(error: Exception) -> bool:
-    """Return True if reading failed and may succeed later; a missing file stays missing."""
+    """Return True for a system error, after which reading may succeed later; a missing file stays missing."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 

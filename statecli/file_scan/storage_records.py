@@ -1,4 +1,4 @@
-"""Find storages of a pickle whose size differs from their record's, which torch's reader in C++ does not check."""
+"""Find storages whose size in the pickle differs from their record's size; torch's C++ reader does not check this."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ArchiveRecords(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """A storage with another number of bytes than its record; `claimed` is -1 if its class is not a storage class."""
+    """Storage whose size differs from its record's. `claimed` is -1 if its class is not a storage class."""
 
     record: str
     claimed: int
@@ -40,7 +40,7 @@ class Misfit(NamedTuple):
 
 
 def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_cpp: bool) -> Iterator[Misfit]:
-    """Yield the storages whose record has another size; `in_cpp` for a pickle that torch reads in C++.
+    """Yield the storages whose size differs from their record's. `in_cpp`: torch reads the pickle in C++.
 
     `torch.load` compares both. `torch.jit.load` and `torch.export.load` (torch/csrc/jit/serialization/unpickler.cpp,
     opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other
@@ -80,5 +80,5 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
 
 
 def is_of_script(records: ArchiveRecords) -> bool:
-    """Return True for a pickle of TorchScript, which torch reads in C++."""
+    """Return True if the pickle is in a TorchScript archive, which torch reads in C++."""
     return f"{posixpath.dirname(records.record_name.lower())}/{_CONSTANTS}{_SUFFIX}" in records.sizes

@@ -93,7 +93,7 @@ class ArrayTypes:
         return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
-        """Return True for a valid scalar: a record with objects must be read from a non-empty array of its own type."""
+        """Return True for a valid scalar. A record with objects must be read from a non-empty array of its dtype."""
         if len(args) != 2 or not is_dtype(args[0]):
             return False
         dtype, source = args

@@ -87,7 +87,7 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
 def _is_value(
     value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]
 ) -> bool:
-    """Return True if a value is None, a cast, which is checked by itself, or declared as Optional of a type."""
+    """Return True if an assigned value is None, declared as Optional of the type, or a cast checked separately."""
     if value["attribute"]:
         return is_optional_attribute(types, value["attribute"], f"Optional[{declared}]")
     if value["name"] in (None, "None") or value["name"] in visited_names:

@@ -254,7 +254,7 @@ class _Source:
 
 
 class _Function(NamedTuple):
-    """A function of text `number`, from byte `at` on; strings and comments of its `text` are blank."""
+    """Function in text `number` of an archive, from byte `at` on. `text` has words for strings, blanks for comments."""
 
     number: int
     name: str

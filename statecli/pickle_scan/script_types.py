@@ -1,4 +1,4 @@
-"""Find objects in a TorchScript archive whose class, or tuples whose length, differs from their declared type.
+"""Find objects of another class, and tuples of another length, than a TorchScript archive's code declares.
 
 torch.jit.load gives the attributes of an object the values of the pickle without a check. Compiled code reads an
 attribute by its number, and unpacks a tuple of the declared length, so the code reads other memory if the value is an
@@ -49,7 +49,7 @@ class ScriptType(NamedTuple):
 
 
 class ScriptClass(NamedTuple):
-    """Attributes that the code declares for a class; its base is Module, NamedTuple, Enum, an interface or None.
+    """Class in TorchScript code. Its base is Module, NamedTuple, Enum, an interface or None.
 
     `methods` has the parameters and the result of each method as text; `members` the values of an Enum as text.
     """
@@ -61,7 +61,7 @@ class ScriptClass(NamedTuple):
 
 
 class ScriptTypes(NamedTuple):
-    """Classes of an archive by qualified name; `unreadable_class` names a class whose text is unusual."""
+    """Classes of an archive by qualified name. `unreadable_class` is the name of a class that statecli cannot read."""
 
     classes: Mapping[str, ScriptClass]
     unreadable_class: str | None
@@ -94,7 +94,7 @@ def read_types(codes: Iterable[tuple[str, bytes]], steps: Steps) -> ScriptTypes:
 
 
 def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | None]]:
-    """Yield the classes of a text by name; None for a class with a line that torch does not write.
+    """Yield the name and the definition of each class; None as definition if torch never writes one of the lines.
 
     `blank` is the text without strings and comments.
     """
@@ -127,7 +127,7 @@ def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass |
 
 
 def _read_signature(lines: Iterable[str]) -> tuple[str, str] | None:
-    """Return the name of a method, and its parameters and result without the class of self and without defaults."""
+    """Return a method's name, and its parameters and result without the type of self and without defaults."""
     parts: list[str] = []
     for line in lines:
         parts.append(line.strip())
@@ -194,7 +194,7 @@ def _has_checked_part(declared: ScriptType) -> bool:
 
 
 def is_optional_attribute(types: ScriptTypes, name: str, text: str) -> bool:
-    """Return True if all classes of the archive with an attribute of this name declare the attribute with this type."""
+    """Return True if each class that has this attribute declares it with this type."""
     declared = [
         script_class.attributes[name] for script_class in types.classes.values() if name in script_class.attributes
     ]
@@ -210,7 +210,7 @@ class _Check(NamedTuple):
 
 
 def find_mismatch(calls: Iterable[Obj], builds: Iterable[Build], types: ScriptTypes, steps: Steps) -> str | None:
-    """Return a description of the first object that the code treats as another object; None if there is none.
+    """Describe the first object whose class or length differs from its declaration in the code; None if all fit.
 
     `calls` are the objects made by a pickle, `builds` their states. Raises OutOfSteps.
     """
@@ -249,7 +249,7 @@ def find_mismatch(calls: Iterable[Obj], builds: Iterable[Build], types: ScriptTy
 
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
-    """Return True if the call creates an object in C++ too; for an Enum, it must pass only a known member's value."""
+    """Return True if the call creates an object in C++ too. A call of an Enum must pass the value of a known member."""
     if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None
@@ -274,7 +274,7 @@ def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str |
 
 
 def _describe_mismatch(value: Value, declared: ScriptType, types: ScriptTypes) -> str | None:
-    """Describe a value in place of the declared class or tuple; None for a value that fits."""
+    """Describe a value that differs from the declared class or tuple; None for a value that fits."""
     script_class = types.classes.get(declared.name)
     base = script_class.base if script_class else None
     length = len(script_class.attributes) if script_class and base == "NamedTuple" else len(declared.arguments)

@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError
 
 
 class Budget(Enum):
-    """Kind of step, and the number of steps allowed for a file. Each budget is worth 10 to 30 seconds at most."""
+    """Kind of step, with the number of such steps allowed for a file: work of 10 to 30 seconds at most."""
 
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.
@@ -47,7 +47,7 @@ FLOW_PER_OPCODE, FLOW_PER_BYTE = 4, 1.25
 
 
 class OutOfSteps(MalformedError):
-    """The scan of the file takes more steps than its budget."""
+    """Error for a file whose scan takes more steps than a budget allows."""
 
 
 class Steps:
@@ -73,11 +73,11 @@ class Steps:
                 raise self.exceeded
 
     def set_unfinished(self, count: Callable[[], int]) -> None:
-        """Set the function that counts the opcodes of the current pickle, which are taken at its end."""
+        """Set the function that counts the opcodes of the current pickle, which `take` counts only at its end."""
         self._unfinished, self._flow_limit = count, 0
 
     def get_limit(self, budget: Budget) -> int:
-        """Return the number of steps of this kind allowed for the file, given the opcodes read so far."""
+        """Return how many steps of this kind the file may take, given the opcodes read so far."""
         if budget is not Budget.FLOW:
             return budget.limit
         opcodes = self.counts[Budget.OPCODES] + self._unfinished()

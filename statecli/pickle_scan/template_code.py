@@ -44,7 +44,7 @@ _ESCAPE = compile_on_use(
 
 
 def find_escape(template: str) -> str | None:
-    """Return the first attribute or filter of a template that gives access to all of Python; None without one."""
+    """Return the first attribute or filter in a template that gives access to all of Python; None if there is none."""
     text = _ESCAPE.sub(_decode_escape, template)
     for sign in _SIGNS:
         match = sign.search(text)
@@ -54,7 +54,7 @@ def find_escape(template: str) -> str | None:
 
 
 def describe_escape(name: str, escape: str) -> str:
-    """Return a line about a template that uses the attribute or the filter."""
+    """Return a line of text about a template that uses the attribute or filter `escape`."""
     return f"{name}: the chat template uses {quoting.name(escape)}, which gives access to all functions of Python"
 
 

@@ -1,4 +1,4 @@
-"""Read the texts that objects of a pickle stand for: a `numpy.str_` is a text for Python, and equal as a key."""
+"""Read the texts that objects of a pickle stand for, such as a `numpy.str_`, which Python accepts as a text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_text(value: Value) -> Value:
 
 
 def is_plain_text(value: Value) -> bool:
-    """Return True if a value is a text, or a call that makes a text and cannot give the text attributes of its own."""
+    """Return True for a text, or for a call that creates a text without attributes of its own."""
     if type(value) is not Obj:
         return type(value) is str
     name, args = split_call(value)
@@ -53,7 +53,7 @@ def is_plain_text(value: Value) -> bool:
 
 
 def read_bytearray(value: Value) -> bytes | None:
-    """Return the bytes of a bytearray, b"?" for bytes that a call computes; None for other values."""
+    """Return the bytes of a bytearray (b"?" if a call computes them); None for other values."""
     name, args = split_call(value) if type(value) is Obj else ("", ())
     if name != "builtins.bytearray":
         return None
@@ -66,7 +66,7 @@ def read_bytearray(value: Value) -> bytes | None:
 
 
 def _unwrap(node: Obj) -> Value:
-    """Return the text or the value that a call returns unchanged; the call itself for other calls."""
+    """Return the value that a call passes on, such as the text in `str('a')`; the call itself for other calls."""
     name, args = split_call(node)
     attributes = node.state if type(node.state) is dict else {}
     if name in TEXT_CLASSES:
@@ -83,7 +83,7 @@ def _unwrap(node: Obj) -> Value:
 
 
 def split_call(node: Obj) -> tuple[str, tuple[Value, ...]]:
-    """Return the plain name of the class whose object a call creates, and the arguments for the class."""
+    """Return the `module.name` of the class from which a call creates an object, and the class's arguments."""
     name, args = _get_name(node.cls), node.args
     match name, args:
         case "copyreg.__newobj__", (cls, *rest):

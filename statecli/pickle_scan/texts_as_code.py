@@ -72,7 +72,7 @@ _CONFIG_HELP = "do not give the file to MMEngine unless you trust its author"
 
 
 def is_dtype_key(name: str) -> bool:
-    """Return True if HQQ evaluates the letters at this key; in a list, the name of a tensor ends in a subscript."""
+    """Return True if HQQ evaluates the letters at this key. The key may end with a subscript (`compute_dtype[0]`)."""
     return "_dtype" in name and _DTYPE_KEY.search(name) is not None
 
 
@@ -89,7 +89,7 @@ def check_class_path(where: str, name: str) -> Hazard | None:
 
 
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a text that LightningCLI gives to an argument, or of each name in a text with a YAML list.
+    """Yield the hazards of a text that LightningCLI gives to an argument, or of each name in its YAML list.
 
     Only the type of the argument decides whether jsonargparse imports the text, reads the file or takes the text as is.
     Honest hyperparameters name files: names of files are notes.
@@ -157,14 +157,14 @@ def check_text(where: str, text: str) -> Hazard | None:
 
 
 def check_instantiator(where: str, name: str) -> Hazard | None:
-    """Return the hazard of a function that `load_from_checkpoint` calls; None for Lightning's own."""
+    """Return the hazard of a function that `load_from_checkpoint` calls; None for `instantiate_module` of Lightning."""
     if _INSTANTIATORS.fullmatch(name):
         return None
     return Hazard(f"{where} is {quoting.name(name)}, which load_from_checkpoint imports and calls", help=_CLASS_HELP)
 
 
 def check_config(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a configuration that MMEngine runs; nothing for assignments of plain values.
+    """Yield the hazards of a configuration that MMEngine runs as Python code.
 
     MMEngine's registries import and call the name at each unknown `type`, and import a module of each scope.
     """
@@ -207,7 +207,7 @@ def _list_registered_names() -> frozenset[str]:
 
 
 def _read_config(text: str) -> tuple[str | None, Iterable[str], Iterable[str]]:
-    """Return why the text is more than assignments of plain values, the texts at `type`, and the scopes."""
+    """Return the problem of a configuration (None if it only assigns plain values), its types and its scopes."""
     # MMEngine replaces `{{ ... }}` before Python parses the text, and Python's parser normalizes names.
     if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text or unicode_forms.has_too_many_marks(text):
         return "is a configuration that statecli cannot check", (), ()
@@ -229,7 +229,7 @@ def _read_config(text: str) -> tuple[str | None, Iterable[str], Iterable[str]]:
 
 
 def _has_plain_keys(node: ast.AST) -> bool:
-    """Return True for a dict whose keys are all written as text, and for any other value."""
+    """Return False for a dict with computed keys, and for a call other than `dict(key=…)`."""
     if isinstance(node, ast.Call):
         is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict"
         return is_dict and not node.args and all(keyword.arg for keyword in node.keywords)
@@ -237,7 +237,7 @@ def _has_plain_keys(node: ast.AST) -> bool:
 
 
 def _iter_texts(node: ast.AST, requested_key: str) -> Iterator[str]:
-    """Yield the text at a key of a dict; for a name, the text of the variable, which may have any value."""
+    """Yield the text of each value at this key of a dict; for a value that is not a constant, a description."""
     pairs: Iterable[tuple[object, ast.expr]] = ()
     if isinstance(node, ast.Call):
         pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)
@@ -247,7 +247,7 @@ def _iter_texts(node: ast.AST, requested_key: str) -> Iterator[str]:
 
 
 def _iter_default_scopes(node: ast.AST) -> Iterator[str]:
-    """Yield the text assigned to the variable of the scope; nothing for the value None."""
+    """Yield the text that a statement assigns to the variable `default_scope`, except None."""
     if isinstance(node, ast.Assign) and not (isinstance(node.value, ast.Constant) and node.value.value is None):
         names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         if _SCOPE_VARIABLE in names:
@@ -255,5 +255,5 @@ def _iter_default_scopes(node: ast.AST) -> Iterator[str]:
 
 
 def _describe_text(value: ast.expr) -> str:
-    """Return the text of a constant; for any other value, words with a dot, which no registry has."""
+    """Return the text of a constant. For any other value, return words with a dot, which match no registered name."""
     return str(value.value) if isinstance(value, ast.Constant) else f"a value computed in line {value.lineno}."

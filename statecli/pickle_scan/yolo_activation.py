@@ -1,4 +1,4 @@
-"""Find code at the key `activation` of a YAML file: Ultralytics evaluates its text when building the model.
+"""Find code at the key `activation` of a YAML file, because Ultralytics evaluates the value when building a model.
 
 The text is searched, not parsed as YAML: each possible place of the key is judged. Ultralytics ignores bytes that are
 not UTF-8, and removes unprintable characters. Sources: ultralytics 8.4 (nn/tasks.py, utils/__init__.py), PyYAML 6
@@ -35,7 +35,7 @@ _MAX_COMMENTS, _MAX_CHARACTERS, _MAX_PLACES = 8, 4096, 2000
 
 
 def has_code(content: bytes) -> bool:
-    """Return True if a text at the key may call more than a class of torch.nn with literal arguments."""
+    """Return True if an `activation` may call more than a class of torch.nn with literal arguments."""
     text = _REMOVED.sub("", content.decode("utf-8", "ignore"))
     text = _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else "", _LINE_BREAK.sub("\n", text))
     if "activation" not in text:
@@ -49,7 +49,7 @@ def has_code(content: bytes) -> bool:
 
 
 def _iter_scalars(text: str) -> Iterator[str | None]:
-    """Yield the text at each key; None for a text that cannot be judged."""
+    """Yield the text at each key `activation`; None for a text that statecli cannot read."""
     anchors: dict[str, list[int]] | None = None
     bracket = _BRACKET.search(text)
     for place in _KEY.finditer(text):
@@ -93,7 +93,7 @@ def _skip_to_value(text: str, position: int) -> int:
 
 
 def _is_comment(preceding_text: str) -> bool:
-    """Return True if a comment begins before a key, without a quote in between that could end a text with `#`."""
+    """Return True if a comment begins before the key and after the last quote, so that the `#` is not in a text."""
     preceding_text = preceding_text[:-1] if preceding_text[-1:] in ("'", '"') else preceding_text
     quote = max(preceding_text.rfind("'"), preceding_text.rfind('"'))
     return _COMMENT.search(preceding_text, max(0, quote)) is not None
@@ -107,7 +107,7 @@ def _list_anchors(text: str) -> dict[str, list[int]]:
 
 
 def _read_scalar(text: str, start: int, indent: int | None) -> str | None:
-    """Return the text that begins here, "" for another value; None for a text that is too long or has escapes.
+    """Return the text that begins at `start`: "" for a list or mapping, None for a text with escapes or too long.
 
     `indent`: the column of the key, whose text goes on in lines with a larger indent; None if the key may be in braces,
     because a text in braces goes on in any line.

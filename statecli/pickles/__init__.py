@@ -1,1 +1,1 @@
-"""The pickle machine: statecli's own pickle reader, which builds a graph from the opcodes and runs nothing."""
+"""Pickle reader of statecli (the pickle machine): it builds a graph from the opcodes and runs nothing."""

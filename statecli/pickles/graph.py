@@ -113,7 +113,7 @@ def _expand_sequence(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | No
 
 
 def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
-    """Yield the arguments of a call with their positions, except the argument that fills a container."""
+    """Yield a call's arguments with their positions, except an argument whose elements fill the container."""
     name, place = get_name(node.cls), None
     if name in _SEQUENCE_CLASSES and as_sequence(node) is not None and as_sequence(node) is not node.elems:
         place = 0
@@ -123,7 +123,7 @@ def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
 
 
 def get_attributes(node: Any) -> dict[str, Any]:
-    """Return the attributes set by BUILD: `__dict__`, and slots if the state is the pair (dict, slots)."""
+    """Return the attributes that the pickle sets on an object: its `__dict__` and its slots."""
     if type(node) is not Obj:
         return {}
     if get_name(node.cls) == GRAPH_MODULE and node.args:
@@ -132,14 +132,14 @@ def get_attributes(node: Any) -> dict[str, Any]:
 
 
 def get_state_attributes(state: Any) -> dict[str, Any]:
-    """Return the attributes in the argument of BUILD: a dict, or the pair (dict, slots)."""
+    """Return the attributes in a state that the opcode BUILD sets: a dict, or a pair (dict, slots)."""
     if type(state) is tuple and len(state) == 2:
         return {**get_text_items(state[0]), **get_text_items(state[1])}
     return get_text_items(state)
 
 
 def get_text_items(node: Any) -> dict[str, Any]:
-    """Return the items of a mapping with text keys; empty for other nodes."""
+    """Return the items of a mapping whose keys are texts; {} for other nodes."""
     items = as_mapping(node)
     return {key: value for key, value in items.items() if type(key) is str} if items else {}
 
@@ -150,7 +150,7 @@ def get_name(node: Any) -> str:
 
 
 def read_raw_bytes(node: Any) -> bytes | None:
-    """Return the bytes of a node; protocol 2 writes bytes as text, a character each. None for other nodes."""
+    """Return the bytes of a node, also bytes that protocol 2 writes as an encoded text; None for other nodes."""
     if type(node) is bytes:
         return node
     if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
@@ -164,7 +164,7 @@ def read_raw_bytes(node: Any) -> bytes | None:
 
 
 def iter_children(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes below a container or an object, each with its Python subscript (`['k']`, `[0]`, `.a`)."""
+    """Yield the child nodes of a container or an object, each with its Python subscript (`['k']`, `[0]`, `.a`)."""
     items = as_mapping(node)
     if items is not None:
         for index, (key, value) in enumerate(items.items()):
@@ -177,14 +177,14 @@ def iter_children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def list_child_nodes(node: Any) -> list[Any]:
-    """Return the nodes of `iter_children` without their paths, in a third of the time."""
+    """Return the nodes of `iter_children` without their subscripts, in a third of the time."""
     items = as_mapping(node)
     nodes = list(items.values()) if items is not None else list(as_sequence(node) or ())
     return [*nodes, *(child for _, child in iter_non_items(node))] if type(node) is Obj else nodes
 
 
 def iter_non_items(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes below an object, except items of a container: attributes, arguments, a state."""
+    """Yield the child nodes of an object that are not items or elements: attributes, arguments and the state."""
     if type(node) is not Obj:
         return
     attributes = get_attributes(node)
@@ -225,7 +225,7 @@ def iter_entries(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def append_key(path: str, key: Any) -> str:
-    """Return the dotted path of a key below `path`, as sections and settings are named."""
+    """Return `path` with a key appended after a dot, as in the names of sections and settings."""
     is_plain = type(key) in (str, int, bool) or key is None
     text = str(key) if is_plain else format_subscript(key) or f"[<{type(key.value).__name__}>]"
     return f"{path}.{text}" if path else text
@@ -240,7 +240,7 @@ def is_module(node: Any) -> bool:
 
 
 def get_attribute(node: Obj, name: str) -> Any:
-    """Return one attribute without copying all attributes, because many objects can share one state."""
+    """Return an attribute, or None. Other attributes are not copied, because many objects can share a state."""
     if get_name(node.cls) == GRAPH_MODULE and node.args:
         states: tuple[Any, ...] = (node.args[0],)
     else:

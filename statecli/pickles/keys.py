@@ -40,7 +40,7 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Cache of tokens. A token is a bytes object, equal for two containers that are equal as dictionary keys.
+    """Cache of tokens: bytes that are equal for two containers exactly if these are equal as dictionary keys.
 
     Each container is read once, without recursion. Only bytes are hashed: a file cannot predict their hashes.
     """
@@ -53,7 +53,7 @@ class Tokens:
         self.is_partial = False
 
     def compute_plain(self, value: Value) -> Value:
-        """Return `Key.plain` of a value."""
+        """Return the value to store in `Key.plain`: the value itself or a token; None if the key equals only itself."""
         if type(value) is tuple and id(value) in self._cached_tokens:
             return "token", self._cached_tokens[id(value)][1]
         value = _get_spelled_value(value)
@@ -96,7 +96,7 @@ class Tokens:
                 )
 
     def _find_token(self, value: Value) -> bytes:
-        """Return the token of a value; a container must have been read before."""
+        """Return the token of a value. A container must have been read by `_read` before."""
         cached = self._cached_tokens.get(id(value))
         if cached is not None:
             return cached[1]
@@ -111,7 +111,7 @@ class Tokens:
 
 
 def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
-    """Return the tag and the values of a tuple, shape, frozen set or complex number; None for other values."""
+    """Return the tag and the elements of a value that is compared by its elements, such as a tuple; else None."""
     if type(value) is tuple:
         return _TUPLE, value
     if type(value) is SetOf:
@@ -152,7 +152,7 @@ def _get_spelled_value(value: Value) -> Value:
 
 
 def _decode_latin1(call: Obj) -> Value:
-    """Return the bytes that protocol 2 writes as text; the call itself for other calls and for too many bytes."""
+    """Return the bytes that protocol 2 writes as an encoded text. Return other calls, and long texts, unchanged."""
     text = call.args[0]
     if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _MAX_HASHABLE_BYTES:
         return call
@@ -163,7 +163,7 @@ def _decode_latin1(call: Obj) -> Value:
 
 
 def _decode_numpy_scalar(call: Obj) -> Value:
-    """Return the number or text equal to a scalar of numpy; the call itself for another type."""
+    """Return the number or text that a numpy scalar equals; the call itself for other types."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
     raw = _get_spelled_value(data)
     if type(raw) is not bytes:
@@ -174,7 +174,7 @@ def _decode_numpy_scalar(call: Obj) -> Value:
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
-    """Return True if a call creates an unknown value that may equal a text, so the key may equal another key."""
+    """Return True if a call creates a key of unknown value, which may equal a text and so another key."""
     name, args = _get_python_name(key.cls), key.args
     if name == _RECONSTRUCTOR and len(args) > 1 and _get_python_name(args[1]) == "builtins.object":
         return False
@@ -188,7 +188,7 @@ def _get_python_name(name: Value) -> str:
 
 
 def _create_leaf_token(value: Value) -> bytes:
-    """Return the token of a value other than a container; a value that equals only itself (NaN) gets its id."""
+    """Return the token of a value that is not a container. The token of NaN has its id: NaN equals only itself."""
     if value is None:
         return b"N"
     if type(value) is float and value.is_integer():

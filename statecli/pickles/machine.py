@@ -77,7 +77,7 @@ def read_pickle(
 
 
 class Machine(MachineState):
-    """Machine that reads opcodes in bursts and compares the budgets after each burst."""
+    """Pickle reader that reads opcodes in bursts, and checks its budgets after each burst."""
 
     #: Handler of each of the 256 opcodes. A subclass that continues after an error replaces some handlers.
     handlers: tuple[Handler, ...] = HANDLERS
@@ -88,7 +88,7 @@ class Machine(MachineState):
         self.shapes = _Shapes(self.numbers)
 
     def run(self, start: int) -> None:
-        """Read from byte `start` to STOP; sets `root` and `end`."""
+        """Read the pickle from byte `start` to its STOP opcode; set `root` and `end`."""
         pos = start
         try:
             for _ in repeat(None, MAX_OPCODES * self.budget // BURST_OPCODES):
@@ -125,7 +125,7 @@ class Machine(MachineState):
             )
 
     def _run_burst(self, pos: int) -> int:
-        """Read up to `BURST_OPCODES` opcodes from byte `pos`, frequent ones without a handler; return the end."""
+        """Read up to `BURST_OPCODES` opcodes from byte `pos`, and return the byte after them."""
         data, stack, memo, sparse_memo, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:
@@ -186,7 +186,7 @@ class Machine(MachineState):
         return pos
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Read the record of a tensor that matches `_RECORD`; return False if it must be read opcode by opcode.
+        """Read a tensor record that matches `_RECORD`. Return False if it must be read opcode by opcode.
 
         This is so if a memo entry is out of order, or if the record reads a memo entry that it writes itself.
         """
@@ -220,7 +220,7 @@ class Machine(MachineState):
         return True
 
     def take_similar_records(self, pos: int) -> int:
-        """Read the entries from byte `pos` that make the same calls as the last record; return the byte after them.
+        """Read tensor records from byte `pos` that make the same calls as the last record; return the byte after them.
 
         Each entry counts as many opcodes as without this method.
         """
@@ -236,12 +236,12 @@ class Machine(MachineState):
         return pos
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:  # noqa: ARG002  # for machines that note calls
-        """Return True if `take_record` is all that a record with these calls needs."""
+        """Return True if tensor records with these calls may be read without calling `take_record` for each."""
         return True
 
 
 class _Numbers(dict[bytes, int]):
-    """Cache of the numbers in BININT1, BININT2, BININT, BINGET and LONG_BINGET."""
+    """Cache of the numbers in integer opcodes (BININT1, BININT2, BININT) and memo opcodes (BINGET, LONG_BINGET)."""
 
     def __missing__(self, raw: bytes) -> int:
         if len(self) >= _MAX_CACHE:
@@ -251,7 +251,7 @@ class _Numbers(dict[bytes, int]):
 
 
 class _Shapes(dict[bytes, tuple[int, ...]]):
-    """Cache of tuples of numbers by their opcodes: few models have more than dozens of shapes."""
+    """Cache of shapes and strides by their opcodes, because few models have more than dozens of shapes."""
 
     def __init__(self, numbers: _Numbers) -> None:
         super().__init__()

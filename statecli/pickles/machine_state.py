@@ -50,7 +50,7 @@ CALLABLE_TYPES = frozenset([Global, Obj])
 
 
 def is_enum_call(function: Value, args: Value) -> bool:
-    """Return True for a call that TorchScript writes for a member of an Enum, whose value replaces the arguments."""
+    """Return True for the call of a TorchScript Enum member, whose value stands in place of the tuple of arguments."""
     return (
         type(args) in (int, float, str) and type(function) is Global and f"{function.module}.".startswith("__torch__.")
     )
@@ -98,11 +98,11 @@ class MachineState:
 
     @property
     def opcodes(self) -> int:
-        """Number of opcodes read; a record of a tensor counts as a single opcode."""
+        """Number of opcodes read; a tensor record counts as one opcode."""
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
     def build_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for the opcode before byte `pos` that every loader rejects."""
+        """Return the error for a damaged pickle, which every loader rejects, at the opcode before byte `pos`."""
         return self.build_unsupported_error(pos, f"the pickle is damaged: {text}")
 
     def build_unsupported_error(self, pos: int, text: str) -> MalformedError:
@@ -112,7 +112,7 @@ class MachineState:
     def build_truncated_error(
         self, text: str = "the pickle ends before its STOP instruction", needed_bytes: int = 0
     ) -> TruncatedPickle:
-        """Return the error for truncated bytes; `needed_bytes` if the pickle states how many there must be."""
+        """Return the error for a truncated pickle; `needed_bytes` is the length that the pickle states (else 0)."""
         message = f"{self.label} is truncated: {text} (byte {len(self.data)})"
         error = TruncatedPickle(f"{message}; copy or download the file again")
         error.needed_bytes = needed_bytes
@@ -123,12 +123,12 @@ class MachineState:
         return OverBudget(str(self.build_unsupported_error(pos, text)))
 
     def build_misframed_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for opcodes before byte `pos` that violate their frame."""
+        """Return the error for opcodes before byte `pos` that violate the limits of their frame."""
         why = f"the pickle is damaged or edited: {text}; Python's pickle never writes this"
         return self.build_unsupported_error(pos, why)
 
     def end_frame(self, pos: int) -> int:
-        """Leave the open frame, which must end at byte `pos`; return the end of the frame now open."""
+        """Leave the open frame, which must end at byte `pos`, and return NO_FRAME."""
         if pos != self.frame_end:
             raise self.build_misframed_error(
                 pos, f"an instruction runs past the end of its block (frame) at byte {self.frame_end}"
@@ -178,13 +178,13 @@ class MachineState:
         return self.sparse_memo[index]
 
     def pop_mark(self) -> list[Value]:
-        """Return the values above the last mark; the stack below becomes the stack."""
+        """Return the values above the last mark, and restore the stack below the mark."""
         items = self.stack
         self.stack = self.metastack.pop()
         return items
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Return the Global of this name, the same object for each mention."""
+        """Return the Global of this name; each mention of a name gets the same object."""
         if type(module) is not str or type(name) is not str:
             if not {type(module), type(name)}.isdisjoint((Global, Obj, Persistent)):
                 message = (
@@ -205,7 +205,7 @@ class MachineState:
         return interned
 
     def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
-        """Return the inert result of calling `function`."""
+        """Return a node for the result of calling `function`; nothing is called."""
         if is_enum_call(function, args):
             args, how = (args,), "enum"
         if type(args) is not tuple:
@@ -245,7 +245,7 @@ class MachineState:
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
-        """Set items of a dict (SETITEMS); `flat` is key, value, key, value…"""
+        """Set items of a dict (SETITEMS). `flat` alternates keys and values."""
         if type(target) is Obj:
             if target.items is None:
                 target.items = {}
@@ -310,7 +310,7 @@ class MachineState:
         return int(line)
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
-        """Return the integer of INT, read by the C unpickler with `strtol`: octal with a leading 0."""
+        """Return the integer that INT spells, parsed like `strtol` in the C unpickler: a leading 0 means octal."""
         return int(line, 8) if _OCTAL.fullmatch(line) else self.parse_decimal(line, pos)
 
     def parse_float(self, line: bytes, pos: int) -> float:
@@ -326,7 +326,7 @@ class MachineState:
 
 
 def _count_values(value: Value) -> int:
-    """Return the number of values in a container, or in the chain of containers from which a call is filled."""
+    """Return the number of values in a container, or in the chain of containers that fill the result of a call."""
     size = 0
     for _ in range(MAX_NESTED_COPIES):
         if type(value) is not Obj:

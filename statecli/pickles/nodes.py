@@ -16,14 +16,14 @@ Value = Any  # any value in a graph: the classes below, and None, bool, int, flo
 
 
 class _Node(msgspec.Struct, eq=False):
-    """A part of the graph. Its repr does not show the parts below, because they can be exponentially many."""
+    """Node of a pickle's graph. Its repr does not show child nodes, because these can be exponentially many."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
 
 
 class Global(_Node):
-    """A name that the pickle would import, and the byte of its first mention. A pickle has one object per name."""
+    """Name that the pickle would import, with the byte of its first mention. A pickle has one object for each name."""
 
     module: str
     name: str
@@ -79,7 +79,7 @@ class Key(_Node, eq=False):
 
 
 class Build(NamedTuple):
-    """BUILD of a pickle: an object, and the state that its `__setstate__` takes."""
+    """Object and the state that the opcode BUILD sets on it (the argument of `__setstate__`)."""
 
     target: Value
     state: Value

@@ -1,4 +1,4 @@
-"""Read numpy's number types in a pickle: a call `numpy.dtype('f4', False, True)`, and a state with the byte order."""
+"""Read the number types of numpy in a pickle: calls of `numpy.dtype`, and states with the byte order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_number_type(node: Value) -> NumberType | None:
 
 
 def read_number(dtype: Value, data: bytes) -> Value:
-    """Return the number in the bytes of a scalar; None if the type is unknown or of another size."""
+    """Return the number in the bytes of a scalar; None if the type is unknown or the size differs."""
     number = read_number_type(dtype)
     if number is None or number.code not in _STRUCT_CODES:
         return None
@@ -51,14 +51,14 @@ def read_number(dtype: Value, data: bytes) -> Value:
 
 
 def is_number_or_date(dtype: Value) -> bool:
-    """Return True if the node creates numpy's type of a number or date: such values never equal a text."""
+    """Return True for numpy's dtype of numbers or dates, whose values never equal a text."""
     is_type = type(dtype) is Obj and type(dtype.cls) is Global and dtype.cls.qualified == "numpy.dtype"
     code = dtype.args[0] if is_type and dtype.args else None
     return type(code) is str and _NUMBER_OR_DATE.fullmatch(code) is not None
 
 
 def read_text(dtype: Value, data: bytes) -> str | None:
-    """Return the text in the bytes of a scalar; None if `dtype` is not numpy's type for a text of this length."""
+    """Return the text in the bytes of a scalar; None if `dtype` is not a text dtype of this length."""
     if type(dtype) is not Obj or type(dtype.cls) is not Global or dtype.cls.qualified != "numpy.dtype":
         return None
     code, state = dtype.args[0] if dtype.args else None, dtype.state

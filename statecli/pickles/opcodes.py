@@ -1,4 +1,4 @@
-"""Handlers of the opcodes in the `pickletools` module, protocols 0 to 5.
+"""Handlers of the pickle opcodes of protocols 0 to 5 (see the standard module `pickletools`).
 
 Each handler takes the byte after the opcode and returns the byte after its argument. `Machine._run_burst` does the most
 frequent opcodes itself, so they have no handler here.

@@ -1,4 +1,4 @@
-"""Allow-list of Python names that a checkpoint may mention without running code of its own.
+"""Allow-list of Python names that torch's restricted unpickler admits in a checkpoint.
 
 The list comes from `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py, torch 2.13): an allow-list,
 because every deny-list of known attacks has been bypassed. A test compares the list with the installed torch.
@@ -89,7 +89,7 @@ def list_allowed_names() -> frozenset[str]:
 
 
 def find_foreign_names(names: list[str]) -> list[str]:
-    """Return the names not on the list. Python 2's `__builtin__` counts as Python 3's."""
+    """Return the names that are not on the allow-list. Python 2's `__builtin__` counts as `builtins`."""
     return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in list_allowed_names()]
 
 
@@ -112,7 +112,7 @@ def is_storage_class(name: str) -> bool:
 
 
 def find_admitting_module(name: str) -> str | None:
-    """Return the module of torch whose import adds the name to the list of `torch.load`; None if no module does."""
+    """Return the module of torch whose import makes `torch.load` admit the name; None if no module does."""
     if name in _ADDED_BY_DTENSOR:
         return "torch.distributed.tensor"
     return "torch._dynamo" if name in _ADDED_BY_DYNAMO else None
