@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class StateError(Exception):
     """Error with a message of one line: the file and tensor, the problem, and how to fix the problem.
 
-    `rule` is the rule of `audit` that reports this error, if any, and `help` the fix suggested by the rule. `choices`
+    `rule` is the rule of `audit` that reports this error, or None; `help` is the fix that the rule suggests. `choices`
     are words to type, mentioned at the end of the message; on the command line each has its own line. `advice` follows
     the choices.
     """
@@ -64,7 +64,7 @@ class StateError(Exception):
 
     @property
     def message(self) -> str:
-        """The message without the choices and the advice, for use in another error; `option` marks the options."""
+        """The message without choices and advice, for use in another error. Its options are marked (see `option`)."""
         return super().__str__()
 
     def describe(self) -> str:

@@ -181,7 +181,7 @@ def _describe_scaled(source: _Source) -> _Facts:
 
 
 def _find_target_dtype(text: Scalar) -> str | None:
-    """Return the type of the codes in the JSON text that torchao writes for a weight (`int4` in bytes); else None."""
+    """Return the type of the codes from torchao's JSON text for a weight (`int4` for codes in bytes); else None."""
     if not isinstance(text, str) or "target_dtype" not in text:
         return None
     try:

@@ -36,7 +36,7 @@ REGISTERED_KINDS = (Kind.PARAMETER, Kind.BUFFER)
 
 
 class NoteKind(Enum):
-    """Kind of a tensor's note on which commands act; all other notes are only shown."""
+    """Kind of a note on a tensor that changes the behaviour of a command. All other notes are only shown."""
 
     #: torchmetrics keeps the tensor in a plain attribute, and moves it by its own code.
     METRIC_STATE = "metric-state"
@@ -51,7 +51,7 @@ class NoteKind(Enum):
 
 
 class Evidence(str, Enum):
-    """Source of a tensor's `Kind`, strongest first."""
+    """How statecli knows a tensor's `Kind`; the strongest evidence comes first."""
 
     REGISTERED = "registered"
     TYPE = "type"
@@ -98,14 +98,14 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def place(self) -> Place | None:
-        """Bytes of the storage in its file (packed, if packing is used); None if no single file holds the storage."""
+        """Bytes of a file that hold the storage (in packed form, if packed); None if no single file holds it."""
         if not self.path or self.boxes is not None:
             return None
         return Place(self.path, self.offset, self.length if self.packing is None else self.packing.length)
 
 
 class Boxes(msgspec.Struct, frozen=True, gc=False):
-    """A storage assembled from pieces: a C-contiguous array of `shape`, with elements of `itemsize` bytes.
+    """Storage assembled from boxes: a C-contiguous array of `shape`, with elements of `itemsize` bytes.
 
     Together the boxes hold each element exactly once.
     """
@@ -116,7 +116,7 @@ class Boxes(msgspec.Struct, frozen=True, gc=False):
 
 
 class Box(msgspec.Struct, frozen=True, gc=False):
-    """A box of an array: the elements from index `start`, with the extent `data.shape`."""
+    """Part of an array in the shape of a box: it begins at index `start` and has the shape `data.shape`."""
 
     start: tuple[int, ...]
     data: TensorData
@@ -192,7 +192,7 @@ SAMPLE_INPUT_NOTE = "a sample input stored in the model, not part of its state"
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor under one name.
+    """Facts about one tensor under one of its names.
 
     `shape` is in elements, None for a lazy parameter without a shape; `nbytes` is `elements` times the element size, in
     bytes, independent of the size of the storage (for a sparse tensor: indices and values). `storage` identifies the
@@ -247,7 +247,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_input: bool = False
     #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
-    #: Kind of the note, if commands act on it.
+    #: Kind of a note that changes the behaviour of a command; None for other notes.
     note_kind: NoteKind | None = None
 
     @property
@@ -261,7 +261,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def ranges(self) -> list[ByteRange]:
-        """All byte ranges with data of the tensor."""
+        """All byte ranges that contain data of the tensor."""
         data = self.data
         # Fast path: nearly every tensor is a single view of a single range, and 300,000 tensors are asked several
         # times.
@@ -292,7 +292,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):
-    """Something unusual but readable, recorded by a reader and judged by rules.
+    """Unusual but readable fact about a target, recorded by a reader and judged by rules.
 
     `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name. `place` is
     unset if the oddity concerns no bytes, and `origin` if it concerns no source line.
@@ -306,7 +306,7 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> OddityKind | None:
-        """Kind on which commands act; None if the oddity is only shown."""
+        """Kind of the oddity, if commands act on it; None if the oddity is only shown."""
         return _KINDS.get(self.name)
 
 
@@ -335,7 +335,7 @@ class OptimizerFacts(msgspec.Struct, frozen=True):
 
 
 class StateDict(msgspec.Struct, frozen=True):
-    """Facts about a section of a pickle, used by `load_state_dict` besides the tensors.
+    """Facts about the state_dict in a section, other than its tensors, that `load_state_dict` uses.
 
     `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
     the keys of values other than tensors, `holders` the keys among `others` of values that may contain tensors.
@@ -352,7 +352,7 @@ class StateDict(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Values recorded by a source besides its tensors (`__metadata__`, epoch, lr), by dotted path.
+    """Values that a checkpoint records besides its tensors (`__metadata__`, epoch, lr), by dotted path.
 
     `types` holds the key types of each path that is ambiguous as text: one letter per character, and a dot between two
     keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is
@@ -391,12 +391,12 @@ class ModelState(msgspec.Struct, frozen=True):
         return frozenset(oddity.fqn for oddity in self.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
     def find_state_dict(self, section: str) -> StateDict:
-        """Return the facts about the state_dict of a section; without details if the format records none."""
+        """Return the facts about the state_dict of a section; only the section's name if the format records none."""
         return next((item for item in self.state_dicts if item.section == section), StateDict(section))
 
     @property
     def whole_modules(self) -> tuple[str, ...]:
-        """Sections of modules pickled whole, with more than their state_dict."""
+        """Sections whose module was pickled whole, so that they contain more than a state_dict."""
         return tuple(
             state_dict.section
             for state_dict in self.state_dicts
@@ -456,9 +456,9 @@ class ScannedPickle(msgspec.Struct, frozen=True):
         hidden: No reader of tensors looks for a pickle here.
         exact: The bytes are in the file uncompressed, and a name's position counts from `place.offset`.
         unread: Why the pickle, or the record in `where`, could not be read to the end.
-        doer: Subject of `names` for code outside a pickle: "loading it", or "its code" if run by calls only.
+        doer: Subject of `names` for code outside a pickle, such as "loading the file" or "the code of the file".
         by_torch_load: `torch.load(path)` unpickles the pickle.
-        protocol: Declared pickle protocol, 0 if none.
+        protocol: Declared pickle protocol; 0 if the pickle declares none.
         bombs: Calls that take more memory or time to load than the file's size explains.
         hazards: Plain data by which loaders do harm.
         uses_storages: The pickle names storages of the file, and may pass their bytes to its calls.

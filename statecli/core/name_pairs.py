@@ -1,4 +1,4 @@
-"""Pair the names of two sides: equal names, and names that differ only by the prefix of a wrapper."""
+"""Pair the names of two checkpoints or models: equal names, and names that differ only by a wrapper's prefix."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _match_cores(
 
 
 def _index_unique(cores: list[str]) -> dict[str, int | None]:
-    """Return the position of each core (name without prefixes); None for a repeated core."""
+    """Return the position of each name without its prefixes (core); None for a core that occurs several times."""
     at: dict[str, int | None] = {}
     for n, core in enumerate(cores):
         at[core] = None if core in at else n
@@ -93,7 +93,7 @@ def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _find_stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
-    """Return the parts of each name that the other name lacks, such as `module._orig_mod.` and ``."""
+    """Return the parts that only the first and only the second name has, such as `module._orig_mod.` and ""."""
     if before.endswith(core) and after.endswith(core):
         return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])
     return _compare_parts(before, after)
@@ -110,7 +110,7 @@ def _join_parts(parts: Iterable[str]) -> str:
 
 
 def _find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """Return the prefix of all names, such as `module.`, without which a name is registered; "" if there is none."""
+    """Return the shortest common prefix of all names whose removal leaves a registered name; "" if there is none."""
     prefix = ""
     for _ in range(MAX_PREFIX_PARTS):
         if not names or any(name[len(prefix) :] in registered for name in names):

@@ -27,5 +27,5 @@ def make_natural_key(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _make_key_of_beginning(text: str) -> str:
-    """Return the key of the part of a name that many names of a layer share."""
+    """Return the sort key of the beginning of a name, cached because many names of a layer share it."""
     return _NUMBER.sub(lambda match: f"{min(len(match[1]), _MAX_COUNTED_DIGITS):c}{match[1]}", text)

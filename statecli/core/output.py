@@ -1,4 +1,4 @@
-"""The output formats by name (`render` has a module for each), their colours, and the orders of their rows."""
+"""Output formats by name, colours, and the orders of rows. `render` has a module for each format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Output(str, Enum):
-    """The values of `-f`."""
+    """Output formats: the values of `-f`."""
 
     TABLE = "table"
     PLAIN = "plain"

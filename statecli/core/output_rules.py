@@ -1,4 +1,4 @@
-"""Rules of the notes that an output adds to the findings of a command."""
+"""Rules of the notes that a report adds to a command's findings, such as files that were not checked."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ, SKIPPED)
 
 
 def choose_case(entries: Iterable[NotChecked]) -> str | None:
-    """Return the name of the case of NOT_CHECKED that fits these entries; None if none of its cases does."""
+    """Return the name of the case of the rule NOT_CHECKED that fits these entries; None if no case fits."""
     return "tensors" if has_unread_tensors(entries) else None

@@ -91,7 +91,7 @@ def list_model_sections(state: ModelState) -> list[str]:
 
 
 def classify_tensors(state: ModelState) -> ModelState:
-    """Return the state after deciding the kind, by the best evidence, of each entry whose kind was only assumed."""
+    """Return the state after deciding the kind of each entry whose kind was only assumed, by the best evidence."""
     tensors = list(state.tensors)
     parameter, assumed = Kind.PARAMETER, Evidence.ASSUMED
     unclassified = [
@@ -124,7 +124,7 @@ def classify_tensors(state: ModelState) -> ModelState:
 
 
 def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str], Kind]:
-    """Return how libraries register the tensors of quantized weights (as parameter or buffer), by section and name.
+    """Return how libraries register the tensors of quantized weights: parameter or buffer, by section and name.
 
     bitsandbytes registers the codes as a parameter and saves the rest with the state_dict; gptqmodel and autoawq
     register buffers; compressed-tensors, transformers and torchao register parameters.
@@ -144,7 +144,7 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
 
 
 def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the rows with untrainable dtypes (integers, bool) or names of buffers, and the vectors of spectral_norm.
+    """Return the positions of tensors that are buffers by dtype (integers, bool), by name or as spectral_norm vectors.
 
     The vectors of spectral_norm stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
     """
@@ -192,7 +192,7 @@ MAX_GROUP_ENTRY_PAIRS = 20_000_000
 def _find_all_trained(
     state: ModelState, candidates: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
 ) -> set[int]:
-    """Return the rows trained by an optimizer of the state.
+    """Return the positions of the tensors that an optimizer of the state trains.
 
     An optimizer is matched to a single model, and to the model's copies (EMA, AveragedModel's `module.`), by name and
     shape. No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer:
@@ -230,7 +230,7 @@ def _find_all_trained(
 
 
 def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
-    """Return a list of one optimizer, merged from all optimizers; [] for a single optimizer or too many.
+    """Return one optimizer merged from all optimizers, in a list; [] if there is only one, or too many.
 
     The merged optimizer counts only if it trains a whole model: each part may train too little to be matched alone.
     """
@@ -291,7 +291,7 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the rows that the optimizer certainly trains; empty if undecidable.
+    """Return the positions of the tensors that the optimizer certainly trains; empty if this cannot be decided.
 
     If the optimizer saved names, all names must be in the file. Otherwise shapes decide: the optimizer's ids follow the
     order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the leftmost
@@ -336,7 +336,7 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
 
 
 def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> bool:
-    """Return True if the moments of the optimizer have the shapes of some of the rows, in the order of the rows.
+    """Return True if the shapes of the optimizer's moments fit some of the tensors in `rows`, in their order.
 
     If the optimizer saved names, shapes must also fit by name, although its `load_state_dict` matches by order alone.
     """
@@ -359,7 +359,7 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
 
 
 def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the rows that the optimizer trains, by the counts of shapes, because safetensors loses the order.
+    """Return the trained positions by the number of tensors of each shape, because safetensors loses the order.
 
     All rows of a shape are returned if the optimizer trains as many tensors of that shape as there are. All rows are
     returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
@@ -385,7 +385,7 @@ def _strip_wrappers(fqn: str) -> str:
 
 
 def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the rows that `parameters()` yields, and for each row the other rows tied to it.
+    """Return the rows that `parameters()` yields, and the further rows that are tied to each of them.
 
     `parameters()` yields a tied tensor once, under its first name.
     """
@@ -408,7 +408,7 @@ def _has_shapes(claimed_shapes: Sequence[Shape], row_shapes: Sequence[Shape]) ->
 
 
 def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
-    """Return the leftmost and the rightmost positions for the group's ids; None if the ids do not fit."""
+    """Return the leftmost and the rightmost positions at which the group's shapes fit in order; None if they do not."""
     leftmost = _find_subsequence(group.shapes, shapes)
     rightmost = _find_subsequence(group.shapes[::-1], shapes[::-1])
     if leftmost is None or rightmost is None:
@@ -452,7 +452,7 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
 
 
 def match_optimizer_entries(state: ModelState) -> dict[tuple[str, str], str]:
-    """Return the parameter of each unnamed optimizer tensor, by section and name, if order and shapes decide.
+    """Return the parameter's name for each unnamed optimizer tensor, by section and name, if order and shapes decide.
 
     An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. Empty for formats
     that sort their tensors, and for several models or optimizers.

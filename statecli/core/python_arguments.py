@@ -1,4 +1,4 @@
-"""Arguments of the running function of the Python API: messages in its result name them instead of options."""
+"""Arguments of the running Python API function, which messages name instead of command-line options."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ModelClass(NamedTuple):
 
 
 class ModelFactory(NamedTuple):
-    """Public function of a file that needs no arguments and returns a model, and the names called in its body."""
+    """Public function of a file that needs no arguments and returns a model. `calls`: names called in its body."""
 
     name: str
     calls: frozenset[str]
@@ -131,7 +131,7 @@ def takes_object(name: str, annotation: str) -> bool:
 
 
 def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str | None:
-    """Return code of an example object, if an argument takes any module or a known base class; else None.
+    """Return the code of an example object if the argument takes any module or a known base class; else None.
 
     `names`: all arguments of the function.
     """
@@ -148,7 +148,7 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
 
 
 def list_classes(path: str) -> Iterator[str]:
-    """Yield the name of each class of a file with a base class: this may be a module of another file."""
+    """Yield the name of each class of a file with a base class, which may be a module class of another file."""
     yield from (node.name for node in _parse(path) if isinstance(node, ast.ClassDef) and node.bases)
 
 
@@ -205,7 +205,7 @@ def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
 
 
 def _list_module_names(classes: Mapping[str, ast.ClassDef]) -> list[str]:
-    """Return the classes that derive from a module class: of the file, of torch.nn, or with a name like `...Model`."""
+    """Return the classes that derive from a module class: one of the file, of torch.nn, or named like `...Model`."""
     modules: list[str] = []
     for name, node in classes.items():
         bases = [write_code(base) for base in node.bases]
@@ -221,7 +221,7 @@ def _is_module(base: str) -> bool:
 
 
 class _ReturnedModels(NamedTuple):
-    """Finds the functions of a file that return a model, by the expressions in their `return` statements."""
+    """Finder of the functions of a file that return a model, by the expressions in their `return` statements."""
 
     functions: Mapping[str, ast.FunctionDef]
     classes: Mapping[str, ast.ClassDef]
@@ -268,7 +268,7 @@ def _format_annotation(argument: ast.arg) -> str:
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class of the file whose instance an argument of `owner`'s constructor takes; else None.
+    """Return the class in the file of which `argument` of `owner`'s constructor takes an instance; else None.
 
     The class is the annotation, or the only configuration with the fields that the code reads from the argument.
     """
@@ -297,7 +297,7 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
 
 
 class _CallWriter:
-    """Writes the call of a class with its required arguments, and notes the classes of the call.
+    """Writer of the code that calls a class with its required arguments. It notes the classes of the call.
 
     `takes_object`: an argument of the call is an object whose class is not in the file.
     """

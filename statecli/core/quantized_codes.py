@@ -1,4 +1,4 @@
-"""Test whether a checkpoint may have quantized weights. Most have none, and import no further module about them."""
+"""Test whether a checkpoint may have quantized weights. If not, no other module about them is imported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ CODE_DTYPES = frozenset(["uint8", "int32", "int8", "float8_e4m3fn", "float8_e4m3
 
 
 def may_be_quantized(tensors: Collection[TensorInfo]) -> bool:
-    """Return False if no tensor has a dtype of codes, or a `quant_map` (bitsandbytes with codes of another dtype)."""
+    """Return True if a tensor has a dtype of quantized codes, or is the `quant_map` of bitsandbytes."""
     has_codes = not CODE_DTYPES.isdisjoint({tensor.dtype for tensor in tensors})
     return has_codes or bool([tensor for tensor in tensors if tensor.fqn.endswith(".quant_map")])

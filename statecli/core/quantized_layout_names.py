@@ -1,4 +1,4 @@
-"""Names of the layouts of quantized weights, without their tensors, because documents need only the names."""
+"""Names of the layouts of quantized weights. Documents need only the names, not the tensors of each layout."""
 
 from __future__ import annotations
 

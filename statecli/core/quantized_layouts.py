@@ -1,4 +1,4 @@
-"""Layouts of quantized weights: the last names of the tensors that together store a weight, and their roles.
+"""Layouts of quantized weights: the tensors that together store a weight, by their last names and roles.
 
 layout              tensors of one weight [out, in]
 scaled              weight, weight_scale_inv (DeepSeek-V3) | weight_scale (compressed-tensors) | SCB, weight_format
@@ -50,7 +50,7 @@ class QuantizedPart(str, Enum):
 
 
 class LayoutNames(NamedTuple):
-    """Ends of the names of a layout's tensors; those in `optional` may be missing. `owner` ends the weight's name."""
+    """Last names of a layout's tensors. Those in `optional` may be missing; `owner` is the last name of the weight."""
 
     layout: QuantizedLayout
     required: Mapping[str, QuantizedPart]
@@ -62,7 +62,7 @@ class LayoutNames(NamedTuple):
 
     @property
     def codes(self) -> str:
-        """Last name of the codes."""
+        """Last name of the tensor with the codes."""
         return next(name for name, part in self.required.items() if part is QuantizedPart.CODES)
 
 

@@ -25,7 +25,7 @@ from statecli.core.quantized_layouts import (
 
 
 class QuantizedWeight(NamedTuple):
-    """A weight stored as codes: `fqn` is the name of the weight before its quantization.
+    """Weight stored as quantized codes. `fqn` is its name before quantization.
 
     Attributes:
         divisor: Divisor of the scales.
@@ -44,12 +44,12 @@ class QuantizedWeight(NamedTuple):
 
     @property
     def codes(self) -> TensorInfo:
-        """The tensor of the codes."""
+        """The tensor with the codes."""
         return self.parts[QuantizedPart.CODES]
 
 
 class LostCodes(NamedTuple):
-    """The scales of a weight whose codes are missing.
+    """Scales of a quantized weight whose codes are missing.
 
     Attributes:
         codes: Full name of the missing tensor.
@@ -107,7 +107,7 @@ def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeig
 
 
 def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
-    """Return the scales in all sections whose codes are missing, if other weights of the section have both."""
+    """Return the scales whose codes are missing, in sections that have complete weights of the same layout."""
     lost_codes: list[LostCodes] = []
     for rows in _group_by_section(tensors).values():
         modules = _group_by_module(rows)
@@ -148,7 +148,7 @@ def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInf
 
 
 class _WholeWeights:
-    """The complete weights of a section, with all tensors of their layout: other weights are compared with these."""
+    """Complete quantized weights of a section, with which incomplete weights are compared."""
 
     def __init__(
         self, modules: Mapping[str, Mapping[str, TensorInfo]], layouts: Mapping[str, LayoutNames | None]
@@ -173,7 +173,7 @@ class _WholeWeights:
     def has_sibling(
         self, module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int
     ) -> bool:
-        """Return True if a whole weight in the same block has this layout, or at least half of all weights have it."""
+        """Return True if a complete weight of this layout is in the block, or if half or more of all are complete."""
         dtype = tensors_by_name[names.codes].dtype
         is_same_block = (id(names), dtype, _name_group(module)) in self._groups
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
@@ -189,7 +189,7 @@ class _WholeWeights:
 
 
 def _name_group(module: str) -> str:
-    """Return the name of the block of a module, the same in each layer: `layers.*.mlp` of `layers.3.mlp.up_proj`."""
+    """Return the name of a module's block, with `*` for numbers: `layers.*.mlp` for `layers.3.mlp.up_proj`."""
     return _INDEX.sub("*", module.rpartition(".")[0])
 
 
@@ -200,7 +200,7 @@ def _may_be_plain_float8(tensors_by_name: Mapping[str, TensorInfo], names: Layou
 
 
 def split_codes(row: TensorInfo) -> QuantizedWeight | None:
-    """Return the quantized weight in one row: a tensor subclass of torchao, with inner tensors as parts."""
+    """Return the quantized weight of one tensor subclass of torchao, from its inner tensors; None for other tensors."""
     if not row.parts:
         return None
     parts = {
@@ -231,7 +231,7 @@ def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorIn
 
 
 def _split_name(fqn: str) -> tuple[str, str]:
-    """Return the module and the last name, which begins at `weight.` if the name has that component.
+    """Split a name into its module and its last name, which is `weight.…` if the name has a component `weight`.
 
     `experts.down_proj_blocks` is `_blocks` of `experts.down_proj`.
     """
@@ -247,7 +247,7 @@ def _split_name(fqn: str) -> tuple[str, str]:
 
 
 def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | None:
-    """Return the layout whose tensors the module has, all of them and in possible shapes; else None."""
+    """Return the layout that fits the tensors of a module: all required tensors, in possible shapes; else None."""
     for names in LAYOUTS:
         parts = _take_parts(names, tensors_by_name) if tensors_by_name.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
@@ -308,7 +308,7 @@ def _has_layout(layout: QuantizedLayout, parts: Mapping[QuantizedPart, TensorInf
 
 
 def _choose_incomplete(tensors_by_name: Mapping[str, TensorInfo], whole_weights: _WholeWeights) -> LayoutNames | None:
-    """Return the layout of codes that lack tensors, or whose tensors do not fit; None for a plain weight.
+    """Return the layout of codes whose weight lacks tensors or has misfitting tensors; None for a plain weight.
 
     A tensor called `weight` is codes if other tensors of the layout belong to the tensor, or if the dtype is an integer
     or float8 and whole weights have the layout.

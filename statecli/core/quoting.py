@@ -17,7 +17,7 @@ _FIRST_VERB = compile_on_use(
 
 
 def name(text: str) -> str:
-    """Return the name, with escapes for line breaks and control characters; two quotes for an empty name."""
+    """Return a name with escapes for line breaks and control characters; two quotes for an empty name."""
     if not text:
         return "''"
     text = _truncate(text)
@@ -25,7 +25,7 @@ def name(text: str) -> str:
 
 
 def append_reason(noun: str, reason: object) -> str:
-    """Return the subject and the reason: `x.json is empty`, but `x.json: the connection was cut`."""
+    """Return the noun and the reason: `x.json is empty`, or `x.json: …` if the reason does not begin with a verb."""
     return f"{noun} {reason}" if starts_with_verb(str(reason)) else f"{noun}: {reason}"
 
 
@@ -48,7 +48,7 @@ def quote_for_shell(word: str) -> str:
 
 
 def names(texts: Sequence[str]) -> str:
-    """Return the first four names, and the number of the rest."""
+    """Return the first four of the names, and the number of the others: `a, b, c, d, and 3 more`."""
     count_text = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
     return ", ".join(map(name, texts[:4])) + count_text
 

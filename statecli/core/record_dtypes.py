@@ -13,7 +13,7 @@ MAX_CHARACTERS = 100
 
 
 class RecordField(NamedTuple):
-    """A field of a record: its name as a Python literal, its type in the notation of `dtype.descr`, and its bytes."""
+    """Field of a record: name (a Python literal), type (as in `dtype.descr`), offset and size in bytes."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ def format_fields(fields: Iterable[RecordField], size: int) -> str:
 
 
 def format_code(code: str) -> str:
-    """Format a type code (`<f4`, `f4`, `=f4`) as `dtype.descr` does: with the byte order, `|` for bytes of no order."""
+    """Format a type code (`<f4`, `f4`, `=f4`) as in `dtype.descr`: with a byte order, or `|` if the type has none."""
     order, type_code = (code[0], code[1:]) if code[0] in "<>|=" else ("<", code)
     type_code = {"?": "b1", "a": "S"}.get(type_code[0], type_code[0]) + type_code[1:]
     return repr(f"{'|' if type_code[0] in 'SVO' or type_code[1:] == '1' else '>' if order == '>' else '<'}{type_code}")

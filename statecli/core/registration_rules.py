@@ -76,7 +76,7 @@ def build_wording(tensor: TensorInfo, consequence: Consequence) -> Wording:
 
 
 def choose_rule(tensor: TensorInfo) -> Rule:
-    """Return the rule that reports an unregistered tensor: that for modules, for parameters, or for any tensor."""
+    """Return the rule that reports an unregistered tensor: the rule for modules, for parameters or for other cases."""
     if tensor.within is not None:
         return UNREGISTERED_MODULE
     return UNREGISTERED_PARAMETER if is_trainable(tensor) else UNREGISTERED_TENSOR

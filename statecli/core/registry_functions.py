@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Registry(NamedTuple):
-    """The module of a registry, and its functions that build a model by name and list the names."""
+    """Module of a library, its function that builds a model by name, and its function that lists the names."""
 
     module: str
     build: str
@@ -20,6 +20,6 @@ REGISTRIES = {
 
 
 def find_function(module: str, name: str) -> Registry | None:
-    """Return the registry of a package that builds the named model; None for a function of the registry itself."""
+    """Return the registry that builds the named model; None for its own functions and for other modules."""
     registry = REGISTRIES.get(module)
     return registry if registry is not None and name not in (registry.build, registry.names) else None

@@ -18,18 +18,18 @@ class ResultViews:
     __slots__ = ()
 
     def __str__(self) -> str:
-        """The table that the command prints on a terminal, without colour, commands to type next and the exit status.
+        """Table as the command prints it, without colour, suggested commands and exit status.
 
-        Of a Lock, the lock file.
+        For a Lock, the text of the lock file.
         """
         return str(_import_views().format_text(self))
 
     def _repr_html_(self) -> str:
-        """The content of the page that `-f html` writes, without charts, for a notebook."""
+        """HTML of the page that `-f html` writes, without charts, for a notebook."""
         return str(_import_views().format_html(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of the command (`-f json`) as a dict; of a Lock, the lock file."""
+        """Return the JSON document of the command (`-f json`) as a dict; for a Lock, the lock file."""
         document: dict[str, Any] = _import_views().to_dict(self)
         return document
 

@@ -29,12 +29,12 @@ FORMER_NAMES: dict[str, str] = {
 
 
 def list_present_names(former: str) -> list[str]:
-    """Return the present names of the rules whose findings had the name `former` before."""
+    """Return the present names of the rules that were formerly reported as `former`."""
     return [present_name for present_name, name in FORMER_NAMES.items() if name == former]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One entry of the dictionary of findings.
+    """Kind of finding, with its explanation: an entry of `statecli rules`.
 
     Attributes:
         name: Name in findings, in the configuration and in `statecli rules NAME`.
@@ -87,7 +87,7 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` is that of its case, `configured` that of the configuration."""
+        """Return a finding of this rule. `severity` is from its case, `configured` from the configuration."""
         decided_severity = decide_severity(self.severity, severity, configured)
         text = message.message if isinstance(message, Wording) else message
         finding = Finding(self.name, decided_severity, text, target, fqn, help, section, origin, place, about, content)
@@ -95,7 +95,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rule]:
-    """Return the rule of this name, or each rule of the group; else the rules with this former name.
+    """Return the rule with this name, or all rules of this group; if there are none, rules with this former name.
 
     A name with both meanings stands for the rules that the command reports.
     """

@@ -1,4 +1,4 @@
-"""Scope of a run: things not checked and the configuration used. Every output of a report shows both."""
+"""Scope of a run: the things that were not checked, and the configuration. Every report shows both."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 def has_unread_tensors(entries: Iterable[NotChecked]) -> bool:
-    """Return True if some entries are tensors; skipped files are expected, unread tensors are not."""
+    """Return True if an entry is about tensors. Skipped files are expected, tensors that were not read are not."""
     return any(entry.what == "tensor" for entry in entries)
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """Configuration of a run: its file (None for the defaults) and the checks weakened by the file.
+    """Configuration of a run: its file (None for the defaults), and the checks that the file weakens.
 
     `disabled` are the rules switched off by the file, `weakened` its other entries that let more pass, a line each
     (`severity.unsafe-global = note`). `no_config`: the command line disables the configuration file. `plugins` are the

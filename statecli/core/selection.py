@@ -43,7 +43,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     @property
     def selects_by_tensor(self) -> bool:
-        """Return True if the selection needs more than a name, and so cannot select a setting."""
+        """Return True if the selection depends on kind, dtype or shape, which a setting does not have."""
         return bool(self.kind or self.dtype or self.shape)
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class Selection(msgspec.Struct, frozen=True):
         )
 
     def selects(self, tensor: TensorInfo, *, by_section: bool) -> bool:
-        """Return True if the tensor is selected. `by_section` as in `glob_names`."""
+        """Return True if the tensor is selected. `by_section`: see `glob_names`."""
         return (
             self.selects_kind(tensor.kind)
             and self.selects_layout(tensor)
@@ -128,7 +128,7 @@ def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str,
 
 
 def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
-    """Return True if a glob matches a whole name: `layers.{0..2}.*`.
+    """Return True if one of the globs, such as `layers.{0..2}.*`, matches a whole name.
 
     Brackets and braces also match themselves, because names contain them.
     """

@@ -19,13 +19,13 @@ _INT = compile_on_use("0|-?[1-9][0-9]*")
 
 
 def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings:
-    """Return the settings with the settings of a file next to the weights, below the file's name (without a dot)."""
+    """Return the settings plus those of a companion file, with the prefix `name.` (`name` has no dot)."""
     combined = join((settings, put_below(file_settings, f"{name}.")))
     return replace(combined, companion_names=settings.companion_names | {name})
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
-    """Return the settings with new prefixes: `renaming` maps a path to (old, new) prefix, or to None to drop it."""
+    """Return the settings with new path prefixes. `renaming` returns (old prefix, new prefix); None drops the path."""
     prefixes_by_key = {
         key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None
     }
@@ -47,17 +47,17 @@ def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]
 
 
 def put_below(settings: Settings, prefix: str) -> Settings:
-    """Return the settings with each path below the prefix, which ends with a dot or is empty."""
+    """Return the settings with a prefix before each path; the prefix ends with a dot or is empty."""
     return rename(settings, lambda _: ("", prefix))
 
 
 def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
-    """Return the settings without unwanted paths."""
+    """Return the settings for whose path `is_wanted` returns a true value."""
     return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
 
 
 def join(parts: Iterable[Settings]) -> Settings:
-    """Return all settings; where two have the same path, the later value counts."""
+    """Return all settings of the parts. If two have the same path, the later value counts."""
     values: dict[str, Scalar] = {}
     types: dict[str, str] = {}
     kinds: dict[str, str] = {}
@@ -72,12 +72,12 @@ def join(parts: Iterable[Settings]) -> Settings:
 
 
 def drop_same(settings: Settings, other: Settings) -> Settings:
-    """Return the settings that differ from those in `other` by value, type of key or container."""
+    """Return the settings that `other` does not have with the same value, key types and container types."""
     return select(settings, lambda key: not is_same_setting(key, settings, other))
 
 
 def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
-    """Return whether both have this path, with the same value, the same types of keys and the same containers."""
+    """Return True if the path has the same value, key types and container type in both settings."""
     if (key in side.values) is not (key in other.values):
         return False
     first, second = side.values.get(key), other.values.get(key)
@@ -86,7 +86,7 @@ def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
 
 
 def read(path: str) -> str:
-    """Return the apparent key types of a path, as in `Settings.types`."""
+    """Return the key types that a path seems to have, in the letters of `Settings.types`."""
     return ".".join(_choose_letter(step) * len(step) for step in path.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Decide the severity of a finding by the damage, in the same way in all commands."""
+"""Decide the severity of a finding from the damage that the problem causes, equally in all commands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def decide_severity(default: Severity, case: Severity | None, configured: Severi
 
 
 def find_worst_severity(severities: Iterable[Severity]) -> Severity:
-    """Return the highest of at least one severity."""
+    """Return the highest of the severities, of which there must be at least one."""
     return max(severities, key=lambda severity: severity.rank)
 
 
 class Effect(Enum):
-    """Effect of an unregistered tensor, or of one that does not move, as a check of `verify` measured it."""
+    """Effect of a tensor that is unregistered or does not move with its model, as measured by a check of `verify`."""
 
     LOSS = "loss"
     HARMLESS = "harmless"
@@ -37,7 +37,7 @@ def measure_effect(
     is_lost: Callable[[], bool] = lambda: False,
     is_harmless: Callable[[], bool] = lambda: False,
 ) -> Effect | None:
-    """Return the effect that changes the severity of an unregistered tensor or a tensor that does not move, else None.
+    """Return the measured effect of an unregistered or unmoved tensor, if it changes the severity; else None.
 
     Both functions measure, so they are called only if the severity depends on them: `is_lost` unless the tensor is an
     error without a measurement, `is_harmless` for a warning.

@@ -20,7 +20,7 @@ _NUMBER = compile_on_use(r"[0-9]")
 
 
 class CommonEnds(NamedTuple):
-    """Lengths of the prefix and the suffix, in whole parts of names, that all names of a list share."""
+    """Number of characters in the prefix and the suffix (whole parts of names) that all names of a list share."""
 
     start: int = 0
     end: int = 0
@@ -80,7 +80,7 @@ def _list_cuts(name: str, ends: CommonEnds) -> Iterator[tuple[int, int]]:
 
 
 def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
-    """Return the longest range of kept characters without a number; None if all are too short to be cut."""
+    """Return the longest range of kept characters without a digit; None if it is too short to cut."""
     masked_name = "".join(character if keep else "0" for character, keep in zip(name, keeps, strict=True))
     texts = [match.span() for match in _TEXT.finditer(masked_name)]
     start, end = max(texts, key=lambda span: span[1] - span[0], default=(0, 0))

@@ -17,7 +17,7 @@ from statecli.core.units import format_size, plural
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Sums over a kind of tensors. `tensors` counts names; `elements` and `bytes` count shared storage once."""
+    """Totals of several tensors. `tensors` counts names; `elements` and `bytes` count shared storage once."""
 
     tensors: int
     elements: int
@@ -25,7 +25,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def _sum_tensors(tensors: Sequence[TensorInfo]) -> Totals:
-    """Return the sums. No storage counts for more than its size; nearly all tensors have a storage of their own."""
+    """Return the totals of the tensors. A storage never counts for more bytes than its size."""
     rare = [tensor for tensor in tensors if tensor.tied_to or tensor.storage_bytes is not None]
     unshared = (
         [tensor for tensor in tensors if not tensor.tied_to and tensor.storage_bytes is None] if rare else tensors
@@ -66,7 +66,7 @@ def describe_size(tensors: Collection[TensorInfo]) -> str:
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
-    """Return totals for each of the four kinds of the JSON contract, and for `other` if any tensor has this kind.
+    """Return the totals of the four kinds of the JSON contract, and of `other` if there is such a tensor.
 
     Storage shared by tensors of two kinds counts for each kind.
     """

@@ -1,4 +1,4 @@
-"""Suggest words to type instead of a missing target, or of a target that is not a model class."""
+"""Suggest targets to type in place of a missing target, or of a target that is not a model class."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _Error = TypeVar("_Error", bound=StateError)
 
 
 class Suggestion(NamedTuple):
-    """A sentence, the targets to type that follow it, and advice on classes that need more than a target."""
+    """Suggestion for the user: a sentence, targets to type, and advice on classes that need more than a target."""
 
     text: str = ""
     choices: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def find_model_in_code(text: str) -> str | None:
 
 
 def _correct_punctuation(path: str) -> Suggestion | None:
-    """Suggest the target for `net.py::Net`, `torch-geometric:GCNConv` and `timm:resnet-50`; None for other texts."""
+    """Suggest `net.py:Net` for `net.py::Net`; likewise `torch-geometric:GCNConv`, `timm:resnet-50`; else None."""
     head, parenthesis, call = path.partition("(")
     module, colon, name = head.partition(":")
     module = module if module.endswith(".py") else module.replace("-", "_")
@@ -267,7 +267,7 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
 
 
 def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Suggestion:
-    """Suggest `net.py:Net(3)`, or how to build the class if it needs an object and `call` has no arguments."""
+    """Suggest `net.py:Net(3)`. If the class needs an object and `call` has no arguments, suggest how to build it."""
     if module.partition(".")[0] in _REGISTRIES and not call and name in _REGISTRY_FUNCTIONS:
         registry = module.partition(".")[0]
         return Suggestion(f"{name} does not build a model without a name; for a model, write {registry}:resnet18")
@@ -357,7 +357,7 @@ def _suggest_layer(name: str, call: str) -> Suggestion:
 
 
 def is_layer(name: str) -> bool:
-    """Return True for the name of a class of torch.nn that no file of the current folder defines."""
+    """Return True for the name of a torch.nn class, unless a Python file of the current folder defines this name."""
     return _find_layer(name) and not any(name in python_names.list_definitions(file) for file in _list_python_files(""))
 
 
@@ -390,7 +390,7 @@ def _list_names(path: str, module: str | None = None) -> Suggestion:
 
 
 class ModuleName(NamedTuple):
-    """A module of an installed package, and the rest of a name with dots."""
+    """Module of an installed package, and the rest of a dotted name after the module."""
 
     module: str
     attribute: str
@@ -404,7 +404,7 @@ def split_module_name(name: str) -> ModuleName | None:
 
 
 def split_loaded_class(name: str) -> ModuleName | None:
-    """Return transformers and `AutoModel.from_pretrained`, for a class without its module; None for other names."""
+    """Split `AutoModel.from_pretrained` (without a module) into transformers and the name; None for other names."""
     class_name, _, method = name.partition(".")
     if method not in ("from_pretrained", "from_config") or not _CLASS_NAME.fullmatch(class_name):
         return None
@@ -412,7 +412,7 @@ def split_loaded_class(name: str) -> ModuleName | None:
 
 
 def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | None:
-    """Return the package and the last part of the name of a module; None for other names.
+    """Split the name of a module into its package and its last part; None for other names.
 
     For the name of a package, return None too, unless a call shows that the last part is a function of the package.
     """
@@ -425,7 +425,7 @@ def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | No
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:
-    """Yield the specs of the module and of its submodules as found by Python; nothing is imported."""
+    """Yield Python's specs of a module and of its submodules, one for each part; nothing is imported."""
     from importlib.util import find_spec
 
     try:

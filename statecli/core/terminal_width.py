@@ -26,6 +26,6 @@ def get_terminal_width(descriptor: int) -> int:
 
 
 def get_requested_width() -> int:
-    """Return the columns requested by COLUMNS; 0 without a request."""
+    """Return the number of columns in the variable COLUMNS; 0 if it is unset or invalid."""
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

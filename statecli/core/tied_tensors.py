@@ -19,7 +19,7 @@ SAVE_TIES_AS_SAFETENSORS = (
 
 
 def fill_tied_to(state: ModelState) -> ModelState:
-    """Return the state with `tied_to` set to the names of the other rows with the same storage."""
+    """Return the state with `tied_to` set to the names of the other tensors with the same storage."""
     storages = [tensor.storage for tensor in state.tensors if tensor.storage is not None and tensor.nbytes]
     if len(set(storages)) == len(storages):
         return state
@@ -45,6 +45,6 @@ def fill_tied_to(state: ModelState) -> ModelState:
 
 
 def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
-    """Return the source line that tied the tensors: the last of their lines in the file of the first tensor."""
+    """Return the last of the tensors' source lines in the first tensor's file, because this line tied the tensors."""
     origins = [tensor.origin for tensor in tensors if tensor.origin is not None]
     return max((o for o in origins if o.file == origins[0].file), key=lambda origin: origin.line, default=None)

@@ -38,5 +38,5 @@ def has_too_many_marks(text: str) -> bool:
 
 
 def _begins_with_mark(character: str) -> bool:
-    """Return whether the decomposed character begins with a mark; U+0F73 and U+FF9E are not marks themselves."""
+    """Return whether a character decomposes to text that begins with a mark, such as U+0F73 and U+FF9E."""
     return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0

@@ -23,12 +23,12 @@ KIND_NOUNS = {
 
 
 def format_kind(tensor: TensorInfo) -> str:
-    """Return the kind, with a question mark if only assumed."""
+    """Return the kind of a tensor, with a question mark if the kind is only assumed."""
     return format_kind_with_evidence((tensor.kind, tensor.evidence))
 
 
 def format_kind_with_evidence(pair: tuple[Kind, Evidence]) -> str:
-    """Return the kind, with a question mark if only assumed."""
+    """Return the kind of a tensor, with a question mark if the kind is only assumed."""
     kind, evidence = pair
     return f"{kind.value}?" if evidence is Evidence.ASSUMED else kind.value
 
@@ -44,7 +44,7 @@ def format_fqn(fqn: str) -> str:
 
 
 def format_yes_no(value: bool | None) -> str | None:
-    """Return `yes` or `no`, or None if the source does not record the flag."""
+    """Return `yes` or `no` for a flag, or None if the checkpoint does not record it."""
     return None if value is None else "yes" if value else "no"
 
 
@@ -85,14 +85,14 @@ def format_origin(origin: Origin) -> str:
 
 
 def describe_not_checked(entries: Sequence[NotChecked], limit: int = 8) -> str:
-    """Return `2 files (text file), 1 file (7z archive)`: the first reasons, and how many things have other reasons."""
+    """Return `2 files (text file), 1 file (7z archive)`, and how many things were not checked for other reasons."""
     parts = [f"{plural(entry.count, entry.what)} ({entry.why})" for entry in entries[:limit]]
     further_count = sum(entry.count for entry in entries[limit:])
     return ", ".join(parts) + (f" and {further_count:,} more" if further_count else "")
 
 
 def describe_configuration(configuration: Configuration) -> str:
-    """Return `configuration statecli.toml: disables 2 rules (nan, inf), fail-on = error; plugin acme.rules`."""
+    """Return a line such as `configuration statecli.toml: disables 2 rules (nan, inf)`."""
     plugins = f"plugin{'s' * (len(configuration.plugins) > 1)} {', '.join(configuration.plugins)}"
     return "; ".join(filter(None, (_describe_file(configuration), plugins if configuration.plugins else "")))
 
@@ -111,7 +111,7 @@ def join_names(names: Sequence[str], limit: int = 2) -> str:
 
 
 def format_fix_in_line(fix: str) -> str:
-    """Format lines to paste as a single line: the statements, with each block after its header, then all comments."""
+    """Join lines of code into a single line: statements first, each with its block, then all comments."""
     statements: list[str] = []
     comments: list[str] = []
     for line in fix.splitlines():

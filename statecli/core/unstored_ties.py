@@ -1,4 +1,4 @@
-"""Tied names missing from a checkpoint: `lm_head.weight`, saved only as the embedding.
+"""Tied weights that a checkpoint does not store, such as `lm_head.weight`, saved only as the embedding.
 
 transformers' `save_pretrained` stores a tied weight once. The tie is known from `config.json`: `tie_word_embeddings` is
 true, and `architectures` is a class of the list below (`tests/test_unstored_ties.py` compares them with transformers).
@@ -43,7 +43,7 @@ TIED_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def add_unstored_ties(state: ModelState) -> ModelState:
-    """Return the state with aliases for stored tensors: the tied names that `config.json` implies.
+    """Return the state with aliases for the tied names that `config.json` implies and the checkpoint does not store.
 
     The state is unchanged without a `config.json`, without `tie_word_embeddings`, and for other classes.
     """
@@ -67,7 +67,7 @@ def add_unstored_ties(state: ModelState) -> ModelState:
 
 
 def mark_unstored_ties(tensor: TensorInfo, names: Sequence[str]) -> TensorInfo:
-    """Return the tensor with aliases that its checkpoint does not store, and with a note about the aliases."""
+    """Return the tensor with aliases (tied names that its checkpoint does not store), and with a note about them."""
     are = "is" if len(names) == 1 else "are"
     note = f"tied to {' and '.join(names)}, which {are} not stored"
     return replace(tensor, aliases=(*tensor.aliases, *names), note="; ".join(filter(None, (tensor.note, note))))

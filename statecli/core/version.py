@@ -1,4 +1,4 @@
-"""The version of statecli: of its results, shard files and workers as well as of the package."""
+"""Version of statecli: of the package, its results, its shard files and its workers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 
 
 class PrefixedName(msgspec.Struct, frozen=True, gc=False):
-    """A name of a checkpoint that differs from the name in the model by the prefix of a wrapper.
+    """Name in a checkpoint that differs from the model's name by the prefix of a wrapper.
 
     Attributes:
         name: Name in the checkpoint.
@@ -94,7 +94,7 @@ def _quote(prefixes: Sequence[str]) -> str:
 
 
 def _join_prefixes(prefixes: Iterable[str]) -> list[str]:
-    """Return the prefix if it is the only one; else the distinct parts, because FSDP adds its part at each level."""
+    """Return the single prefix, or the distinct parts of several prefixes, because FSDP adds a part at each level."""
     distinct = list(dict.fromkeys(filter(None, prefixes)))
     return (
         distinct
@@ -111,7 +111,7 @@ def _split_prefix(prefix: str) -> list[str]:
 
 
 class _Removal(msgspec.Struct, frozen=True):
-    """Code that removes prefixes from a name: `name.removeprefix('module.').replace('_orig_mod.', '')`."""
+    """Code that removes prefixes from a name: `name.replace('_orig_mod.', '').removeprefix('module.')`."""
 
     start: tuple[str, ...] = ()
     anywhere: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ def _remove_parts(name: str, prefix: str) -> str:
 
 
 def _format_source(state_dict: StateDict) -> str:
-    """Return the expression of the state_dict: `state`, or its place in the loaded object: `checkpoint['model']`."""
+    """Return the expression for the state_dict: `state`, or its place in the loaded object, `checkpoint['model']`."""
     if not state_dict.keys:
         return "state"
     keys = "".join(f"[{key!r}]" for key in state_dict.keys)

@@ -14,7 +14,7 @@ from statecli.storage.byte_source import ByteSource
 def read_templates(path: str) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each chat template in a file, or in the files of a folder's model.
 
-    A file that is not readable has none: the reader of its tensors reports the same error. Raises UnreadableError if
+    An unreadable file has no templates, because the reader of its tensors reports the error. Raises UnreadableError if
     reading may succeed later.
     """
     for file in list_scanned_files(path):

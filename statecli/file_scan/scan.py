@@ -386,7 +386,7 @@ class FileScan:
         return scanner.end
 
     def _read_storage(self, piece: Piece, key: str, read_keys: list[str]) -> bytes | None:
-        """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
+        """Return the bytes of a small storage with this key in the archive, or None; append the key to `read_keys`."""
         read_keys.append(key)
         folder, _, suffix = piece.where.rpartition(".")
         records = self._list_small_records()
@@ -625,7 +625,7 @@ class FileScan:
             self.pieces.append(piece)
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
-        """Scan the only member of an archive as a tar: torch.hub gives it to torch.load, which tries tar first."""
+        """Scan the only record of an archive as a tar. torch.hub gives it to torch.load, which tries tar first."""
         # `inflate_beginning` returns at least half of the size, which is one block, and inflates an honest array no
         # further.
         head = inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
