@@ -66,7 +66,7 @@ def spell(line: str) -> str:
 
 
 def write_for_name(module: str, name: str, file: str) -> str | None:
-    """Describe the arguments of a class (installed or in a file), and how to build the class; None if unknown."""
+    """Return advice on building a class (installed or in a file), with its arguments; None if unknown."""
     if module == "transformers":
         config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
         if config is None:

@@ -1,4 +1,4 @@
-"""Spellings of the options that the program must recognise at its start, before it imports the table of options."""
+"""Spellings of the options that must be recognised at the start, before the table of options is imported."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CommandExit(SystemExit):
-    """Exit of the process with the command's own exit code; any other SystemExit comes from model code."""
+    """SystemExit with the command's own exit code; any other SystemExit comes from model code."""
 
     code: int
 

@@ -53,7 +53,7 @@ _FOREIGN_MODULE = "langchain_tools.py"
 
 
 def describe_mixed_packages() -> str | None:
-    """Return an error if another project's package `statecli` is installed too, because the two overwrite files."""
+    """Return an error if another project's package `statecli` is installed too: they overwrite each other's files."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(os.path.join(folder, _FOREIGN_MODULE)):
         return None

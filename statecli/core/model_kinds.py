@@ -1,4 +1,4 @@
-"""Classify the entries of a checkpoint by the registrations of a model class.
+"""Classify the entries of a checkpoint by the way in which a model class registers them.
 
 Entries not accepted by `load_state_dict` of the class are returned as findings.
 """

@@ -314,7 +314,7 @@ _KINDS = {kind.value: kind for kind in OddityKind}
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
-    """A param_group as saved by its optimizer: parameter ids (or names) in order.
+    """param_group of an optimizer as saved: its parameter ids (or names) in order.
 
     `names` is None unless the optimizer was built from `named_parameters()`. `shapes` holds, for each id, the shape of
     a moment with the parameter's shape (`exp_avg`), None without such a moment. `fused`: the group's setting of this
@@ -328,7 +328,7 @@ class OptimizerGroup(msgspec.Struct, frozen=True):
 
 
 class OptimizerFacts(msgspec.Struct, frozen=True):
-    """Parameters trained by an optimizer, according to its section."""
+    """Parameter groups of an optimizer, as its section of the checkpoint records them."""
 
     section: str
     groups: tuple[OptimizerGroup, ...]

@@ -79,17 +79,17 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def map_stale_views(state: ModelState) -> dict[str | None, Finding]:
-    """Return the finding about each stale view (a second name or view with the old memory after a move), by name."""
+    """Return, by name, the finding about each stale view: a second name or view with the old memory after a move."""
     return {finding.fqn: finding for finding in report_broken_ties(state) if finding.rule == STALE_VIEW.name}
 
 
 def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:
-    """Return the finding about each tie that a move breaks, by each of the tied names."""
+    """Return, by name, the finding about each tied name whose tie a move breaks."""
     return map_tied_names(report_broken_ties(state), state.tensors)
 
 
 def map_tied_names(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> dict[str | None, Finding]:
-    """Return the finding about a broken tie by each tied name; if a name has several findings, the first."""
+    """Return, by tied name, the finding about the broken tie; if a name has several findings, the first."""
     finding_by_name: dict[str | None, Finding] = {}
     for finding in findings:
         finding_by_name.setdefault(finding.fqn, finding)

@@ -359,7 +359,7 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
 
 
 def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the trained positions by the number of tensors of each shape, because safetensors loses the order.
+    """Return the positions of trained tensors by the counts of shapes, because safetensors loses the order.
 
     All rows of a shape are returned if the optimizer trains as many tensors of that shape as there are. All rows are
     returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
@@ -385,7 +385,7 @@ def _strip_wrappers(fqn: str) -> str:
 
 
 def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the rows that `parameters()` yields, and the further rows that are tied to each of them.
+    """Return the positions that `parameters()` yields, and for each the positions of the tensors tied to it.
 
     `parameters()` yields a tied tensor once, under its first name.
     """

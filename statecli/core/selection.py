@@ -64,7 +64,7 @@ class Selection(msgspec.Struct, frozen=True):
         return " ".join(options + [option("--kind", kind.value) for kind in self.kind])
 
     def selects_name(self, names: tuple[str, ...]) -> bool:
-        """Return True if the globs select a tensor or setting with these names; a single matching name is enough."""
+        """Return True if a tensor or setting with these names is selected. One matching name is enough."""
         return (not self.include or matches_any(names, self.include)) and not matches_any(names, self.exclude)
 
     def selects_kind(self, kind: Kind) -> bool:
@@ -136,7 +136,7 @@ def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
 
 
 def suggest_glob(glob: str, names: Iterable[str]) -> str:
-    """Return `; did you mean 'layers.0.*'?` if `layers.0` matches none of the names but begins some; else ""."""
+    """Return `; did you mean 'layers.0.*'?` if a name continues the glob `layers.0` after a dot; else ""."""
     longer_glob = f"{glob.rstrip('.')}.*"
     return f"; did you mean {longer_glob!r}?" if matches_any(tuple(names), (longer_glob,)) else ""
 

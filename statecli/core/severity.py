@@ -1,4 +1,4 @@
-"""Decide the severity of a finding from the damage that the problem causes, equally in all commands."""
+"""Decide the severity of a finding from the damage that the problem causes, in the same way in all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shorten names to a width: cut first the ends that all names of a list share, and keep numbers, which name layers.
+"""Shorten names to a width: cut the ends that all names of a list share first, and keep the numbers of layers.
 
 `render/names.js` has the same rule for the page; `tests/test_short_names.py` compares the two.
 """

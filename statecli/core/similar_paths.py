@@ -1,4 +1,4 @@
-"""Find existing paths that resemble a missing path, for the suggestion in an error."""
+"""Find existing paths similar to a missing path, to suggest them in an error."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def suggest_repository(path: str) -> str:
 
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
-    """Return how to name a class of a file, for `net.py.Net`."""
+    """Suggest how to name a class of a file in place of `net.py.Net`."""
     is_defined = name.partition(".")[0] in python_names.list_definitions(file)
     return _suggest_colon(file, name, call, file) if is_defined else _suggest_names_of_file(file)
 
@@ -243,7 +243,7 @@ def _list_python_files(folder: str) -> list[str]:
 
 
 def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
-    """Return how to name a class of a local file or of an installed module, for a name with dots."""
+    """Suggest how to name a class of a local file or installed module, for a name with dots; None if nothing fits."""
     for end in range(len(parts), 0, -1):
         folder, attribute = os.path.join(*parts[:end]), ".".join(parts[end:])
         file = f"{folder}.py"
@@ -313,7 +313,7 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
 
 
 def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
-    """Return how to name a class, for a name or a call that no file and no installed module has."""
+    """Suggest how to name a class whose name or call is in no file and in no installed module."""
     module, _, attribute = name.rpartition(".")
     top = name.partition(".")[0]
     if not module and (call or name[:1].isupper()):
@@ -369,7 +369,7 @@ def _find_layer(name: str) -> bool:
 
 
 def _suggest_transformers(name: str, call: str) -> Suggestion | None:
-    """Return how to name a class of transformers; None if the package is not installed or lacks the class."""
+    """Return the suggestion for a class of transformers; None if the package is not installed or lacks the class."""
     spec = next(_find_modules(["transformers"]), None)
     advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
     if advice is None:
@@ -380,7 +380,7 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
 
 
 def _list_names(path: str, module: str | None = None) -> Suggestion:
-    """Suggest the classes, then the functions of a file that build a model; advise how to build its other classes."""
+    """Suggest the classes and functions of a file that build a model, and advise how to build its other classes."""
     models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
     module = module or path
     callable_models = (model for model in models if not model.takes_object)

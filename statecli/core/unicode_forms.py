@@ -25,7 +25,7 @@ def is_normalized(form: Literal["NFC", "NFKC"], text: str) -> bool:
 
 
 def has_too_many_marks(text: str) -> bool:
-    """Return whether more than MAX_MARKS combining marks are in a row."""
+    """Return whether a text has more than MAX_MARKS combining marks in a row."""
     if text.isascii():
         return False
     marks = {character for character in set(text) if _begins_with_mark(character)}

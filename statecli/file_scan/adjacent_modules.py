@@ -59,7 +59,7 @@ class ModuleFinder:
         return structs.replace(mention, misuse=why)
 
     def _iter_folders(self, folder: str) -> Iterator[str]:
-        """Yield the folder of a file, and its parents that may be the working directory of a loader."""
+        """Yield the folder of a file and those parent folders that may be a loader's working directory."""
         if not files.reads_are_requests(folder) or self._is_in_root(folder):
             yield folder
         yield from filter(self._is_in_root, files.iter_parents(folder))

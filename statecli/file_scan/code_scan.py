@@ -132,7 +132,7 @@ class CodeScan:
         self._add_code(main, Mention(path if dot else folder, suffix, 0, called=True, misuse=why), pieces)
 
     def report_modules(self, pieces: list[Piece]) -> None:
-        """Report Python files of torch.package, because they shadow modules named by pickles of the archive."""
+        """Report Python files of torch.package. They replace installed modules that pickles of the archive import."""
         module, why = pieces[0].where.removesuffix(".py"), "torch.package runs as Python code"
         self._add_code(pieces[0], Mention(module, "py", 0, called=True, misuse=why), pieces)
 

@@ -234,7 +234,7 @@ class FileScan:
         return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
-        """Scan the archives that are loaded as files of their own, unless `scan` has already scanned them."""
+        """Scan stored archives, which loaders load as files of their own, unless `scan` has already scanned them."""
         file_piece = Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
         transformed = [archive for archive in places if archive.transforms]
         if transformed:
@@ -276,7 +276,7 @@ class FileScan:
                 self.result.pickles[n] = structs.replace(pickle, digest=self.file_digest)
 
     def _digest_file(self) -> str:
-        """Return the SHA-256 of the whole file; "" if there are too many bytes."""
+        """Return the SHA-256 of the whole file; "" if the file is too large."""
         limit = _MAX_DIGESTED_REMOTE_FILE_BYTES if self.file_region.reads_are_requests else _MAX_DIGESTED_FILE_BYTES
         return hash_regions([self.file_region], ()) if self.file_region.size <= limit else ""
 

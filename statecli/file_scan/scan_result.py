@@ -35,7 +35,7 @@ class ScanResult:
         self._digested_bytes = 0
 
     def add(self, pickle: ScannedPickle) -> None:
-        """Add a pickle, or a call in code. Raises OutOfSteps after too many."""
+        """Add a pickle, or a call in code. Raises OutOfSteps if there are too many."""
         self.pickles.append(pickle)
         self.steps.take(Budget.PICKLES)
 

@@ -343,7 +343,7 @@ class Allocations:
             self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))
 
     def _count_repeated_bytes(self, storage: Value, shape: Value) -> int:
-        """Return the bytes that torch allocates for the elements of a quantized tensor that exceed its storage."""
+        """Return the bytes that torch allocates for elements of a quantized tensor beyond the size of its storage."""
         pid = _read_storage(storage)
         values_per_byte, stored_elements = (
             (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)
@@ -363,7 +363,7 @@ class Allocations:
         self.add_keys(args, elements)
 
     def _list_elements(self, value: Value) -> Sequence[Value]:
-        """Return the elements of a container, also of a container that calls such as `list(…)` copy."""
+        """Return the elements of a container, or of the container inside copying calls such as `list(…)`."""
         appended: list[Value] = []
         while type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _COPIERS:
             appended += value.elems or ()

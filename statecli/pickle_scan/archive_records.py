@@ -1,4 +1,4 @@
-"""Classify the records of an archive by their use in torch's loaders.
+"""Classify the records of an archive by the way in which torch's loaders use them.
 
 `torch.export.load` unpickles every record below `data/` that a configuration does not declare as a plain storage, and
 loads every record below `models/` as a program, under any name. The loader of AOTInductor extracts everything below
@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES = 128 * 2**20
 
 
 class LoaderUse(Enum):
-    """How a loader uses a record."""
+    """Use of a record by torch's loaders."""
 
     #: Unpickled by torch.load or pickle.loads, from the first byte on.
     PICKLE = auto()
@@ -80,7 +80,7 @@ _TENSOR_CONSTANT = "tensor_"
 class RecordUses(NamedTuple):
     """Uses of each record of an archive by torch's loaders, and the reason if a configuration is unreadable.
 
-    `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
+    `zeros` is the number of elements in an exported program's tensors with empty records, which torch fills with zeros.
     `numbered_storages` are the names of storages written by torch.save; their use is `LoaderUse.OTHER`.
     """
 
@@ -91,7 +91,7 @@ class RecordUses(NamedTuple):
 
 
 def classify_records(archive: Archive) -> RecordUses:
-    """Return how loaders use each record. If a configuration is unreadable, all records except code are pickles."""
+    """Return how loaders use each record. If a configuration is unreadable, all records but code count as pickles."""
     folder = _normalize_name(f"{archive.folder}/")
     numbered_storages = _list_numbered_storages(archive)
     names = {
@@ -167,7 +167,7 @@ _ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 class _Declared(NamedTuple):
     """Records named in the configurations of weights and constants; the names are normalized as torch compares them.
 
-    `zeros` has the elements of each tensor whose record is empty, by folder and key.
+    `zeros` has the number of elements of each tensor whose record is empty, by folder and key.
     """
 
     storages: set[str]

@@ -1,10 +1,10 @@
 """Find misused names in a pickle: names that are called indirectly, or stored where Python calls them.
 
 A name is clean if it is on the list of names that only build data, and its result is only stored in the loaded object.
-Attacks use names of the list whose results are called, are classes of other objects, are attributes that Python looks
-up and calls, or are objects shared by the whole process and changed by the pickle; or they make classes of the list run
-their own methods on objects that picklers never put there. Everything that a pickle runs is a call, a BUILD or an item
-set: `Flow` checks each of them, even if the loaded object does not keep the result.
+Attacks use clean names in other ways. They call the result, use it as the class of another object, or store it where
+Python looks up and calls an attribute. They change an object that the whole process shares, or pass a clean class an
+object that picklers never put there, so that the class runs the object's methods. Everything that a pickle runs is a
+call, a state or an item: `Flow` checks each of them, even if the loaded object does not keep the result.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Flow:
         self._excused_calls: Set[int] = frozenset()
 
     def add_call(self, call: Obj) -> None:
-        """Add a call, in the order of the pickle."""
+        """Record the next call of the pickle."""
         self.calls.append(call)
         if id(call.args) not in self._referencing_arguments:
             self._referencing_arguments.add(id(call.args))
@@ -374,7 +374,7 @@ class Flow:
         self._keep_computed(computed_bytes.compute_array(name, call))
 
     def _check_missing_contents(self, call: Obj, name: str) -> None:
-        """Check that an object of C or C++ gets its state, because its memory is uninitialized otherwise."""
+        """Report an object of C or C++ without a state, because its memory is uninitialized."""
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
             self.note_misuse(
                 call.cls, "is created by the pickle without a state; any use of the object crashes the process"

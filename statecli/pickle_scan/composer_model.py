@@ -43,6 +43,6 @@ def check_class(where: str, name: str) -> Hazard | None:
 
 
 def describe_trust(where: str) -> Hazard:
-    """Return the hazard of a configuration that trusts the code of a repository."""
+    """Return the hazard of a configuration with `trust_remote_code`, which runs the code of a repository."""
     message = f"{where} is set, so transformers runs Python files from the model repository given in the configuration"
     return Hazard(message, help=_HELP)

@@ -1,4 +1,4 @@
-"""Check texts of plain data that a loader gives to `eval`.
+"""Check texts in a checkpoint that a loader passes to `eval`.
 
 fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
 `conv_feature_layers`. Composer evaluates the `repr` of each algorithm, after `algorithms.`, and Ultralytics the
@@ -70,7 +70,7 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
 
 
 def is_plain_activation(text: str) -> bool:
-    """Return True if a text is an activation as Ultralytics writes it (`torch.nn.LeakyReLU(0.1)`), or calls nothing.
+    """Return True for text that calls nothing, or that is written like `torch.nn.LeakyReLU(0.1)` or `leaky_relu(0.1)`.
 
     Other libraries write `leaky_relu(0.1)`: a call with numbers of a function that is not built into Python.
     """

@@ -139,7 +139,7 @@ _TENSOR_DATA_PREFIXES = (
     *("torch.distributed.", "torch._subclasses.", "numpy."),
 )
 #: Prefixes of functions and classes whose objects may be arguments of a call: tensors, and values without attributes
-#: from the pickle, because functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls
+#: that the pickle sets. Functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls
 #: `encode`).
 ARGUMENT_PREFIXES = (
     *_TENSOR_DATA_PREFIXES,
@@ -401,7 +401,7 @@ def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
 
 
 def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
-    """Yield the calls that a clean function makes of its arguments, such as the class in `copyreg.__newobj__`."""
+    """Yield the calls in which a clean function calls its arguments, such as the class in `copyreg.__newobj__`."""
     match function, args:
         case "copyreg.__newobj__", (cls, *rest):
             yield Obj(cls, tuple(rest), "newobj")

@@ -55,7 +55,7 @@ class _Node(NamedTuple):
 
 
 def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
-    """Yield the calls of the program with unsafe arguments that torch does not check. Raises OutOfSteps."""
+    """Yield the operator calls of a program whose arguments are unsafe and not checked by torch. Raises OutOfSteps."""
     yield from _check_other_objects(document, steps)
     if why := _find_wrong_type(document, steps):
         yield Misuse("torch.export.load", why)
@@ -101,8 +101,8 @@ _TEXT_AND_OBJECT_FIELDS = frozenset(
 def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozenset[str], steps: Steps) -> str | None:
     """Return the problem with a node's arguments that torch never writes; None for the usual arguments.
 
-    torch takes an object outside the values of the graph from the constants of the file, and writes its `repr`,
-    possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
+    If an object is not a value of the graph, torch takes it from the constants of the file, and writes its `repr`,
+    possibly any text, into the source of `forward`. An operator that another operator calls gets unchecked arguments.
     """
     stack = [ProgramValue(ListOf("NamedArgument"), inputs)]
     while stack:
@@ -128,7 +128,7 @@ def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozense
     return None
 
 
-#: Prefix of operators that call their arguments, and the operators among them that pass an object to a method or to an
+#: Prefix of operators that call their arguments. The operators in the set pass an object only to a method or an
 #: operator of the object.
 _CALLER_PREFIX = "torch.ops.higher_order."
 _TAKERS_OF_OBJECTS = frozenset(

@@ -387,7 +387,7 @@ def _report_source(text: str) -> ProgramCall:
 
 
 def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield each text of the program after its requirement; a JSON text of arguments gives the texts inside it."""
+    """Yield (requirement, text) for each text of the program, and for each text inside a JSON of arguments."""
     for judgement, text, key in texts:
         if judgement is TextRequirement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)

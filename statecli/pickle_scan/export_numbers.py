@@ -28,14 +28,14 @@ _TEST_FUNCTIONS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_no
 
 
 class Misuse(NamedTuple):
-    """Operator of a call, and the reason why torch does not write its arguments."""
+    """Operator that a program calls with arguments that torch never writes, and the reason."""
 
     target: str
     why: str
 
 
 def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[Misuse]:
-    """Yield the first node of a graph that has a too large number as an argument. Raises OutOfSteps."""
+    """Yield the first node of a graph that computes a too large number. Raises OutOfSteps."""
     bits: dict[str, float] = {}
     total = 0.0
     for node in graph["nodes"]:

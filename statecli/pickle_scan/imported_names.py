@@ -189,7 +189,7 @@ class Scanner(Machine):
             return False
 
     def gives_tensor_objects(self) -> bool:
-        """Return True if a tensor gets an object of another library as an attribute, such as an array of numpy."""
+        """Return True if a tensor has an object of another library as an attribute, such as an array of numpy."""
         for call in self.flow.calls:
             name = get_plain_name(call.cls) if type(call.cls) is Global else ""
             args = call.args if name in _FUNCTIONS_WITH_ATTRIBUTES and type(call.args) is tuple else ()
@@ -243,7 +243,7 @@ class Scanner(Machine):
     # Operations that the machine refuses.
 
     def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
-        """Return an inert result for any callee, or the name itself for a call that only spells a name."""
+        """Return a node for the call of any callee; for a call that only spells a name, return that name."""
         self.call_count += 1
         if type(function) is Global:
             if how != "newobj" and get_plain_name(function) in known_names.SPELLING_FUNCTIONS:
@@ -362,7 +362,7 @@ class Scanner(Machine):
         self.flow.note_change(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
-        """Append elements to any target."""
+        """Append elements to any target (APPEND, APPENDS, ADDITEMS)."""
         self._count_change(target)
         if type(target) in (list, Obj):
             super().add_elements(target, elements, pos, "APPEND")
@@ -582,7 +582,7 @@ def _do_persistent(m: Any, pos: int) -> int:
 
 
 def _is_written_by_torch(pid: Value) -> bool:
-    """Return True if this is an id of a tensor, of a storage or of a class with its source code."""
+    """Return True for a persistent id as torch writes it: of a tensor, a storage, or a class with its source code."""
     if type(pid) is not tuple:
         return type(pid) in (str, bytes, int)
     if pid[:1] == ("storage",):

@@ -110,7 +110,7 @@ class Attributes:
     def __init__(self, root: RootLookup, steps: Steps) -> None:
         self._root = root
         self._steps = steps
-        #: Ids of the valid dicts, with the attribute as which each was checked.
+        #: Valid dicts that were checked, as (attribute, id of the dict).
         self._sound: set[tuple[str, int]] = set()
 
     def explain_misuse(self, holder: str, key: str, value: Value) -> str | None:

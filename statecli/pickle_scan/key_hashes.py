@@ -17,7 +17,7 @@ from statecli.pickles.nodes import Global, Obj, SetOf, Value
 _MAX_HASHED_NESTING = 100
 
 
-#: Elements of one hash in a frozenset that are compared.
+#: Largest number of elements with the same hash in a frozenset that are compared.
 _MAX_SAME_HASHES = 8
 #: Types whose values are compared as Python compares them.
 _PLAIN_TYPES = frozenset([type(None), bool, int, float, str, bytes])

@@ -49,8 +49,8 @@ _VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_param
 _CHECKPOINT_PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")
 _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
-#: Key of MMEngine's `runtime_info`; its key of a path that is deleted, `best_ckpt`, also with `_` and the name of a
-#: metric; and its key of step numbers, from which MMEngine makes paths.
+#: Key of MMEngine's `runtime_info`; prefix of its keys whose paths MMEngine deletes (`best_ckpt_METRIC`); and its key
+#: of step numbers, from which MMEngine makes paths.
 _RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
 #: Keys of MMCV 1 above the path of the best checkpoint.
 _META, _HOOK_MESSAGES = "meta", "hook_msgs"
@@ -346,7 +346,6 @@ class _Walk:
                 yield pair[1]
 
     def _check_composer_model(self, saved: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check the model and the tokenizer of transformers that Composer saves."""
         where = f"[{composer_model.TOKENIZER!r}]"
         for name, file in (
             pair for files in self.find_mappings(saved.get(composer_model.TOKENIZER)) for pair in files.items()

@@ -91,7 +91,7 @@ def is_about_texts(operator: str, overload: str) -> bool:
 
 
 def is_listed(operator: str) -> bool:
-    """Return True if torch writes the operator into programs."""
+    """Return True if the operator is on the list of operators that torch writes into programs."""
     namespace, _, name = operator.partition("::")
     return name in _LISTED_OPERATORS.get(namespace, ())
 

@@ -132,7 +132,7 @@ def _are_origins(text: str) -> bool:
 
 
 def _are_annotations(text: str) -> bool:
-    """Return False for annotations that set compiler options, which can run commands, or a stream without a number.
+    """Return False for annotations that set compiler options, which can run commands, or a stream that is not a number.
 
     inductor writes the number of a stream into source unchanged.
     """

@@ -185,7 +185,7 @@ def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None 
 
 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
-    """Yield the operators and loops that loading may run, except the packing of weights.
+    """Yield the operators and loops that loading may run, except those that pack weights.
 
     These calls are in defaults of parameters, in constants of classes, and in functions called by a `__setstate__`.
 
@@ -511,7 +511,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the offset after the string at `at`. For a string without an end, skip one quote (two of three)."""
+        """Return the offset after the string at `at`. If it has no end, skip one quote (two of a triple quote)."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):

@@ -72,7 +72,7 @@ def _build_call(text: str, at: int, name: str) -> Call:
 
 
 def _is_out_of_range(value: str, kind: str, assigned: dict[str, str]) -> bool:
-    """Return True if the text of an argument is a number out of range, or a name with such a value."""
+    """Return True if an argument is a number out of range, or the name of a variable with such a value."""
     name = _NAME.fullmatch(value)
     number = _LITERAL.fullmatch(assigned.get(name[1], "") if name else value)
     digits = number[1][:9] if number else ""

@@ -49,8 +49,8 @@ _SCOPE_NAMES = (
     "mmpretrain mmrazor mmrotate mmseg mmselfsup mmtrack mmyolo"
 )
 _SCOPES = frozenset(_SCOPE_NAMES.split())
-#: Scopes whose packages also export classes outside of their registries: one opens a file for writing, one imports a
-#: module.
+#: Scopes whose packages also export classes outside of their registries. One of these classes opens a file for
+#: writing, another imports a module.
 _EXPORTING_SCOPES = frozenset(["mmengine", "mmcv"])
 #: Variable and key of a dict whose text is a scope, because MMEngine imports the module `registry` of the scope.
 _SCOPE_VARIABLE, _SCOPE_KEY = "default_scope", "_scope_"

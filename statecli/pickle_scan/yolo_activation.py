@@ -107,7 +107,7 @@ def _list_anchors(text: str) -> dict[str, list[int]]:
 
 
 def _read_scalar(text: str, start: int, indent: int | None) -> str | None:
-    """Return the text that begins at `start`: "" for a list or mapping, None for a text with escapes or too long.
+    """Return the text that begins at `start`: "" for a list or mapping, None if the text is too long or has escapes.
 
     `indent`: the column of the key, whose text goes on in lines with a larger indent; None if the key may be in braces,
     because a text in braces goes on in any line.

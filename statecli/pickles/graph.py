@@ -145,7 +145,7 @@ def get_text_items(node: Any) -> dict[str, Any]:
 
 
 def get_name(node: Any) -> str:
-    """Return `module.name` of a global, "" for other nodes."""
+    """Return the `module.name` of a Global; "" for other nodes."""
     return node.qualified if type(node) is Global else ""
 
 
