@@ -80,7 +80,7 @@ def fits(read_fields: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
 
 
 def list_class_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
-    """Return the fields, methods and arguments of a class and of its bases in the file."""
+    """Return the fields, methods and `__init__` arguments of a class and of its bases in the file."""
     fields: set[str] = set()
     for part in (part for ancestor in list_ancestors(classes[name], classes) for part in ancestor.body):
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):

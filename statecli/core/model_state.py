@@ -367,7 +367,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """Contents of one target, in the order of the source.
+    """State of one target: its tensors, settings and oddities, in the order of the source.
 
     `format` is the reader's NAME, or `module`; commands print it and decide by `traits`. `sections` are the dotted
     paths with tensors. `globals` are the Python names that a pickle would import, with the byte offset of their first

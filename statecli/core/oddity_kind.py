@@ -1,4 +1,4 @@
-"""Kinds of oddities on which commands act; all other oddities are only shown.
+"""Kinds of oddities (unusual facts about a target) on which commands act; all others are only shown.
 
 This module imports nothing of ours.
 """
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class OddityKind(Enum):
-    """An oddity that changes the behaviour of a command. The value is the shown name of the oddity."""
+    """Oddity that changes the behaviour of a command. The value is the name that reports show."""
 
     # Contents that a reader could not list or compare.
     NO_TENSORS = "no-tensors"

@@ -417,7 +417,7 @@ def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[i
 
 
 def _find_subsequence(shapes: Sequence[Shape], candidates: Sequence[Shape]) -> list[int] | None:
-    """Return the leftmost positions in `candidates` at which the shapes are a subsequence; None without a match."""
+    """Return the leftmost positions in `candidates` at which the shapes occur in order; None if they do not."""
     positions, position = [], 0
     for shape in shapes:
         while position < len(candidates) and shape is not None and candidates[position] != shape:

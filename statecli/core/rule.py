@@ -69,7 +69,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     @property
     def explanation(self) -> str:
-        """The summary and three labelled paragraphs, as Markdown."""
+        """Summary and three labelled paragraphs (why, example, fix), as Markdown."""
         return f"{self.summary}\n\nWhy: {self.why}\n\nExample: {self.example}\n\nFix: {self.fix}"
 
     def finding(

@@ -47,7 +47,7 @@ class Selection(msgspec.Struct, frozen=True):
         return bool(self.kind or self.dtype or self.shape)
 
     def check(self) -> None:
-        """Raise UsageError for a shape that is not written as sizes."""
+        """Raise UsageError for a shape whose sizes are not numbers or `*`."""
         for text in self.shape:
             if not all(_SIZE.fullmatch(size) for size in split_sizes(text)):
                 raise UsageError(f"{option('--shape', text)}: write sizes or * for any size, such as 768x3072 or *x768")

@@ -16,7 +16,7 @@ def suggest_similar_paths(path: str, extension: str = "") -> str:
 
 
 def append_suggestion(problem: str, path: str) -> str:
-    """Return the problem with a path; if the path does not exist, suggest a similar path."""
+    """Return the problem with a path, followed by a similar existing path if the path does not exist."""
     suggestion = "" if os.path.lexists(path) else suggest_similar_paths(path)
     return f"{problem}; {suggestion}" if suggestion else problem
 

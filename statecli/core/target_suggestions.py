@@ -204,7 +204,7 @@ def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
 
 
 def describe_python_file(path: str) -> Suggestion:
-    """Return `is a Python file, not a checkpoint; name a class in it: net.py:Net`."""
+    """Describe a Python file given as a checkpoint: `is a Python file, not a checkpoint; choose one of …`."""
     if error := python_names.find_syntax_error(path):
         return Suggestion(f"is a Python file with {_describe_syntax_error(error)}")
     problem, names = "is a Python file, not a checkpoint", _list_names(path)

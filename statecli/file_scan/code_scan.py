@@ -97,7 +97,7 @@ class CodeScan:
         return types
 
     def scan_bytecode(self, region: Region, where: str) -> None:
-        """Scan code of the lite interpreter."""
+        """Scan the bytecode of TorchScript's lite interpreter."""
         if region.size > MAX_CODE_BYTES:
             why = f"the bytecode has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
             self.report_unread_code(region, where, why)

@@ -188,7 +188,7 @@ _MAX_DIGESTED_FILE_BYTES, _MAX_DIGESTED_REMOTE_FILE_BYTES = 1 << 34, 1 << 28
 
 
 class FileScan:
-    """Scan of a file, piece by piece."""
+    """Scanner that scans a file piece by piece."""
 
     def __init__(self, source: ByteSource) -> None:
         self.file_region = Region(source, 0, source.size)
@@ -282,7 +282,7 @@ class FileScan:
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
-        """End the scan where a budget is exceeded, and report the excess."""
+        """Catch the error of an exceeded budget in the block, and report that the rest of the file was not read."""
         try:
             yield
         except OutOfSteps as error:
@@ -399,7 +399,7 @@ class FileScan:
         return region.read(0, region.size) if region else None
 
     def _list_small_records(self) -> dict[str, Region | None]:
-        """Return the small records of the archives that were opened."""
+        """Return the small records of the opened archives by name; None for large, compressed and ambiguous records."""
         while self.unlisted:
             piece, archive = self.unlisted.popleft()
             for record in archive.records.values():

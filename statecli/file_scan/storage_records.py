@@ -21,7 +21,7 @@ _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
 
 
 class ArchiveRecords(NamedTuple):
-    """The record of a pickle, and the size of each record of its archive by name in lower case.
+    """Record of a pickle, and the sizes of all records of its archive by lower-case name.
 
     `types` are the classes of a TorchScript archive, None of other archives.
     """

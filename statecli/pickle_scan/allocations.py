@@ -444,7 +444,7 @@ def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
 
 
 def _list_owned_values(value: Value) -> Sequence[Value]:
-    """Return the values of a container or an object, without its `__dict__`."""
+    """Return the values that a container holds, or that an object holds outside of its `__dict__`."""
     if type(value) is not Obj:
         return list_parts(value)
     name = get_plain_name(value.cls) if type(value.cls) is Global else ""

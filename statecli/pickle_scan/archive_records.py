@@ -212,7 +212,7 @@ def _is_storage(folder: str, entry: dict[str, Any]) -> bool:
 
 
 def _count_elements(meta: Any) -> int:
-    """Return the number of elements that a `tensor_meta` claims."""
+    """Return the number of elements of a tensor, from its `tensor_meta` in a configuration."""
     sizes = meta.get("sizes") if type(meta) is dict else None
     numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []
     return math.prod(number for number in numbers if type(number) is int and number >= 0)

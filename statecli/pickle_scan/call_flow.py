@@ -158,7 +158,7 @@ class Flow:
                 )
 
     def add_state(self, target: Value, state: Value) -> None:
-        """Check a state set on `target`. Raises OutOfSteps."""
+        """Check the state that the pickle sets on `target`. Raises OutOfSteps."""
         self.note_change(target)
         self._finished.add(id(target))
         self._uninitialized.pop(id(target), None)
@@ -627,7 +627,7 @@ class Flow:
         return type(state[1]) in (int, type(None)) and rebuilt
 
     def _check_attributes(self, root: Global, name: str, state: Value) -> None:
-        """Check the attributes set by a BUILD. A state shared by many objects is checked once for each class."""
+        """Check the attributes that a state sets. A state shared by many objects is checked once for each class."""
         if (id(root), id(state)) in self._checked_attributes:
             return
         self._checked_attributes.add((id(root), id(state)))
@@ -703,7 +703,7 @@ class Flow:
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
-        """Visit every name and pair in the values, down to the next call."""
+        """Visit every name and pair in the values, but not inside of other calls."""
         holds_hooks = self._get_root_name(holder) in expected_calls.HOOK_HOLDERS
         visited = self._seen_in_hook_holders if holds_hooks else self._seen_values
         waiting = list(values)

@@ -29,7 +29,7 @@ class Expansion(NamedTuple):
 
 
 class Expansions:
-    """Expansions of the containers of a pickle.
+    """Cache of the expansions of a pickle's containers (see `Expansion`).
 
     `reads_contents`: whether the contents of an object count. `counts_texts`: whether long texts count as many values,
     and a container that contains itself counts as endless, because the number of paths through such containers grows

@@ -292,7 +292,7 @@ def _count_digit_bits(digits: str) -> float:
 
 
 class ProgramCall(NamedTuple):
-    """Name called or imported by loading a program, because of a text in the program.
+    """Name that loading a program calls or imports, because of a text in the program.
 
     `why`: the known harm, unless the name shows the harm; `doer` as in a `ScannedPickle`.
     """

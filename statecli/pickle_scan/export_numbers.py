@@ -82,7 +82,7 @@ def _read_operands(node: dict[str, Any], bits: dict[str, float], is_nested: bool
 
 
 def _measure(value: Any, bits: dict[str, float], is_nested: bool) -> float:
-    """Return the bits of an argument: a number, or the name of a value."""
+    """Return the bits of an argument, which is a number or names an earlier value."""
     if type(value) is dict:
         name = value.get("as_name", value.get("name"))
         if type(name) is str:

@@ -415,7 +415,7 @@ class Scanner(Machine):
         return super().parse_c_integer(line, pos) if line else 0
 
     def parse_float(self, line: bytes, pos: int) -> float:
-        """Return the number that a line spells, up to its first NUL as in the C unpickler."""
+        """Return the number that a line spells up to its first NUL, as in the C unpickler; 0.0 for a very long line."""
         line = line.partition(b"\0")[0]
         if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
             return 0.0

@@ -105,7 +105,7 @@ def has_modules(state: Value, root: RootLookup) -> bool:
 
 
 class Attributes:
-    """Check of the attributes of torch's own classes in a pickle."""
+    """Checker of the attributes of torch's own classes in a pickle."""
 
     def __init__(self, root: RootLookup, steps: Steps) -> None:
         self._root = root

@@ -40,7 +40,7 @@ class _Listing(NamedTuple):
 
 
 class ModuleSearch:
-    """Search in folders; each folder is listed once, and the latest results are kept."""
+    """Search for modules in folders. Each folder is listed once, and the latest results are kept."""
 
     def __init__(self) -> None:
         self._list_folder = cache(_list_folder)

@@ -50,7 +50,7 @@ _DATE_CODES = frozenset("Mm")
 
 
 class ArrayTypes:
-    """Numpy types of a pickle. A type nested in several types is checked once."""
+    """Checker of numpy's dtypes in a pickle. A dtype nested in several dtypes is checked once."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -151,7 +151,7 @@ def split_array_state(state: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def is_dtype(value: Value) -> bool:
-    """Return True if this call makes a numpy type."""
+    """Return True for a call of `numpy.dtype`."""
     return type(value) is Obj and type(value.cls) is Global and value.cls.qualified == "numpy.dtype"
 
 
@@ -176,7 +176,7 @@ def decode_text(scalar: tuple[Value, ...]) -> str | None:
 
 
 def _holds_objects(dtype: Value) -> bool:
-    """Return True if the type is an object type, or contains objects."""
+    """Return True for an object dtype, or a dtype that contains objects."""
     return is_dtype(dtype) and (_parse_code(dtype)[0] == "O" or _has_objects(dtype.state))
 
 
@@ -240,7 +240,7 @@ def count_elements(shape: Value) -> int | None:
 
 
 def count_element_bytes(dtype: Obj, state: Value) -> int | None:
-    """Return the bytes of an element; None if unknown."""
+    """Return the size of an array element in bytes; None if unknown."""
     code, digits = _parse_code(dtype)
     if code in _SIZED_CODES and type(state) is tuple and len(state) > 5 and type(state[5]) is int and state[5] >= 0:
         return state[5]

@@ -39,7 +39,7 @@ _TEXT = compile_on_use(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
 class FetchError(Exception):
-    """Bytes could not be fetched; nothing is known to be wrong with the file."""
+    """Error for bytes that could not be fetched; nothing is known to be wrong with the file."""
 
 
 @contextmanager
@@ -107,7 +107,7 @@ class PickleScan(NamedTuple):
 
 
 class PickleReader:
-    """Scanner of the pickles of a file; `steps` counts the work caused by the file."""
+    """Reader that scans the pickles of a file; `steps` counts the work that the file causes."""
 
     def __init__(self, path: str, steps: Steps) -> None:
         self._is_metadata = METADATA_NAME.fullmatch(files.get_name(path)) is not None

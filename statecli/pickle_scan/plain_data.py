@@ -65,7 +65,7 @@ _TEXT_BREAKS = compile_on_use(r"[\"'\\\n\r]")
 
 
 def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) -> Iterator[Hazard]:
-    """Yield the hazards in the data of a pickle, each container once. Raises OutOfSteps.
+    """Yield the hazards in the data of a pickle; each container is checked once. Raises OutOfSteps.
 
     `keys_are_source`: the pickle has the example inputs of a program; torch.export writes their keys into source.
     """
@@ -393,7 +393,7 @@ class _Walk:
         yield from self._check_kept_steps(info.get(_KEPT_STEPS))
 
     def _check_kept_steps(self, kept_steps: Value) -> Iterator[Hazard]:
-        """Check that MMEngine's step numbers are integers in a list or a deque, because it makes paths from them."""
+        """Check that MMEngine's step numbers are integers in a list, tuple or deque: MMEngine makes paths from them."""
         is_deque = type(kept_steps) is Obj and split_call(kept_steps)[0] == "collections.deque"
         where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
         if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept_steps))), None):

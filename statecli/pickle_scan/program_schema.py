@@ -16,7 +16,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 
 
 class TextRequirement(enum.Enum):
-    """Requirement on a text of a program."""
+    """Requirement that a text in a torch.export program must meet."""
 
     #: No text at all: a number, a truth value or null.
     NUMBER = enum.auto()
@@ -66,13 +66,13 @@ class TextRequirement(enum.Enum):
 
 
 class ListOf(NamedTuple):
-    """List of values of the same kind."""
+    """Kind of a list whose values have the same kind."""
 
     item: Kind
 
 
 class DictOf(NamedTuple):
-    """Dict with any keys; `key` is the requirement on the keys."""
+    """Kind of a dict with any keys; `key` is the requirement on the keys."""
 
     key: TextRequirement
     value: Kind

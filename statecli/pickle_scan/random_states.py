@@ -126,7 +126,7 @@ def _is_part(key: Value, value: Value, root_name: RootName, is_inner: bool) -> b
 
 
 def _is_seed_state(state: tuple[Any, ...], root_name: RootName) -> bool:
-    """Return True for `(entropy, children, pool, size of the pool, key)`."""
+    """Return True for the state of a SeedSequence: `(entropy, children, pool, size of the pool, key)`."""
     entropy, children, pool, size, key = state
     is_entropy = entropy is None or _is_integers(entropy) or _is_integer_array(entropy, root_name)
     is_sized = type(size) is int and 0 <= size <= _MAX_SEED_POOL

@@ -119,7 +119,7 @@ class MachineState:
         return error
 
     def build_budget_error(self, pos: int, text: str) -> OverBudget:
-        """Return the error for a pickle beyond a budget."""
+        """Return the error for a pickle that exceeds a budget."""
         return OverBudget(str(self.build_unsupported_error(pos, text)))
 
     def build_misframed_error(self, pos: int, text: str) -> MalformedError:
@@ -137,7 +137,7 @@ class MachineState:
         return NO_FRAME
 
     def read_text(self, start: int, end: int) -> str:
-        """Return the UTF-8 string in these bytes. Lone surrogates are accepted, as in pickle."""
+        """Return the UTF-8 string in the bytes from `start` to `end`. Lone surrogates are accepted, as in pickle."""
         if end > len(self.data):
             raise self.build_truncated_error("a string runs past the end of the pickle", end)
         try:

@@ -94,7 +94,7 @@ def find_foreign_names(names: list[str]) -> list[str]:
 
 
 def find_refused_names(names: Iterable[str]) -> list[str]:
-    """Return the names, in order and once each, for which `torch.load(path)` refuses a file.
+    """Return the names for which `torch.load(path)` refuses a file, in order and once each.
 
     The names are as Python 3 calls them (`python2_names.rename_python2`).
     """
