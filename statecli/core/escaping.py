@@ -37,7 +37,7 @@ def escape_line(text: str) -> str:
 
 
 def escape_lines(lines: Collection[str]) -> str:
-    """Return the lines as `escape_line` does, each with its line break."""
+    """Return the lines, each escaped by `escape_line` and with a line break."""
     text = "".join(lines)
     if text.isascii() and text.isprintable() and "::" not in text and "##" not in text:
         return "\n".join((*lines, ""))

@@ -50,7 +50,7 @@ def _translate_item(item: str) -> str:
 
 
 def _list_blocks(first: int, last: int) -> Iterator[str]:
-    """Yield expressions that together match the numbers from first to last, in blocks: `8`, `9`, `1[0-9]`."""
+    """Yield regular expressions that together match the numbers from first to last, in blocks: `8`, `9`, `1[0-9]`."""
     if first == 0 <= last:
         yield "0"
     first = max(first, 1)

@@ -19,7 +19,7 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 def has_unread_tensors(entries: Iterable[NotChecked]) -> bool:
-    """Return True if an entry is about tensors. Skipped files are expected, tensors that were not read are not."""
+    """Return True if an entry is about tensors, because unread tensors, unlike skipped files, are not expected."""
     return any(entry.what == "tensor" for entry in entries)
 
 

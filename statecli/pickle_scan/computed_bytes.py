@@ -74,7 +74,7 @@ def computes_bytes(name: str, call: Obj) -> bool:
 
 
 def count_numbers(name: str, call: Obj) -> int:
-    """Return the number of elements in the argument of `array.array`, because many calls can share an argument."""
+    """Return the number of elements that a call of `array.array` copies; 0 for other calls."""
     return len(call.args[1]) if name == _ARRAY and len(call.args) > 1 and type(call.args[1]) in (list, str) else 0
 
 

@@ -92,7 +92,7 @@ def is_plain_activation(text: str) -> bool:
 
 
 def check_representation(where: str, text: str) -> Hazard | None:
-    """Return the hazard of the text of an algorithm of Composer; None for a single call with plain arguments."""
+    """Return the hazard of a text that stands for a Composer algorithm; None for a single call with plain arguments."""
     # Python cannot parse `algorithms.<…`, so this text runs nothing: `<my.Algorithm object at 0x7f>`.
     if text.startswith("<"):
         return None

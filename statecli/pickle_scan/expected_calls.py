@@ -43,7 +43,7 @@ def get_plain_name(name: Global) -> str:
 
 
 def is_copyreg_call(value: Obj) -> bool:
-    """Return True for a call of a function of copyreg that creates an object of its first argument."""
+    """Return True for a call of copyreg's functions that create an object of their first argument."""
     return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
 
 
@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a container or number is built from an object, because its class calls methods of this object.
+    """Return True if a class of containers or numbers gets an object as argument, whose methods the class would call.
 
     Pickle writes literals here. The object may be a range or a tensor, which stand for any number of elements.
     """
@@ -396,7 +396,7 @@ EXPECTED_CALLEES = {
 
 
 def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments as a dict; a value of another type becomes a computed key of this dict."""
+    """Return the keyword arguments as a dict. If they are not a dict, return a dict whose key cannot be read."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 

@@ -326,7 +326,7 @@ class Scanner(Machine):
         return self.intern_name("types", name, pos) if name else None
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Return the name like the base class, also if it is given as bytes (Python 2)."""
+        """Return the Global of a name like the base class does, also for a name given as bytes (Python 2)."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         imported = super().intern_name(module, name, pos)
         if self.protocol > _LAST_PYTHON_2_PROTOCOL and rename_python2(module, name) != (module, name):
@@ -427,14 +427,14 @@ class Scanner(Machine):
     # Data that may be a pickle itself.
 
     def read_bytes(self, start: int, length: int) -> bytes:
-        """Return bytes like the base class, and keep them if they may be a pickle."""
+        """Read bytes like the base class, and keep them if they may be a pickle."""
         data = super().read_bytes(start, length)
         if may_be_nested_data(data):
             self.nested_data.append((start, data))
         return data
 
     def read_text(self, start: int, end: int) -> str:
-        """Return text like the base class, and keep the text if it may be a pickle."""
+        """Read text like the base class, and keep the text if it may be a pickle."""
         text = super().read_text(start, end)
         if may_be_nested_text(self.data, start, end):
             self.keep_nested_data(start, text)

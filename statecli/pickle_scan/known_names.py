@@ -239,7 +239,7 @@ def may_be_harmful(qualified: str) -> bool:
 
 
 def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:
-    """Return the known harm of a name in a few words; None if unknown. Do not call this for clean names."""
+    """Return a short description of the known harm of a name; None if unknown. Do not call this for clean names."""
     parts = f"{module}.{name}".partition("[")[0].split(".")
     if get_plain_name(module, name) in _HARMLESS_NAMES:
         return None

@@ -104,7 +104,7 @@ class AdjacentFiles:
 
 @cache
 def _list_indirect_imports() -> dict[str, list[str]]:
-    """Return the further modules that the import of a module imports, for the standard library and numpy."""
+    """Map modules of the standard library and numpy to the further modules that they import."""
     return {module: imports.split() for module, imports in name_lists.read_lines("names.txt", "imports")}
 
 
