@@ -51,12 +51,12 @@ def measure_effect(
 def decide_tensor_severity(tensor: TensorInfo, effect: Effect | None = None) -> Severity:
     """Return the severity of an unregistered tensor, or of a tensor that does not move with the model.
 
-    The measured effect decides, if there is one: a loss is an error, a harmless tensor a note. Without an effect: A
-    note if the tensor is a scalar, is empty, or is moved by the class's own code. An error if a checkpoint or a
-    training loses something: a trainable tensor, a tensor of an unregistered module, a value drawn at random by the
-    constructor; if a registered tensor does not move; and for the result of an operation that requires grad, which
-    breaks `copy.deepcopy` and the second backward. Otherwise a warning: an unregistered tensor does not move, and
-    forward may or may not copy the tensor.
+    The measured effect decides, if there is one: a loss is an error, a harmless tensor a note. Without an effect, a
+    scalar, an empty tensor, and a tensor that the class's own code moves are notes. An error is a tensor that a
+    checkpoint or a training loses: a trainable tensor, a tensor of an unregistered module, or a value that the
+    constructor draws at random. A registered tensor that does not move is an error. So is the result of an operation
+    that requires grad, because it breaks `copy.deepcopy` and the second backward. All other tensors are warnings: an
+    unregistered tensor does not move, and forward may or may not copy the tensor.
     """
     if effect is not None:
         return Severity.ERROR if effect is Effect.LOSS else Severity.NOTE

@@ -4,8 +4,8 @@ Some loaders unpickle or evaluate bytes of their data: `bytes([128, 4, …])` an
 bytes. No pickler and no version of `torch.save` writes these calls. Picklers write bytes as literal bytes, and in
 protocols 0 to 2 as a text with the codec latin-1 (`_codecs.encode`, `bytearray(text, "latin-1")`).
 
-Arrays of numbers are written as calls that compute: Python builds an `array.array` of a list of numbers, and swaps the
-bytes of an array from another machine; numpy swaps the bytes of an array in the other byte order. These bytes are
+Picklers write arrays of numbers as calls that compute. Python builds an `array.array` from a list of numbers, and swaps
+the bytes of an array from another machine. numpy swaps the bytes of an array in the other byte order. These bytes are
 computed here too, and are scanned as if they stood in the pickle.
 """
 

@@ -115,8 +115,8 @@ _MAX_EXPRESSION_CHARACTERS = 20_000
 #: divisors and roots of polynomials take minutes from a degree of some dozens.
 _MAX_DEGREE_OF_SUM, _MAX_DEGREE = 10, 64
 #: Functions and operators that search for a common divisor of their arguments, and the largest number of pairs of terms
-#: in these, for torch and for sympy: torch's own functions compute no divisor of sums of more than 20 terms, and their
-#: arguments are often overestimated.
+#: in these, for torch and for sympy. The limit for torch is higher, because torch's own functions compute no divisor of
+#: sums of more than 20 terms, and their arguments are often overestimated.
 _DIVISIONS = compile_on_use(r".*(?:Div|Mod).*|%")
 _MAX_PAIRS_OF_TERMS, _MAX_PAIRS_OF_SYMPY = 1024, 400
 #: Functions and operators to which the limit of sympy applies.

@@ -1,8 +1,8 @@
 """Check that the state of a numpy dtype in a pickle is a state written by numpy.
 
-numpy accepts any state. Bytes of the file become addresses, which crash or take over the process, if the flags deny the
-objects among the fields, if a field is outside of its record or over an object, or if a type changes after its use in
-an array.
+numpy accepts any state. In three cases, bytes of the file become addresses, which crash or take over the process: the
+flags deny the objects among the fields; a field is outside of its record or over an object; or a type changes after its
+use in an array.
 """
 
 from __future__ import annotations

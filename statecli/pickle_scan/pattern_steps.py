@@ -1,7 +1,7 @@
 """Count the steps to compile a regular expression of a pickle; five million steps take about a second.
 
-Most classes, such as `[a-z0-9_]`, take microseconds. `re` reads each character of a range, and for a class that reaches
-beyond Latin-1 a map of 65,536 characters: also for `[s]` if case is ignored, because `ſ` is an S.
+Most classes, such as `[a-z0-9_]`, take microseconds. `re` reads each character of a range. For a class that reaches
+beyond Latin-1, `re` reads a map of 65,536 characters. `[s]` is such a class if case is ignored, because `ſ` is an S.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Find plain data that makes ordinary loaders do harm: `torch.load(weights_only=True)` returns the data unchecked.
 
-Each value is checked for the library that reads it: numpy accepts any number as a position in its table, Python formats
-texts in a state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning
-and MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes
-any object in its place (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
+Each value is checked for the library that reads it. numpy accepts any number as a position in its table. Python formats
+texts in a state of version 2. torch obeys a flag in `_metadata`, and computes powers of integers exactly. Lightning and
+MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes any
+object in its place (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
 torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py.
 """
 

@@ -37,7 +37,8 @@ _TRACE_BREAKS = compile_on_use(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|
 _FUNCTION_NAMES = compile_on_use(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
 _FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
 #: End of the raw string that inductor writes a stack trace into; and texts that may hide the rest of that string from
-#: C++: a raw string with up to 16 characters before its bracket, a line that goes on, a directive, a comment.
+#: C++. Such a text is a raw string with up to 16 characters before its bracket, a line that goes on, a directive, or a
+#: comment.
 _RAW_END = ')"'
 _RAW_BEGIN = compile_on_use(r"R\"[^ \t\v\f\n()\\]{0,16}\(|(?:\\|\?\?/)[ \t]*$|^[ \t]*(?:#|%:|\?\?=)|/\*", re.MULTILINE)
 #: Keys in an annotation that inductor reads: the options of the compiler, and the number of a stream.

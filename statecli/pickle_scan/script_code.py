@@ -2,8 +2,8 @@
 
 `torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` in this
 text; the rest runs when the module is called. The functions can call torch's operators, and a few of these read and
-write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
-of C++ with `__torch__`; another name for any of these is reported, because torch's printer never writes other names.
+write files. The text is searched, not parsed. A path to such an operator begins with `torch` or `ops`, and to a class
+of C++ with `__torch__`. Any other name for these is reported, because torch's printer never writes other names.
 Methods of values are aten operators with an argument called `self`; other methods have a `def` in the archive. Sources:
 torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """

@@ -2,7 +2,7 @@
 
 Nothing is imported and nothing is called: a name stays a `Global`, a call stays an `Obj`. Neither
 `pickle.Unpickler` with inert classes nor `torch.load(weights_only=True)` can be used, because both hash the dictionary
-keys of a file and recurse over them: a few hundred bytes hang them for ever, two megabytes overflow the C stack.
+keys of a file and recurse over them. A few hundred bytes hang them for ever, and two megabytes overflow the C stack.
 
 Opcodes, memo entries, containers, stack and nesting of marks each have a budget.
 

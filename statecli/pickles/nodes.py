@@ -1,6 +1,6 @@
 """Graph that a pickle describes: names, calls and containers. Nothing in the graph is imported or called.
 
-The graph may be cyclic, and a shared tuple can make it exponential when printed: walk it with a set of ids, and never
+The graph may be cyclic, and a shared tuple can make it exponential when printed. Walk it with a set of ids, and never
 pass a node to `repr`, `str` or `hash` (tuples hash recursively).
 """
 
