@@ -176,7 +176,6 @@ def decode_text(scalar: tuple[Value, ...]) -> str | None:
 
 
 def _holds_objects(dtype: Value) -> bool:
-    """Return True for an object dtype, or a dtype that contains objects."""
     return is_dtype(dtype) and (_parse_code(dtype)[0] == "O" or _has_objects(dtype.state))
 
 
