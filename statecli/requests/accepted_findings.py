@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_options(options: InspectOptions | VerifyOptions) -> None:
-    """Raise UsageError for an unknown rule, and for a baseline to write without a reason."""
+    """Raise UsageError if `--ignore` has an unknown rule, or if only one of --write-baseline and --reason is given."""
     if options.ignore:
         requests.match_accepted.expand_ignored(options)
     check_reason(options.write_baseline, options.reason)
@@ -38,9 +38,9 @@ def check_reason(path: str | None, reason: str | None) -> None:
 def list_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
-    """Return the accepted findings, each with its reason, and the baseline to write, if any.
+    """Return each accepted finding with its reason, and the baseline file if --write-baseline requests it.
 
-    Raises UnreadableError and MalformedError for an unreadable baseline.
+    Raises UnreadableError or MalformedError if a baseline cannot be read.
     """
     if not options.ignore and options.baseline is None and options.write_baseline is None:
         return (), ()
@@ -48,7 +48,7 @@ def list_accepted(
 
 
 def drop_accepted_of_checks(verification: Verification, accepted: Sequence[Accepted]) -> Verification:
-    """Return the verification without the accepted findings of each check."""
+    """Return the result of `verify` without the accepted findings in its checks."""
     if not accepted:
         return verification
     checks = tuple(replace(check, findings=drop_accepted(check.findings, accepted)) for check in verification.checks)

@@ -1,4 +1,4 @@
-"""Run `statecli audit`: options and the project's configuration in, outcome out. Options override the configuration."""
+"""Run `statecli audit` and return its outcome. Options override the settings of the project's configuration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
 
 
 def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> Request:
-    """Return the request from the options and the configuration; if `loaded` is None, the configuration is read here.
+    """Build the request from the options and the configuration. If `loaded` is None, read the configuration first.
 
     `--select` replaces the configured rules, `--ignore` adds to them. Raises UsageError for options that contradict the
     configuration or each other, UnreadableError for an unreadable lock or baseline.
@@ -106,7 +106,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
 
 
 def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
-    """Raise UsageError for a policy without a reference, or with a class as reference, because a class is code."""
+    """Raise UsageError if the configured policy needs a reference but has none, or names a class as its reference."""
     policy = loaded.config.policy
     if policy.reference and not options.against and find_class_spec(policy.reference) is not None:
         advice = f"give {option('--against', policy.reference)} instead"
@@ -159,7 +159,7 @@ def load_config(options: AuditOptions) -> LoadedConfig:
 
 
 def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Configuration:
-    """Return the configuration file, and its settings that weaken the audit and that no option overrides."""
+    """Return the path of the configuration and the settings in effect that weaken the audit."""
     file_config = loaded.config
     selected_rules = () if options.select else config.expand_rules(file_config.select, "select", loaded.rules)
     ignored_rules = config.expand_rules(file_config.ignore, "ignore", loaded.rules)

@@ -1,4 +1,4 @@
-"""Run `statecli bisect`: options in, outcome out."""
+"""Run `statecli bisect` with its options and return its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prepare(options: BisectOptions, caller: Caller, extra: ExtraInputs) -> Reque
 
 
 def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Bisection]:  # noqa: ARG001
-    """Search the run. An inconclusive search is a failure."""
+    """Search the checkpoints of the training run. An inconclusive search is a failure."""
     bisection = bisect_run(request)
     caller.check_files([probe.path for probe in bisection.probes])
     view = View(unfold=options.all, verbose=options.verbose)

@@ -1,4 +1,4 @@
-"""Run `statecli browse`: show the screen, and print the text that was copied there."""
+"""Run `statecli browse`: show the screen, and then print the text that the user copied last."""
 
 from __future__ import annotations
 

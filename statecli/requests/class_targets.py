@@ -1,4 +1,4 @@
-"""Name each model class of a command in full: with the configuration file of a folder and the options of the class.
+"""Replace each model class of a command by its full name, with its configuration file and its class options.
 
 Workers, shards and reports get the full name, and a user can type it as shown:
 `net.py:Net --config-json net.json`.
@@ -34,7 +34,7 @@ ClassOptions: TypeAlias = (
 
 
 def name_classes(options: ClassOptions) -> ClassOptions:
-    """Return the options with each class named in full, and without the options that are part of the name.
+    """Return the options with the full name of each class. Options that become part of a name are reset.
 
     Raises UsageError for a class option if no target is a class.
     """
@@ -84,7 +84,7 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
 
 
 def _add_suffix(text: str, suffix: str) -> str:
-    """Return the target, with `suffix` for a class. Raises UsageError if a file or folder has the new name."""
+    """Return the target; append `suffix` if it is a class. Raises UsageError if a file or folder has the new name."""
     if not _is_class(text):
         return text
     if os.path.lexists(text + suffix):

@@ -9,7 +9,7 @@ from statecli.requests.outcome import Caller, Outcome
 
 
 def run(options: CompletionOptions, caller: Caller) -> Outcome[str]:  # noqa: ARG001 - every command has the same signature
-    """Read the script of the shell, which calls `statecli __complete`."""
+    """Return the completion script of the shell. The script calls `statecli __complete`."""
     with open(os.path.join(os.path.dirname(__file__), f"completion.{options.shell.value}"), encoding="utf-8") as file:
         script = file.read()
     return Outcome(script, text=lambda _: script)

@@ -1,4 +1,4 @@
-"""Run `statecli diff`: options in, outcome out."""
+"""Run `statecli diff` with its options and return its outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statecli.requests.row_options import COMPLETE_OUTPUTS, build_row_view, chec
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 
-#: Number of tensors, those with the largest changes, for which a page has a histogram of Δ.
+#: Number of histograms of Δ on a page. They show the tensors with the largest changes.
 HISTOGRAM_COUNT = 6
 
 _DEVICE = compile_on_use(rf"cpu|{CUDA_PATTERN}")
@@ -97,7 +97,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
 
 
 def _name_if(value: object, flag: str) -> str:
-    """Return the option for a message if the option is given, else ""."""
+    """Return the text of an option for a message; "" if the option is not given."""
     return option(flag) if value else ""
 
 
@@ -110,13 +110,13 @@ def _name_tolerance(options: DiffOptions) -> str:
 
 
 def _name_value_option(options: DiffOptions) -> str:
-    """Return the first given option about the comparison of values, or ""."""
+    """Return the first given option that affects the comparison of values; "" if none is given."""
     option_text = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
     return option_text or _name_adapter(options) or name_division(options)
 
 
 def _check_classes(options: DiffOptions) -> None:
-    """Raise UsageError for --init-device without a class, and for an option about values with a class."""
+    """Raise UsageError for --init-device if neither side is a class, and for value options if a side is a class."""
     target_texts = (options.before, options.after)
     classes = [text for text in target_texts if load.find_class_spec(text) is not None]
     if options.init_device is not None and not classes:

@@ -1,4 +1,4 @@
-"""Run `statecli explain`: options in, outcome out."""
+"""Run `statecli explain` with its options and return its outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli.targets import load
 
 
 def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Request | None:  # noqa: ARG001 - every command has the same signature
-    """Return the request; None to explain an error text on standard input. Raises UsageError for wrong targets."""
+    """Return the request, or None if the error text is on standard input. Raises UsageError for wrong targets."""
     if options.checkpoint is None:
         if options.model == STANDARD_INPUT:
             return None

@@ -1,4 +1,4 @@
-"""Run `statecli fix`: options in, outcome out."""
+"""Run `statecli fix` with its options and return its outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prepare(options: FixOptions, caller: Caller, extra: ExtraInputs) -> Request:
 
 
 def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Fixes]:  # noqa: ARG001
-    """Propose edits; with --write, the outcome has the files to write."""
+    """Propose edits. With --write, the outcome contains the edited files."""
     with caller.progress(values=False):
         fixes = fix_run.run(request)
     caller.check_files([file.path for file in fixes.files])

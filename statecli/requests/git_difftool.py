@@ -1,4 +1,4 @@
-"""Run `statecli git difftool`: the difference of two files, or of the files of two folders, for `git difftool`."""
+"""Run `statecli git difftool`: compare two files, or the files in two folders, for `git difftool`."""
 
 from __future__ import annotations
 

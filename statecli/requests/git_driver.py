@@ -1,4 +1,4 @@
-"""Comparison of two files for git: `git diff` and `git difftool` show the difference of two checkpoints as tables.
+"""Compare two files for git, so that `git diff` and `git difftool` show changed tensors of checkpoints as tables.
 
 `git_setup.py` writes the drivers into a repository: `.gitattributes` lists checkpoints, `.git/config` the commands.
 `git diff` calls the external diff driver with the two files; `git log -p` and `git diff --no-ext-diff` compare the
@@ -23,16 +23,16 @@ Compare = Callable[[str, str, str], None]
 
 
 def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
-    """Write the lines of a driver, and a line for an error."""
+    """Write the lines of a driver. If an error ends them, write its message as the last line."""
     for line in end_with_failure(lines, describe_failure):
         caller.write_line(line)
     return Outcome(None)
 
 
 def compare_files(before: str, after: str, compare: Compare, name: str = "") -> Iterator[str]:
-    """Yield lines about two files. `compare` compares two checkpoints; a line reports whether two pointers are equal.
+    """Yield lines about two files. `compare` compares two checkpoints; pointers, as of git-lfs, are compared as text.
 
-    Git passes the null device for a missing file: the other file is listed then. `name`: the path in the repository.
+    For a missing file, git passes the null device; the lines list the other file. `name`: the path in the repository.
     Two folders (`git difftool -d`) are compared file by file.
     """
     if os.path.isdir(before) and os.path.isdir(after):
@@ -55,7 +55,7 @@ def compare_files(before: str, after: str, compare: Compare, name: str = "") -> 
 
 
 def _compare_folders(before: str, after: str, compare: Compare) -> Iterator[str]:
-    """Compare each file named like a checkpoint with the file of the same name; list the names of all other files."""
+    """Compare files named like checkpoints between the folders, by relative path; list the names of all other files."""
     other_files = []
     for name in sorted({*_list_files(before), *_list_files(after)}):
         if not any(fnmatchcase(os.path.basename(name), pattern) for pattern in PATTERNS):

@@ -1,4 +1,4 @@
-"""Run `statecli git external-diff`: the difference of a checkpoint for `git diff`."""
+"""Run `statecli git external-diff`: compare two versions of a checkpoint for `git diff`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
 def run(options: GitExternalDiffOptions, caller: Caller) -> Outcome[None]:
-    """Write the table of a file. Raises UsageError for a number of arguments that git never gives."""
+    """Write lines about a file and its changed tensors. Raises UsageError unless git gives 1, 7 or 9 arguments."""
     count = len(options.arguments)
     if count not in (1, 7, 9):
         raise UsageError(
             f"git external-diff: expected 1, 7 or 9 arguments from git, but got {count}; run git diff instead"
         )
-    os.environ["STATECLI_PAGER"] = "cat"  # git has a pager for all files together
+    os.environ["STATECLI_PAGER"] = "cat"  # git itself shows all files in one pager
     color = Color.ALWAYS if _use_color_of_git(caller) else Color.NEVER
 
     def compare(before: str, after: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Errors of the commands that git calls: a line on standard output and status 0, because git stops at another one."""
+"""Report errors of commands that git calls as a line of output with status 0. Git stops at any other exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statecli.core.escaping import escape
 
 
 def end_with_failure(lines: Iterable[str], describe: Callable[[Exception], str]) -> Iterator[str]:
-    """Yield the lines, and a line for an error that ends them."""
+    """Yield the lines. If an error ends them, yield its description as the last line."""
     try:
         yield from lines
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
@@ -17,5 +17,5 @@ def end_with_failure(lines: Iterable[str], describe: Callable[[Exception], str])
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the text of an error."""
+    """Return the message of an error in one line; unless it is a StateError, with the type of the error."""
     return escape(str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}")

@@ -29,10 +29,10 @@ def run(options: GitSetupOptions, caller: Caller) -> Outcome[list[str]]:  # noqa
 
 
 def set_up(*, everywhere: bool = False) -> list[str]:
-    """Write the driver into the repository of the current folder, or into the user's configuration if `everywhere`.
+    """Configure the drivers and the patterns of checkpoints in the current repository, or for the user if `everywhere`.
 
-    Returns lines about the changes, and about attributes that override the driver. Existing attributes stay; new ones
-    are added at the end, because the last match counts for git. Raises UsageError without git or a repository.
+    Returns lines about the changes, and about attributes that override the driver. Existing attributes stay. New
+    attributes go to the end, because git uses the last match. Raises UsageError if git or a repository is missing.
     """
     scope = "--global" if everywhere else "--local"
     top = run_git("rev-parse", "--show-toplevel") if not everywhere else ""
@@ -66,7 +66,7 @@ def set_up(*, everywhere: bool = False) -> list[str]:
 
 
 def remove(*, everywhere: bool = False) -> list[str]:
-    """Remove everything that `set_up` writes; return lines about the changes. Raises the errors of `set_up`."""
+    """Remove everything that `set_up` writes. Return lines about the changes. Raises UsageError as `set_up` does."""
     scope = "--global" if everywhere else "--local"
     top = run_git("rev-parse", "--show-toplevel") if not everywhere else ""
     sections = [section for section in ("diff.statecli", "difftool.statecli") if _has_section(scope, section)]
@@ -86,7 +86,7 @@ def _has_section(scope: str, section: str) -> bool:
 
 
 def _read_lines(path: str) -> list[str]:
-    """Return the lines of a file with their ends; nothing for a missing file."""
+    """Return the lines of a file with their line ends; [] if the file is missing."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().splitlines(keepends=True)
@@ -95,7 +95,7 @@ def _read_lines(path: str) -> list[str]:
 
 
 def _remove_patterns(path: str) -> list[str]:
-    """Remove the lines of statecli from the file, and the file if it is then empty; return their patterns."""
+    """Remove statecli's lines from an attributes file, and the file if it is then empty. Return the patterns."""
     lines = _read_lines(path)
     pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
     removed_patterns = [pattern_by_line[line.strip()] for line in lines if line.strip() in pattern_by_line]
@@ -109,7 +109,7 @@ def _remove_patterns(path: str) -> list[str]:
 
 
 def run_git(*words: str, stdin: str = "") -> str:
-    """Return the output of a git command. Raises UsageError without git, and for a status other than 0."""
+    """Return the output of a git command. Raises UsageError if git is missing or the status is not 0."""
     process = _call_git(words, stdin)
     if process.returncode:
         message = " ".join(process.stderr.split()) or f"git {words[0]} failed"
@@ -118,7 +118,7 @@ def run_git(*words: str, stdin: str = "") -> str:
 
 
 def query_git(*words: str) -> str:
-    """Return the output of a git command; "" for a status other than 0. Raises UsageError without git."""
+    """Return the output of a git command; "" if its status is not 0. Raises UsageError if git is missing."""
     process = _call_git(words)
     return "" if process.returncode else process.stdout.strip()
 
@@ -157,7 +157,7 @@ def _find_global_attributes() -> str:
 
 
 def _find_overrides(top: str) -> dict[str, str]:
-    """Return the patterns of files that the attributes give to another driver, each with the name of this driver.
+    """Return the patterns for which the attributes choose another diff driver, each with the name of that driver.
 
     Checks the files in git, and an example name for each pattern.
     """
@@ -172,7 +172,7 @@ def _find_overrides(top: str) -> dict[str, str]:
 
 
 def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
-    """Add missing patterns to the file, and move overridden patterns to the end; return both."""
+    """Add missing patterns to the file, and move overridden patterns to its end. Return all of these patterns."""
     lines = _read_lines(path)
     existing_patterns = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
     added_patterns = [pattern for pattern in PATTERNS if pattern not in existing_patterns or pattern in overridden]
@@ -188,5 +188,5 @@ def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
 
 
 def shorten_path(path: str) -> str:
-    """Return the path relative to the current folder, except for a hidden file of the home folder."""
+    """Return the path relative to the current folder. A path below a hidden entry of the home folder stays absolute."""
     return os.path.relpath(path) if not path.startswith(os.path.expanduser("~/.")) else path

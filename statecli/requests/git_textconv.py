@@ -29,8 +29,8 @@ from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.values.norm import compute_norm
 
-#: Number of hexadecimal digits of a digest in the text. With half of them, an afternoon is enough to find two tensors
-#: with equal digests.
+#: Number of hexadecimal digits of a digest in the text. With half as many digits, two tensors with equal digests can
+#: be found in an afternoon.
 DIGEST_DIGITS = 32
 #: Number of significant digits of a norm in the text.
 NORM_DIGITS = 6
@@ -58,14 +58,14 @@ def run(options: GitTextconvOptions, caller: Caller) -> Outcome[list[str]]:  # n
 
 
 def _convert(path: str) -> Iterator[str]:
-    """Yield the lines of the file. Raises StateError for an error outside of the file."""
+    """Yield the lines of the file. Raises StateError if the cause of an error is not the file's content."""
     if not path:
         raise UsageError("FILE: is empty; give a value")
     yield from convert_to_text(path)
 
 
 def _describe_outer_failure(error: Exception) -> str:
-    """Return the text for an error outside of the file, with the command that deletes git's cache of the text.
+    """Return the text for an error not caused by the file's content, with the command that deletes git's cache.
 
     The text is unique, because git caches texts and shows no difference if two of them are equal.
     """
@@ -76,7 +76,7 @@ def _describe_outer_failure(error: Exception) -> str:
 
 
 def convert_to_text(path: str) -> list[str]:
-    """Return a checkpoint as sorted lines `fqn dtype shape kind norm digest`; for another file, a line about the file.
+    """Return a checkpoint as sorted lines `fqn dtype shape kind norm digest`, or one line about any other file.
 
     Raises `UnreadableError` for a file that changes meanwhile, because git would cache the text for the old content.
     """
@@ -104,7 +104,7 @@ def _describe_file(path: str) -> Iterator[str]:
 
 
 def _compute_digest(path: str) -> str:
-    """Return the start of a digest of a file's bytes, because two files can be unreadable for the same reason."""
+    """Return the first digits of the file's SHA-256, so that two files with the same error have different texts."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for piece in iter(lambda: file.read(1 << 20), b""):
@@ -113,7 +113,7 @@ def _compute_digest(path: str) -> str:
 
 
 def _is_fault_of_file(error: BaseException | None) -> bool:
-    """Return True if the file cannot be read anywhere: no package is missing, and the system allowed the read."""
+    """Return True if the file's content causes the error, and not a missing package or the operating system."""
     if isinstance(error, MissingDependency):
         return False
     while error is not None and not isinstance(error, (OSError, ImportError, MemoryError)):
@@ -149,7 +149,7 @@ def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
 
 
 class LfsPointer(msgspec.Struct, frozen=True):
-    """A git-lfs pointer: the SHA-256 and the size of its file."""
+    """A git-lfs pointer: the SHA-256 and the size in bytes of the file that it stands for."""
 
     digest: str
     size: int
@@ -172,7 +172,7 @@ def _read_small_text(path: str) -> bytes:
 
 
 def describe_pointer(path: str) -> str | None:
-    """Return the target of a pointer of git-lfs, DVC or git-annex in words; None for any other file."""
+    """Return a text that describes a pointer of git-lfs, DVC or git-annex; None for any other file."""
     pointer = read_lfs_pointer(path)
     if pointer is not None:
         return f"git-lfs pointer: sha256:{pointer.digest}, {pointer.size:,} bytes; run: git lfs pull"

@@ -1,4 +1,4 @@
-"""Run `statecli inspect`: options in, outcome out."""
+"""Run `statecli inspect` with its options and return its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run `statecli lock`: options in, the lock file out."""
+"""Run `statecli lock` with its options and return an outcome that contains the lock file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare(options: LockOptions, caller: Caller, extra: ExtraInputs) -> lock_ru
 
 
 def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: ExtraInputs) -> Outcome[Lock]:  # noqa: ARG001
-    """Lock the targets, all of them or none."""
+    """Lock all targets. If one of them cannot be locked, nothing is written."""
     with caller.progress(values=False):
         targets = lock_run.read_targets(request)
     caller.check_states(*(target.state for target in targets))

@@ -1,4 +1,4 @@
-"""Run `statecli log`: options in, outcome out."""
+"""Run `statecli log` with its options and return its outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def prepare(options: LogOptions, caller: Caller, extra: ExtraInputs) -> Request:
 
 
 def run(options: LogOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Log]:  # noqa: ARG001
-    """Log the run; checkpoints that could not be read are failures."""
+    """Return a row for each checkpoint of the training run. Checkpoints that could not be read are failures."""
     log = log_run(request, caller.steps)
     caller.check_files([row.path for row in log.rows])
     view = LogView(unfold=options.all, verbose=options.verbose, top=options.top)

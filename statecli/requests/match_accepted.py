@@ -1,4 +1,4 @@
-"""Match findings with `--ignore` and `--baseline`, in inspect and verify; imported only for one of these options."""
+"""Match the findings of inspect and verify with `--ignore` and `--baseline`. Imported only for these options."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def match_accepted(
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
-    """Yield each finding with the finding that audit reports for the same cause, else with the finding itself."""
+    """Yield each finding, and the finding that `audit` reports for the same cause (by default the finding itself)."""
     rows = {tensor.fqn: tensor for tensor in state.tensors}
     for problem in group_findings(findings, state.tensors):
         names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
@@ -78,7 +78,7 @@ def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tup
 def _list_ignored(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[Accepted, ...]:
-    """Return each finding whose rule, or whose problem's rule, is ignored."""
+    """Return each finding that has an ignored rule, or that belongs to a problem with an ignored rule."""
     if not options.ignore:
         return ()
     ignored_rules = expand_ignored(options)

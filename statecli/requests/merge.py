@@ -1,4 +1,4 @@
-"""Run `statecli merge`: repeat the command of the shard files, but take the results of its tasks from these files."""
+"""Run `statecli merge`: repeat the command that wrote the part files, but take the task results from these files."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _MASK = "…"
 
 @contextmanager
 def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
-    """Yield the options of the command that wrote the parts. While the block runs, task results come from the parts.
+    """Yield the options of the command that wrote the part files. The block takes task results from these files.
 
-    Raises `UnreadableError` for a file of another kind, and for missing parts; `UsageError` for an option unknown to
-    the command.
+    Raises `UnreadableError` if a file is not a part file or a part is missing, `UsageError` if the command does not
+    have an option.
     """
     parts = [shard_file.read_file(path) for path in _expand_globs(merge.parts)]
     options = _restore_options(parts[0].path, parts[0].head, merge)
@@ -58,7 +58,7 @@ def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
 
 
 def _expand_globs(texts: Sequence[str]) -> list[str]:
-    """Return the files; expand globs here, because a shell does not expand a quoted glob."""
+    """Return the files, with globs expanded, because a shell does not expand a quoted glob."""
     paths: list[str] = []
     for text in texts:
         matches = [] if files.is_remote(text) or os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
@@ -70,7 +70,7 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
 
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
-    """Raise EngineError for a part of another version of statecli, UnreadableError for another run than `first`."""
+    """Raise EngineError if another build of statecli wrote the part. Raise UnreadableError if another run wrote it."""
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
     own_version = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
@@ -113,7 +113,7 @@ def _to_sequence(value: Any) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError if a part was made from other files than `first`, UsageError if only a time differs."""
+    """Raise UnreadableError if the part and `first` read different files. Raise UsageError if only a time differs."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
@@ -153,7 +153,7 @@ def _check_complete(parts: Sequence[ShardFile]) -> None:
 
 
 def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError for a missing or changed file, UsageError if the file may have changed."""
+    """Raise UnreadableError if a file is missing or has changed. Raise UsageError if a file may have changed."""
     for path, current in identify_files(part.head.files).items():
         recorded = part.head.files[path]
         if recorded.version is None and recorded.bytes >= 0 and not copies:
@@ -179,7 +179,7 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
 
 
 def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptions:
-    """Return the options of the command: output options from `merge`, all others from the parts."""
+    """Return the options of the command: the output options of `merge`, and all other options from the part files."""
     kind = SHARDED_COMMANDS.get(head.command)
     if kind is None:
         raise UnreadableError(
@@ -213,12 +213,12 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
 
 
 def _list_names(options: ShardedOptions) -> list[str]:
-    """Return the values of options for files, URLs and classes; without plugins, which are code in any case."""
+    """Return the values that name a file, URL or class, except those of --plugin, which always name code."""
     return list_texts(options, lambda each: each.reads_file and each.field != "plugin")
 
 
 def _check_code(options: ShardedOptions, allowed_names: Sequence[str]) -> None:
-    """Raise UsageError for code in the parts that `--allow-code` does not allow, because a file must not run code."""
+    """Raise UsageError unless `--allow-code` names exactly the code in the part files. A file must not start code."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
     _refuse_code(plugins.difference(allowed_names))
@@ -242,7 +242,7 @@ def _refuse_code(names: Collection[str]) -> None:
 
 
 def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
-    """Raise UsageError if `--url` does not give a URL whose secrets are missing in the parts, or gives another URL."""
+    """Raise UsageError unless `--url` gives each URL with a masked password, and only URLs in the part files."""
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed_urls:
         if text not in urls:
@@ -263,7 +263,7 @@ def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
 
 
 class _MergedResults:
-    """A `pool.ResultStore` of all shard files. Results that depend on several shards are computed here."""
+    """A `pool.ResultStore` with the results of all part files. Results that need several shards are computed here."""
 
     is_complete = True
 
@@ -333,7 +333,7 @@ class _MergedResults:
         return result
 
     def check_all_used(self) -> None:
-        """Raise UnreadableError for a result that the command did not use, unless a failure left tasks out."""
+        """Raise UnreadableError if the command did not use a result, unless a failure made it leave tasks out."""
         if self._has_failed or self._passes < len(self._plan):
             return
         for key, index in self._unused_keys.items():

@@ -43,7 +43,7 @@ class Shell(str, enum.Enum):
 
 
 class OptionGroup(str, enum.Enum):
-    """Headings of options in the help, in their order there."""
+    """Headings of the groups of options, in the order in which the help shows them."""
 
     TASK = "Main options"
     VALUES = "Reading values"
@@ -55,7 +55,7 @@ class OptionGroup(str, enum.Enum):
 
 
 class NamedKind(enum.Enum):
-    """Kinds of things that a target, or the value of an option, can name."""
+    """Kinds of files and objects that a target or the value of an option can name."""
 
     TARGET = "a checkpoint or a model class"
     FUNCTION = "a function of a Python file"

@@ -1,4 +1,4 @@
-"""Outcome of a command, and the caller to report progress to."""
+"""Outcome of a command, and the caller, to which the command reports its progress."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ExtraInputs(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """Caller of a command. This base class shows no progress; the command line shows it and protects output files."""
+    """Caller of a command. This base class shows no progress and checks no files; the command line's subclass does."""
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:  # noqa: ARG002 - for subclasses
         """Return a context that yields the function to report bytes read to. `values`: tensor values are read."""
@@ -126,7 +126,7 @@ class Caller:
 
 
 def describe_failures(failures: Sequence[tuple[str, str]], verb: str) -> list[str]:
-    """Return a line for each file and cause, MAX_FAILURE_LINES at most, and a line with the number of other tensors.
+    """Return at most MAX_FAILURE_LINES lines, each for a file and cause, and a line that counts all other tensors.
 
     `failures`: the name of each tensor and its error. `verb`: the verb in messages ("read", "compared").
     """

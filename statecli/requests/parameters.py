@@ -118,14 +118,14 @@ def list_given(options: Options) -> list[Parameter]:
 
 
 def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list[str]:
-    """Return the texts among the values of the wanted parameters; of a tuple, the texts among its items."""
+    """Return all texts among the values of the wanted parameters, including the texts in tuples."""
     values = [getattr(options, each.field) for each in parameters_of(type(options)) if is_wanted(each)]
     items = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in items if isinstance(item, str)]
 
 
 def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
-    """Raise UsageError for the first pair with both options given; "" stands for an option that is not given."""
+    """Raise UsageError for the first pair of two given options. "" stands for an option that is not given."""
     for first, second in pairs:
         if first and second:
             raise UsageError(f"{first} and {second} contradict each other; leave one of them out")
@@ -141,7 +141,7 @@ def check_inputs(options: Options) -> None:
 
 
 def check_standard_input(options: Options) -> None:
-    """Raise UsageError for standard input as two targets, and for work in other processes that cannot read it."""
+    """Raise UsageError if two targets are standard input, or if other processes would have to read it."""
     words = list_texts(options, lambda parameter: parameter.is_target and parameter.reads_file)
     count = sum(word.partition("#")[0] == STANDARD_INPUT for word in words)
     if count > 1:

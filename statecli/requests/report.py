@@ -8,9 +8,9 @@ from statecli.targets.load import find_class_spec
 
 
 def build_inspect_options(options: ReportOptions) -> InspectOptions:
-    """Return the options of the inspection. Values of a class are initial values, whose distribution says nothing.
+    """Return the options of the inspection. A class gets no histograms, because it has only initial values.
 
-    Raises UsageError without an output: a page is for a browser, not for a terminal.
+    Raises UsageError if no output is given, because a page is for a browser and not for a terminal.
     """
     if options.output is None and options.output_format is None:
         raise UsageError(f"report writes an HTML file; add {option('--output', 'report.html')}")

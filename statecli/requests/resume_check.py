@@ -1,4 +1,4 @@
-"""Run `statecli resume-check`: options in, outcome out."""
+"""Run `statecli resume-check` with its options and return its outcome."""
 
 from __future__ import annotations
 

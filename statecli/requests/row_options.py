@@ -1,4 +1,4 @@
-"""Options of `inspect` and `diff` for selecting, sorting and limiting rows: their check, and the view of the rows."""
+"""Check the options of `inspect` and `diff` that select, sort and limit rows, and build the view of the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a command: its options in, its outcome out.
+"""Run a command with its options and return its outcome.
 
 The command line, the Python API, git's driver and the documents all run commands here. The steps around the work of
 a command are the same for each: refuse empty values, choose the engine or the shard, build the request. The module of a

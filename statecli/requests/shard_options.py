@@ -1,4 +1,4 @@
-"""Options of a command with `--shard`: some go into the part files, and `statecli merge` has the others."""
+"""Options of a command with `--shard`. Options that affect the result go into the part files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REPORT_OPTIONS = OUTPUT_OPTIONS.difference(LockOptions.__struct_fields__)
 
 
 def check_options(options: ShardedOptions, shard: str) -> None:
-    """Raise UsageError for an invalid `--shard`, and for options in contradiction to `--shard`."""
+    """Raise UsageError for an invalid `--shard`, and for options that contradict `--shard`."""
     parse_shard(shard)
     parameters = list_given(options)
     for each in parameters:

@@ -1,4 +1,4 @@
-"""Run a command as one shard (`--shard 1/4`): a part of the work, and a shard file instead of a report."""
+"""Run a command as one shard (`--shard 1/4`): do a part of the work, and write a shard file instead of a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def use_shard(options: ShardedOptions, text: str) -> AbstractContextManager[shar
 
 
 def build_outcome(own_shard: shard.Shard, outcome: Outcome[object]) -> Outcome[object]:
-    """Return the outcome of one shard: its shard file, because only all shards together have a report."""
+    """Return the outcome of one shard. Its content is the shard file, because a report needs all shards."""
     changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
     causes = [message for message, _ in group_by_cause(dict.fromkeys(own_shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]

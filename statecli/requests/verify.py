@@ -1,4 +1,4 @@
-"""Run `statecli verify`: options in, outcome out."""
+"""Run `statecli verify` with its options and return its outcome."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
 def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
-    """Write a line for each checkpoint until the command ends by itself. Checkpoints with an error are failures."""
+    """Write a line for each new checkpoint, at most --count lines. Checkpoints with an error are failures."""
     if not 0 < options.interval < math.inf:
         raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
     is_json = options.output_format is WatchFormat.JSONL
@@ -52,7 +52,7 @@ def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
 
 
 def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:
-    """Return the row with only the newest loss of the training log, if an earlier line has described the log."""
+    """Return the row. If an earlier line has described the training log, keep only the newest loss of the log."""
     change = next((change for change in row.settings if change.key == LOG_KEY), None)
     if change is None or LOG_KEY not in grown_before or row.compared_with is None:
         return row
@@ -67,7 +67,7 @@ def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str])
 
 
 def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:
-    """Return the line of a checkpoint: step, norm, change, path, remarks. `counters`: settings not to show."""
+    """Return the line of a checkpoint: its step, norm, change, path and remarks. `counters`: settings to leave out."""
     step = f"{row.step.number:,}" if row.step else "-"
     if row.error is not None:
         return escape_line(f"{step:>10}  {'-':>10}  {'-':>11}  {row.path}: not read: {row.error}")
