@@ -153,7 +153,7 @@ class Browser(App[None]):
     """
 
     class Read(Message):
-        """Values were read; `apply` puts them into the model."""
+        """Message that values were read. `apply` puts the values into the screen model."""
 
         def __init__(self, apply: Apply) -> None:
             super().__init__()
@@ -246,7 +246,7 @@ class Browser(App[None]):
         return self.size.width >= MIN_WIDTH_WITH_PANEL if self._shows_panel is None else self._shows_panel
 
     def _show(self) -> None:
-        """Draw the model again, and read values if the cursor then rests."""
+        """Draw the screen again. If the cursor then rests, read the values of its tensor."""
         self._list.show_rows()
         self._show_lines()
         self._show_panel()
@@ -318,13 +318,13 @@ class Browser(App[None]):
         self._show_lines()
 
     def _read_current(self) -> None:
-        """Read the values of the tensor at the cursor, which has rested there."""
+        """Read the missing values of the tensor at the cursor, because the cursor rests there."""
         row = self.model.current
         if row is None or row.tensor is None or not self._has_panel():
             return
         position, tensor = row.tensor, self.model.tensors[row.tensor]
         if (not tensor.ranges and tensor.data is None) or position == self._position_being_read:
-            return  # without values; or the values are being read, or more of them are requested
+            return  # no values to read, or a job reads them already
         difference, is_automatic = self.model.difference, peek.reads_automatically(tensor)
         with_stats = is_automatic and position not in self._complete
         compares = is_automatic and difference is not None and bool(difference.list_missing([position]))
@@ -400,7 +400,7 @@ class Browser(App[None]):
     # --- the second target --------------------------------------------------------------------------------------
 
     def _pair(self, read_state: Callable[[], ModelState], position_to_compare: int | None = None) -> None:
-        """Read the second target and pair the tensors; then compare the values of a tensor, if one is given."""
+        """Read the second target and pair the tensors. Then compare the values at `position_to_compare`, if given."""
         self._progress = "reading the second target …"
 
         def job() -> Apply:
@@ -421,7 +421,7 @@ class Browser(App[None]):
 
             return apply
 
-        self._reader.read_list(job() for _ in range(1))  # a generator, because a generator runs in the thread
+        self._reader.read_list(job() for _ in range(1))  # a generator, because the thread runs its steps
 
     def _end_pairing(self, message: str) -> None:
         self._progress, self._message = "", message
@@ -509,7 +509,7 @@ class Browser(App[None]):
         self._read_list("reading statistics", readable, read, end)
 
     def action_layers(self) -> None:
-        """Show the table of layers, after reading or comparing the values of the listed tensors in layers."""
+        """Show the table of layers. First read (or compare) the missing values of listed tensors in layers."""
         model, missing = self.model, self.model.list_layers_to_read()
         if model.difference is not None and missing:
             self._compare_list(model.difference, missing, self._show_layers)
@@ -544,7 +544,7 @@ class Browser(App[None]):
         self._list.move(by)
 
     def action_page(self, by: int) -> None:
-        """Move the cursor by a page."""
+        """Move the cursor by `by` pages, up if `by` is negative."""
         self.action_move(by * self._list.page)
 
     def action_end(self, by: int) -> None:
@@ -592,7 +592,7 @@ class Browser(App[None]):
         self._show()
 
     def action_mark(self) -> None:
-        """Mark the row, and go to the next row; from an open module, to the row after all of its rows."""
+        """Mark the row and go to the next row. After an open module, skip the rows inside it."""
         removed_count = self.model.toggle_mark()
         self.action_move(self.model.find_next_row() - self.model.cursor)
         if removed_count:
@@ -640,7 +640,7 @@ class Browser(App[None]):
         self.refresh()
 
     def action_suspend(self) -> None:
-        """Suspend as programs do at Ctrl-Z: the whole process group, because model code runs in a child process."""
+        """Suspend the whole process group, as programs do at Ctrl-Z, because model code runs in a child process."""
         if sys.platform != "win32":
             with self.suspend():
                 os.kill(0, signal.SIGTSTP)
@@ -656,7 +656,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text. A key of the list closes the text and acts on the list."""
+        """Show a text over the screen. Any key closes the text; a key with another use then also acts on the list."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:
@@ -665,7 +665,7 @@ class Browser(App[None]):
         self.push_screen(Overlay(text), act)
 
     def action_escape(self) -> None:
-        """Stop reading; if nothing is being read, undo the sorting; if nothing is sorted, remove the filter."""
+        """Stop reading a list; else return to the target's order; else remove the filter."""
         if self._reader.reads_list:
             self._reader.read_list(None)
             self._end_list(lambda: "stopped")
@@ -681,7 +681,7 @@ class Browser(App[None]):
     # --- the line for filter and target -------------------------------------------------------------------------
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the input line for a filter."""
         self._ask(asks_for_target=False)
 
     def _ask(self, *, asks_for_target: bool) -> None:
@@ -722,7 +722,7 @@ class Browser(App[None]):
             self._show()
 
     def _submit(self) -> None:
-        """Keep the filter, or read the second target."""
+        """Close the input line. Apply its filter, or read the second target that it names."""
         text = self._line.value
         self._close_line()
         if not self._asks_for_target:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class ListColumn(str, enum.Enum):
-    """Columns of the list; the value is the heading."""
+    """Columns of the list. The value of each member is the heading of its column."""
 
     NAME = "name"
     KIND = "kind"
@@ -90,7 +90,7 @@ MIN_NAME_CELLS, MAX_NAME_SHARE = 14, 0.62
 
 
 def list_widths(*, is_tree: bool) -> Mapping[ListColumn, int]:
-    """Return the cells of each column, in the tree or in a list of tensors."""
+    """Return the width of each column in terminal cells, for the tree or for a list of tensors."""
     return {**WIDTHS, ListColumn.SIZE: TREE_SIZE_CELLS} if is_tree else WIDTHS
 
 

@@ -33,7 +33,7 @@ MAX_COMBINED_TENSORS = 1000
 
 
 class Difference:
-    """The difference of the target (before) with another target (after), as `statecli diff TARGET OTHER`.
+    """Difference between the target (before) and another target (after), as in `statecli diff TARGET OTHER`.
 
     Attributes:
         other_target: Text of the other target. only_after: Names that only the other target has.
@@ -107,7 +107,7 @@ class Difference:
         return outcome.l2 / norm if norm else None
 
     def measure_layers(self) -> None:
-        """Compute the norms of the layers from all outcomes."""
+        """Compute the norm of each layer from the norms of its changed tensors."""
         norms: dict[LayerKey, list[float]] = {}
         for position, outcome in self.outcomes.items():
             if isinstance(outcome, Delta) and outcome.l2 and outcome.relative_l2:
@@ -115,14 +115,14 @@ class Difference:
         self._layer_norms = {layer: math.hypot(*tensor_norms) for layer, tensor_norms in norms.items()}
 
     def _find_layer(self, position: int) -> LayerKey:
-        """Return the section, and the name up to the first number; without a number, the name of the module."""
+        """Return the tensor's section and layer: its name up to the first number, or the name of its module."""
         change = self.changes[position]
         parts = change.fqn.split(".")
         end = next((n for n, part in enumerate(parts[:-1], 1) if part.isdecimal()), len(parts) - 1)
         return change.section, ".".join(parts[:end])
 
     def get_order(self, position: int) -> float | None:
-        """Return the number to sort by: the share of the layer, infinity for a change without one, None if unknown."""
+        """Return the change to sort by, as a share of its layer; infinity if it is undefined, None if unknown."""
         if not self.has_pair(position):
             return math.inf
         outcome = self.outcomes.get(position)
@@ -134,7 +134,7 @@ class Difference:
         return math.inf if share is None or _changes_nonfinite(outcome) else share
 
     def format_change(self, position: int) -> str:
-        """Return the relative change; or git's status letter with `=` for equal values, `?` if not compared yet."""
+        """Return the relative change, or git's status letter with `=` (equal), `?` (not compared) or `-` (failed)."""
         change = self.changes.get(position)
         if change is None or change.after is None:
             return STATUS_LETTERS[Status.REMOVED]
@@ -169,7 +169,7 @@ class Difference:
         return format_number(change, 3) if change else "="
 
     def describe_outcomes(self) -> str:
-        """Return the summary line of `statecli diff`; until all pairs are compared, `87 compared: 2 changed`."""
+        """Return `87 compared: 2 changed`. Once all pairs are compared, diff's summary line follows the colon."""
         pairs = sum(map(self.has_pair, self.changes))
         outcomes = self.outcomes.values()
         if len(outcomes) == pairs:
@@ -182,7 +182,7 @@ class Difference:
         return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
 
     def _build_diff(self) -> Diff:
-        """Return the diff with the outcomes, as built by `statecli diff`."""
+        """Return the diff as `statecli diff` builds it, with the results for the values."""
         outcomes = {id(self.changes[position]): outcome for position, outcome in self.outcomes.items()}
         changes = tuple(_add_outcome(change, outcomes.get(id(change))) for change in self._diff.changes)
         notes = tuple(note for note in self._diff.notes if note.kind is not OddityKind.VALUES_NOT_COMPARED)
@@ -207,7 +207,7 @@ def _changes_nonfinite(delta: Delta) -> bool:
 
 
 def pair_states(before: ModelState, after: ModelState, versions: Versions) -> Difference:
-    """Pair the tensors of both targets by name, prefix and shape; no values are read."""
+    """Pair the tensors of both targets by name, prefix and shape. Does not read values."""
     request = Request(before.target, after.target, values=False, jobs=1)
     diff = compare_states(request, before, after, {}, {})
     positions = {(tensor.section, tensor.fqn): n for n, tensor in enumerate(before.tensors)}

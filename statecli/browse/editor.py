@@ -35,7 +35,7 @@ def describe_editor() -> str:
 
 
 def build_command(origin: Origin) -> list[str]:
-    """Return the command that opens the source line. The absolute path cannot be taken for an option."""
+    """Return the command that opens the source line. The path is absolute, so that no editor reads it as an option."""
     words, path = find_editor(), os.path.abspath(origin.file)
     name = os.path.basename(words[0])
     if name in _COLON_EDITORS:

@@ -44,10 +44,10 @@ _GLOB_CHARACTERS = frozenset("*?[")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Matches of a filter.
+    """Tensors that match a filter.
 
     Attributes:
-        positions: Their positions, in order.
+        positions: Positions of the matching tensors, in order.
         problem: The first wrong word, which was ignored, or why no tensor matches; "" otherwise.
     """
 
@@ -60,7 +60,7 @@ class WrongWord(Exception):
 
 
 class Filter:
-    """Filters the tensors of a state; caches the texts of the names between two keys.
+    """Find the tensors of a state that match a text. Names in lower case are cached between keystrokes.
 
     `unusual` has the statistics read so far, and `marked` the positions that the user marked.
     """
@@ -138,7 +138,7 @@ class Filter:
         return describe_list_remark(tensor, outlier, RowView(), is_live=self._is_class, is_reported=False)
 
     def _test_any(self, word: str) -> Test:
-        """Return the test of a bare word: a part of the name, a glob, or exactly a dtype, kind, shape or problem."""
+        """Return the test of a word without a field: part of a name, glob, or whole dtype, kind, shape or problem."""
         tests = [self._test_name(word)]
         lower = word.lower()
         by_dtype = Selection(dtype=(word,))
@@ -162,7 +162,7 @@ class Filter:
 
     @cached_property
     def _dtypes(self) -> Sequence[TensorInfo]:
-        """A tensor of each dtype."""
+        """For each dtype in the state, a tensor that has it."""
         return tuple({tensor.dtype: tensor for tensor in self._tensors}.values())
 
     def _test_name(self, word: str) -> Test:
@@ -189,7 +189,7 @@ class Filter:
         return ["\n".join((name, *tensor.aliases)).lower() for name, tensor in zip(names, self._tensors, strict=True)]
 
     def _test_layout(self, selection: Selection) -> Test:
-        """Return a test by dtype or shape, decided once for each dtype and shape."""
+        """Return a test by dtype or shape. Each dtype or shape is checked only once."""
         result_by_layout: dict[object, bool] = {}
         tensors, by_dtype = self._tensors, bool(selection.dtype)
 
@@ -230,7 +230,7 @@ class Filter:
     # --- why nothing matches ------------------------------------------------------------------------------------
 
     def _explain_nothing(self, words: Sequence[str]) -> str:
-        """Return why no tensor matches: a single word matches none, or the words together match none."""
+        """Return why no tensor matches: because of a single word, or only because of all words together."""
         for word in words:
             test = self._build_test(word)
             if not any(map(test, range(len(self._tensors)))):
@@ -254,7 +254,7 @@ class Filter:
 
 
 def _find_field(parts: re.Match[str]) -> str:
-    """Return the name of the field in lower case, with another spelling replaced."""
+    """Return the standard name of the field in a word, for any of its spellings."""
     field = parts["field"].lower()
     return LANGUAGE.field_spellings.get(field, field)
 

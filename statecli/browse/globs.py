@@ -1,4 +1,4 @@
-"""Write exactly the marked tensors as few globs for `-i`."""
+"""Write few globs for `-i` that select exactly the marked tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
 
 
 def _list_names(state: ModelState) -> list[str]:
-    """Return the name of each tensor as globs match it: after its section if there are several sections."""
+    """Return the name of each tensor that globs match. It begins with the section if there are several sections."""
     by_section = len(state.sections) > 1
     return [glob_names(tensor.fqn, tensor.section, by_section=by_section)[-1] for tensor in state.tensors]
 
@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob for a name, with `?` for each control character, because a terminal acts on pasted ones."""
+    """Return a glob that matches the name. `?` replaces control characters, because a terminal may obey them."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(
@@ -86,7 +86,7 @@ def _escape_glob(name: str) -> str:
 
 
 def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
-    """Return globs for the marked names, each with its first position, in order.
+    """Return globs that cover the marked names, each with the position of its first name, in this order.
 
     Modules and repeated layers that are marked completely get one glob each; the largest are tried first.
     """
@@ -135,7 +135,7 @@ def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, 
 
 
 def _list_wider_globs(name: str) -> Iterator[str]:
-    """Yield the globs for a name: all names, its modules, and the name with any number in place of its own."""
+    """Yield the wider globs for a name: `*`, the name with `*` for its numbers, and a glob for each of its modules."""
     yield "*"
     escaped_name = _escape_glob(name)
     template, numbers = fold.split_numbers(escaped_name)

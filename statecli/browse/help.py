@@ -31,7 +31,7 @@ SIGNS = (
 
 
 def format_help() -> str:
-    """Return the lines of the help."""
+    """Return the text of the help, with a line for each key and each sign."""
     keys = [f"{keys:<8}{text}" for keys, text in KEYS]
     signs = [f"{sign:<8}{text}" for sign, text in SIGNS]
     return "\n".join([*keys, "", *signs])

@@ -22,7 +22,7 @@ MORE_SIGN_CELLS = 2
 
 
 class LayerMeasure(str, enum.Enum):
-    """The number in each cell of the table."""
+    """Quantity that the cells of the table show."""
 
     RMS = "RMS"
     MAX = "largest |value|"
@@ -34,12 +34,12 @@ VALUE_MEASURES = (LayerMeasure.RMS, LayerMeasure.MAX)
 
 
 class LayerColumn(msgspec.Struct, frozen=True):
-    """A tensor of each layer.
+    """Column of the table: a tensor that each layer has.
 
     Attributes:
         name: Name after the number of the layer: `attn.q.weight`.
         title: The distinguishing part of the name: `q`.
-        positions: Position of the tensor of each layer; None without a tensor.
+        positions: Position of the tensor of each layer; None if the layer lacks it.
         rms: Root mean square by position, or the relative change.
         median_rms: Median of the layers.
         outliers: Text of each outlier, by position.
@@ -54,7 +54,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
 
 
 class UnusualCell(msgspec.Struct, frozen=True):
-    """A cell of the table, and its kind: `outlier`, `nan`, `inf` or `nan/inf`; "" for usual values."""
+    """A cell of the table with its kind: `outlier`, `nan`, `inf` or `nan/inf`; "" if its values are usual."""
 
     row: int
     column: int
@@ -70,7 +70,7 @@ class LayerTable(msgspec.Struct, frozen=True):
     measures: tuple[LayerMeasure, ...]
 
     def list_unusual(self, stats: Mapping[int, Stats]) -> list[UnusualCell]:
-        """Return the cells with an outlier (hardest to see), then the cells with NaN or infinity, by layer."""
+        """Return the unusual cells by layer: first outliers, which are hard to see, then NaN and infinity."""
         cells = (
             UnusualCell(row, number, describe_unusual(column, row, stats))
             for row in range(len(self.layers))
@@ -79,7 +79,7 @@ class LayerTable(msgspec.Struct, frozen=True):
         return sorted((cell for cell in cells if cell.kind), key=lambda cell: cell.kind != "outlier")
 
     def describe(self, cells: Sequence[UnusualCell]) -> str:
-        """Return `1 outlier, 1 inf: layer 17 v_proj, layer 9 up`: the counts first, which a narrow line keeps."""
+        """Return `1 outlier, 1 inf: layer 17 v_proj, layer 9 up`. A narrow line keeps the counts, which come first."""
         if not cells:
             return "no outlier, NaN or Inf"
         counts = Counter(cell.kind for cell in cells)
@@ -93,7 +93,7 @@ class LayerTable(msgspec.Struct, frozen=True):
 def build_tables(
     tensors: Sequence[TensorInfo], roles: Iterable[Role], measures: tuple[LayerMeasure, ...] = VALUE_MEASURES
 ) -> tuple[LayerTable, ...]:
-    """Return the tables of all roles; the layers of an encoder and of a decoder are two tables."""
+    """Return the tables of all roles (tensors that each layer has). Encoder and decoder layers get separate tables."""
     by_name = {(tensor.section, tensor.fqn): position for position, tensor in enumerate(tensors)}
     groups: dict[tuple[str, str], list[tuple[str, Role]]] = {}
     for role in roles:
@@ -138,7 +138,7 @@ def _describe_outlier(text: str, measures: tuple[LayerMeasure, ...]) -> str:
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
-    """Return the last, distinguishing parts of each name, without the common ending of all names."""
+    """Shorten each name to the parts that distinguish it: cut the common end of all names, keep the last parts."""
     parts = [name.split(".") for name in names]
     while len({entry[-1] for entry in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [entry[:-1] for entry in parts]
@@ -150,12 +150,12 @@ def _shorten(names: Sequence[str]) -> list[str]:
 
 
 def list_widths(table: LayerTable) -> list[int]:
-    """Return the cells of each column, with the space before the column."""
+    """Return the width of each column in terminal cells, including the space before the column."""
     return [min(max(MIN_CELLS, len(escape_name(column.title))), MAX_CELLS) + 1 for column in table.columns]
 
 
 def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
-    """Return the columns that fit, with that of the cursor; leave room for the sign of hidden columns."""
+    """Return a range of columns that fits and contains `cursor`. Leave room for the sign of hidden columns."""
     width -= MORE_SIGN_CELLS
     widths = list_widths(table)
     first = 0
@@ -168,7 +168,7 @@ def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
 
 
 def format_cell(model: ScreenModel, column: LayerColumn, row: int, measure: LayerMeasure) -> str:
-    """Return the number of a tensor, with `!` for an outlier; nan or inf for a tensor with NaN or infinity."""
+    """Return the text of a cell: a number, `nan` or `inf`. `!` comes before unusual values."""
     position = column.positions[row]
     if position is None:
         return ""

@@ -1,4 +1,4 @@
-"""Tree of the modules and tensors of a state; equal layers are joined, and only open modules are built."""
+"""Tree of the modules and tensors of a state. Equal layers are joined, and only the rows of open modules are built."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _join_equal(nodes: list[OutlineNode], tensors: Sequence[TensorInfo], measure
 
 
 def _order_numbers(nodes: list[OutlineNode]) -> list[OutlineNode]:
-    """Return the nodes; names that differ only in a number are in the order of their numbers."""
+    """Sort the nodes whose names differ only in a number by this number. Other nodes keep their places."""
     numbers_by_template: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, node in enumerate(nodes):
         template, numbers = fold.split_numbers(node.members[0].label if node.members else node.label)
@@ -133,7 +133,7 @@ def _order_numbers(nodes: list[OutlineNode]) -> list[OutlineNode]:
 
 
 def _split_by_change(nodes: list[OutlineNode], measure: Measure | None) -> list[list[OutlineNode]]:
-    """Return the groups of equal nodes that changed about as much, in the order of their first nodes."""
+    """Split equal nodes into groups that changed by similar amounts, in the order of their first nodes."""
     if measure is None or len(nodes) == 1:
         return [nodes]
     groups: list[list[OutlineNode]] = []

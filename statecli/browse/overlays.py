@@ -15,7 +15,7 @@ from statecli.core.escaping import escape_name, escape_sentence, truncate_middle
 
 
 class Overlay(ModalScreen[str]):
-    """A text over the screen. Any key closes the text, and is returned.
+    """Text over the screen. Any key closes the text; the key is the result of the overlay.
 
     The text has no frame at the sides, so a mouse can select the text.
     """
@@ -64,12 +64,12 @@ _HEAD_LINES, _FOOT_LINES = 3, 3
 
 
 def _fit_line(line: str, width: int) -> str:
-    """Return the line, shortened at its end to the width, with a line break."""
+    """Return the line with a line break, shortened at its end if it is wider than `width`."""
     return f"{line if len(line) <= width else f'{line[: max(0, width - 1)]}…'}\n"
 
 
 class LayerView(ModalScreen[int | None]):
-    """Table of the target's layers; returns the position of the tensor to go to, or None."""
+    """Table of the target's layers. Its result is the position of the tensor that the user selected, or None."""
 
     DEFAULT_CSS = """
     LayerView { background: ansi_default; color: ansi_default; }

@@ -48,11 +48,11 @@ class Versions:
         self.by_path = dict(versions)
 
     def add(self, versions: Mapping[str, FileVersion | None]) -> None:
-        """Add files whose headers were read later; the first version of a file stays."""
+        """Add the versions of more files. A file that is recorded already keeps its first version."""
         self.by_path = {**versions, **self.by_path}
 
     def check(self, tensor: TensorInfo) -> None:
-        """Raise UnreadableError if a file of the tensor changed since then."""
+        """Raise UnreadableError if a file of the tensor changed after its header was read."""
         for path in {byte_range.path for byte_range in tensor.ranges if byte_range.path}:
             if path in self.by_path and read_version(path) != self.by_path[path]:
                 advice = "quit and run statecli browse again"
@@ -60,7 +60,7 @@ class Versions:
 
 
 def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
-    """Return the name and the data of the part to show: "" for the tensor, or a sparse tensor's stored values."""
+    """Return the name and the data of the part to show, as `values` of a sparse tensor; "" names a whole tensor."""
     if tensor.data is not None:
         return "", tensor.data
     parts = dict(tensor.parts)

@@ -123,7 +123,7 @@ class ScreenModel:
 
     @property
     def shows_tree(self) -> bool:
-        """True if the tree is shown: without a filter, in the target's order or by size, and not switched off."""
+        """True if the tree is shown: no filter, no flat list chosen, and the order is the target's or by size."""
         return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, ListColumn.SIZE)
 
     @property
@@ -132,7 +132,7 @@ class ScreenModel:
         return len(self._rows) if self.shows_tree else len(self._positions)
 
     def get_row(self, number: int) -> ListRow:
-        """Return a row."""
+        """Return the row with this number, from 0."""
         if self.shows_tree:
             depth, node = self._rows[number]
             return ListRow(depth, node.label, node.positions, node.tensor, node)
@@ -155,7 +155,7 @@ class ScreenModel:
         return tensor.belongs_to or self._owners.get((tensor.section, tensor.fqn))
 
     def find_common_ends(self) -> CommonEnds:
-        """Return the lengths of the start and end that all listed names share; a narrow list leaves them out."""
+        """Return the lengths of the start and the end that all listed names share. A narrow list leaves both out."""
         if self._common_ends is None:
             self._common_ends = find_common_ends(
                 [escape_name(self.get_name(position)) for position in self.filtered_positions]
@@ -172,7 +172,7 @@ class ScreenModel:
         self._update(current)
 
     def sort_by(self, column: ListColumn | None, *, descending: bool | None = None) -> None:
-        """Sort by a column; None shows the tree in the target's order and selects the row selected before."""
+        """Sort by a column and go to the first row. None restores the target's order and, if unmoved, the cursor."""
         current = self.current
         is_back = column is None and self.sort is not None and self.cursor == 0  # the user did not move
         if self.sort is None:
@@ -186,7 +186,7 @@ class ScreenModel:
             self.cursor = min(self._before_sort, self.count - 1)
 
     def describe_order(self) -> str:
-        """Return `by size, largest first`; "" without an order."""
+        """Return a text such as `by size, largest first`; "" for the target's order."""
         if self.sort is None:
             return ""
         if self.sort in LEFT_ALIGNED:
@@ -217,7 +217,7 @@ class ScreenModel:
         self._update(current)
 
     def regroup(self) -> None:
-        """Sort again, after values were read, and join equal modules only if they changed about as much.
+        """Sort again after values were read, and join equal modules only if their changes are similar.
 
         The cursor stays where it is, or in a list on its tensor.
         """
@@ -247,7 +247,7 @@ class ScreenModel:
         return nodes if self.sort is None else sorted(nodes, key=self.get_node_bytes, reverse=self.is_descending)
 
     def remember(self, row: ListRow, describe: Callable[[], _Description]) -> _Description:
-        """Return a description of a module's tensors; cached for large modules, which may have 100,000 tensors."""
+        """Return the result of `describe` for a row. It is cached for large modules, which may have 100,000 tensors."""
         if row.node is None or len(row.positions) <= MAX_DESCRIBED_AGAIN:
             return describe()
         if row.node.key not in self._descriptions:
@@ -317,7 +317,7 @@ class ScreenModel:
         self.cursor = next((n for n, (_, node) in enumerate(self._rows) if node is path[-1]), 0)
 
     def _open_first_levels(self) -> None:
-        """Open the first levels as far as they fit on a small screen, so that the first screen says something."""
+        """Open the first levels of modules while their rows fit on a small screen; the top level alone shows little."""
         self._roots = build_roots(self.tensors, range(len(self.tensors)))
         level, rows = self._roots, len(self._roots)
         while level:
@@ -341,7 +341,7 @@ class ScreenModel:
                 stack.extend((depth + 1, child) for child in reversed(children))
 
     def _select_row(self, row: ListRow) -> None:
-        """Move the cursor to a row of the tree, which may have moved, or to the joined modules that contain it."""
+        """Move the cursor to the row of the same node in the new tree, or to the joined modules that contain it."""
         rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
         same_rows = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
         enclosing_rows = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)
@@ -397,7 +397,7 @@ class ScreenModel:
 
     @cached_property
     def _ranks(self) -> list[int]:
-        """The place of each tensor in lists: the order of the target, but numbers ascend (2 before 10)."""
+        """Rank of each tensor in lists. The order is the target's, but numbers in names ascend (2 before 10)."""
         first_places: dict[tuple[int, str], int] = {}
 
         @cache  # modules, and the last parts of names, are few
@@ -423,7 +423,7 @@ class ScreenModel:
     # --- marks --------------------------------------------------------------------------------------------------
 
     def toggle_mark(self, number: int | None = None) -> int:
-        """Mark the tensors of a row; remove the marks if all of them are marked, and return how many were removed."""
+        """Mark the tensors of a row, or remove their marks if all are marked. Return the number of removed marks."""
         if not self.count:
             return 0
         positions = set(self.get_row(self.cursor if number is None else number).positions)
@@ -459,7 +459,7 @@ class ScreenModel:
         return len(self.marked) - self.count_marked(self.filtered_positions)
 
     def describe_marks(self) -> str:
-        """Return `52 marked (40 hidden)`: hidden by the filter; "" without marks."""
+        """Return `52 marked (40 hidden)` if the filter hides 40 marked tensors; "" if nothing is marked."""
         hidden_count, count = self.count_hidden_marks(), len(self.marked)
         hidden_text = f" ({'all' if hidden_count == count else f'{hidden_count:,}'} hidden)" if hidden_count else ""
         return f"{count:,} marked{hidden_text}" if count else ""
@@ -469,7 +469,7 @@ class ScreenModel:
         return sum(position in self.marked for position in positions) if self.marked else 0
 
     def list_copied(self) -> set[int]:
-        """Return the tensors to copy: the marked tensors, else those of the filter, else those of the row."""
+        """Return the tensors to copy: marked tensors, else matches of the filter, else tensors of the current row."""
         if self.marked or self.filter_text.strip():
             return self.marked or set(self.filtered_positions)
         return set(self.current.positions if self.current else ())
@@ -486,14 +486,14 @@ class ScreenModel:
         self.unusual.add(position)
 
     def list_layers_to_read(self) -> list[int]:
-        """Return the listed tensors with a number in their names whose statistics, or changes, were not read."""
+        """Return the listed tensors with a number in their name whose statistics (or changes) are still missing."""
         difference = self.difference
         if difference is None:
             return [n for n in self.filtered_positions if n not in self.stats and _has_number(self.tensors[n])]
         return [n for n in difference.list_missing(self.filtered_positions) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
-        """Return the roles (a tensor of each layer) whose changes are known, with the change in place of the RMS."""
+        """Return the roles (tensors that each layer has) whose changes are known. The change replaces the RMS."""
         return list_roles(
             replace(tensor, stats=Stats(mean=change, std=0.0, nan=0, inf=0) if change is not None else None)
             for n, tensor in enumerate(self.tensors)
@@ -501,7 +501,7 @@ class ScreenModel:
         )
 
     def describe_stats(self, width: int) -> str:
-        """Return `88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, in at most `width` characters if possible."""
+        """Return `statistics of 88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, if possible within `width`."""
         kinds = {kind: positions for kind, positions in self.unusual.list_kinds(self.listed).items() if positions}
         failed_count = sum(self.stats[position].reason is not None for position in self.listed)
         start = f"statistics of {len(self.listed):,} read: "

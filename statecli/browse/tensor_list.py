@@ -89,7 +89,7 @@ class TensorList(ScrollView, can_focus=True):
         self.show_rows()
 
     def on_click(self, event: events.Click) -> None:
-        """Select a row; sort by a column; open or close the selected row."""
+        """Handle a click: sort by a heading, mark a row at its left edge, select a row, or open the selected row."""
         if event.y == 0:
             column = self._find_column(event.x)
             if column is not None:
@@ -200,14 +200,14 @@ class TensorList(ScrollView, can_focus=True):
         return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: ListRow, room: int) -> str:
-        """Return ` of h.3.mlp.weight`, to show after an optimizer tensor; "" if it is unknown or does not fit."""
+        """Return ` of h.3.mlp.weight`, the parameter of an optimizer tensor; "" if it is unknown or does not fit."""
         owner = self._model.get_owner(row.tensor) if row.tensor is not None else None
         if owner is None or room < _MIN_OWNER_CELLS:
             return ""
         return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"
 
     def _format_unusual(self, row: ListRow, width: int) -> str:
-        """Return ` ! NaN`, to show after the name of a row; ` !` if it does not fit or the module is open."""
+        """Return ` ! NaN` to append to the name of a row; only ` !` if the words do not fit or the module is open."""
         if row.node is None:
             sign = self._model.unusual.sign(None, row.positions)
             return f" {sign}" if sign and 2 * len(sign) < width else " !" if sign else ""
@@ -241,7 +241,7 @@ class TensorList(ScrollView, can_focus=True):
         return ""
 
     def _sum_elements(self, row: ListRow) -> int:
-        """Return the elements of a module, shared storage counted once."""
+        """Return the number of elements in a module's tensors. Shared storage counts once."""
         key = row.node.key if row.node is not None else None
         if key not in self._elements:
             by_kind = sizes.sum_by_kind([self._model.tensors[position] for position in row.positions])
@@ -256,7 +256,7 @@ class TensorList(ScrollView, can_focus=True):
 
 
 def shorten_numbers(label: str, width: int) -> str:
-    """Return the label of joined modules with fewer numbers, `{0..2,… 37}`, so that the end of the name stays."""
+    """Return the label of joined modules with fewer numbers, as `{0..2,… 37}`, so that the end of the name fits."""
     start, brace, numbers_and_end = label.partition("{")
     numbers, _, end = numbers_and_end.partition("}")
     if len(label) <= width or not brace:

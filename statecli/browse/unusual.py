@@ -1,4 +1,4 @@
-"""Tensors whose values stand out, as far as statistics were read: NaN, infinity, and outliers among the layers."""
+"""Find tensors with unusual values in the statistics read so far: NaN, infinity, and outliers among the layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe_count(kind: str, count: int) -> str:
 
 
 class UnusualValues:
-    """Positions of the tensors with NaN, with infinity, and of the outliers.
+    """Positions of the tensors with unusual values: with NaN, with infinity, or an outlier among the layers.
 
     Attributes:
         stats: Statistics that were read, by position.
@@ -57,17 +57,17 @@ class UnusualValues:
         self._signs.clear()
 
     def list_roles(self) -> tuple[Role, ...]:
-        """Return the roles (a tensor of each layer) whose statistics were read."""
+        """Return the roles (tensors that each layer has) whose statistics were read."""
         return list_roles(replace(self._tensors[n], stats=self.stats[n]) for n in sorted(self.stats))
 
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
-        """Return which of the positions are `nan`, `inf` and `outlier`, each kind in order."""
+        """Return, for each kind (`nan`, `inf`, `outlier`), a sorted list of the given positions that have it."""
         listed_positions = set(positions)
         kinds: dict[str, Set[int]] = {**self._positions, "outlier": self.outliers.keys()}
         return {kind: sorted(listed_positions & unusual) for kind, unusual in kinds.items()}
 
     def list_sentences(self, positions: Collection[int]) -> Iterator[NamedTensors]:
-        """Yield the sentences about some of the tensors, as on the page of `inspect --stats`."""
+        """Yield sentences about the unusual tensors at `positions`, as on the page of `inspect --stats`."""
         for kind, unusual in self.list_kinds(positions).items() if self._has_any() else ():
             names = tuple(format_fqn(self._tensors[position].fqn) for position in unusual)
             if names:
@@ -75,7 +75,7 @@ class UnusualValues:
                 yield NamedTensors(f"{plural(len(names), 'tensor')} {verb}", names, "")
 
     def sign(self, key: NodeKey | None, positions: Collection[int]) -> str:
-        """Return `! NaN, outlier` for a row; "" if nothing stands out there. `key`: the module of the row, if any."""
+        """Return `! NaN, outlier` for the tensors of a row; "" if all are usual. `key`: key of the cached result."""
         if not self._has_any():
             return ""
         if key is not None and key in self._signs:

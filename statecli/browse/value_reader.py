@@ -1,4 +1,4 @@
-"""A thread that reads values while the screen stays responsive: the selected tensor first, then long lists."""
+"""Read values in a thread, so that the screen stays responsive: first the selected tensor, then long lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLICE_S = 0.1
 
 
 class ReaderThread:
-    """Thread that runs the job of the selected tensor first, and in between the steps of a list.
+    """Thread that runs the steps of a list; before the next step, it runs the job of the selected tensor.
 
     The thread is a daemon: quitting does not wait for a read of many gigabytes.
     """
@@ -28,13 +28,13 @@ class ReaderThread:
         self._thread: threading.Thread | None = None
 
     def read(self, job: Callable[[], Apply]) -> None:
-        """Run the job. An earlier job that has not begun is dropped, because the cursor has left its tensor."""
+        """Run the job. It replaces a job that has not begun, because the cursor has left that job's tensor."""
         with self._job_condition:
             self._job = job
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
-        """Run the steps in order, in place of those of an earlier list; None only ends the earlier list."""
+        """Run the steps in order. They replace the steps of an earlier list; None only ends the earlier list."""
         with self._job_condition:
             self._list = steps
             self._start()
