@@ -35,7 +35,7 @@ Candidates = Iterable[tuple[str, str]]
 
 
 class CandidateKind(str, Enum):
-    """Task of the script: insert a candidate and a space, insert only the candidate, or complete file names."""
+    """Action of the shell's script: insert a candidate and a space, insert a candidate only, or complete file names."""
 
     WORDS = "words"
     STEMS = "stems"
@@ -51,7 +51,7 @@ class Completion(NamedTuple):
 
 
 def answer(arguments: Sequence[str]) -> None:
-    """Print the answer to a script. Prints nothing if anything fails, because a prompt is not a place for an error."""
+    """Print the answer for a shell's script. Print nothing on an error, because it would disturb the user's prompt."""
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if hasattr(signal, "setitimer"):
@@ -70,7 +70,7 @@ def _format_answer(shell: str, current: str, words: Sequence[str]) -> str:
 
 
 def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
-    """Return the answer for Bash, which splits words at `:` and `=`. Each candidate continues the piece `fragment`."""
+    """Return the answer for Bash, which splits words at `:` and `=`. Each candidate extends the piece `fragment`."""
     *words, current = _join_words([*words, fragment])
     start = fragment if fragment.strip(":=") else ""
     typed_word = _unquote(current)
@@ -84,7 +84,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
 
 
 def _list_files(typed_word: str, start: int) -> Completion | None:
-    """Return the files whose names begin as typed and need no quotes; None without such files."""
+    """Return the files whose names begin as typed. Names that need quotes are left out. None if no name is left."""
     folder, name = os.path.split(typed_word[start:])
     if not name.strip(":="):
         return None
@@ -109,7 +109,7 @@ def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -
 
 
 def _join_words(words: Sequence[str]) -> list[str]:
-    """Join the pieces that Bash split at `:` and `=`: `net.py`, `:`, `Net` become one word. An empty one stays."""
+    """Join pieces that Bash split at `:` and `=`: `net.py`, `:`, `Net` become one word. Empty words stay separate."""
     joined_words: list[str] = []
     is_open = False
     for word in words:
@@ -128,7 +128,7 @@ def _unquote(word: str) -> str:
 
 
 def complete(words: Sequence[str], current: str) -> Completion:
-    """Return the candidates for the word `current`, which follows `words`. The words have no quotes."""
+    """Return the candidates for the word `current` after `words`. The caller has removed quotes from all words."""
     completion = _find_candidates(words, current)
     matching = (candidate for candidate in completion.candidates if candidate[0].startswith(current))
     return completion._replace(candidates=tuple(dict.fromkeys(matching)))
@@ -145,7 +145,7 @@ def _find_candidates(words: Sequence[str], current: str) -> Completion:
 
 
 def _complete_command(words: Sequence[str]) -> Completion:
-    """Complete the name of a command, of statecli or of a group; return no candidates after any other word."""
+    """Return the commands of statecli, or of the group in `words`; no candidates after any other word."""
     group = " ".join(words)
     return Completion(candidates=tuple(list_commands(group)) if group in ("", *GROUPS) else ())
 
@@ -233,7 +233,7 @@ def _list_schema_commands(_: str) -> Candidates:
 
 
 def _list_parts_of_target(current: str) -> Candidates:
-    """Return the classes for `net.py:`, and the sections for `train.ckpt#`; nothing for another word."""
+    """Return candidates for the class after `net.py:` or the section after `train.ckpt#`; none for other words."""
     path, hash_sign, _ = current.rpartition("#")
     if hash_sign and os.path.exists(path):
         return ((f"{path}#{name}", "") for name in _list_sections(path))
@@ -257,7 +257,7 @@ def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[s
 
 
 def _list_sections(path: str) -> Iterator[str]:
-    """Yield the sections and the groups of sections of a checkpoint, except for names that need quotes."""
+    """Yield the sections of a checkpoint and their parent sections, except for names that need quotes."""
     from statecli.targets import load
 
     for section in load.read_whole_checkpoint(path).sections:

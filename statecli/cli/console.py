@@ -79,7 +79,7 @@ def write_report(
 
 
 def print_summary(report: Report, path: str) -> None:
-    """Print on stderr a summary of the report that is in a file, because a failed job would show nothing else."""
+    """Print a summary of a report in a file on stderr; otherwise the log of a failed job would show nothing."""
     page = (report.page_without_rows or report.page)()
     streams.print_line(f"statecli: {report.title}: {page.verdict}; see {path}")
 
@@ -156,9 +156,9 @@ def show_warnings_once() -> Iterator[None]:
 
 @contextmanager
 def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Progress | None]:
-    """Show progress bars on stderr, if it is a terminal: fetched files, then (if `values`) bytes of values.
+    """Show progress bars on stderr if it is a terminal: for fetched files and, if `values`, for bytes of values.
 
-    Yields the function that takes the total of bytes, or None without a bar. A bar appears when reading starts.
+    Yields the function that takes the total of bytes, or None if no bar is shown. A bar appears when reading starts.
     """
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -249,7 +249,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     read_bytes = _ReadBytes()
 
     class _Bar(Progress):
-        """Bar that counts the received bytes at each drawing, because a large tensor arrives in many pieces."""
+        """Bar that counts the received bytes whenever it is drawn, because a large tensor arrives in many pieces."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.task_ids:
@@ -273,7 +273,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
 
 @contextmanager
 def show_steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
-    """Show a bar of steps with the name of the stage, if stderr is a terminal; yields the function for each step."""
+    """Show a bar of steps and the current stage, if stderr is a terminal. Yields the function to call after a step."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -288,7 +288,7 @@ def show_steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[]
 
 
 def _create_console(color: str) -> Console:
-    """Return a console of rich for stderr, with the same choice of colours as the results."""
+    """Return a console of rich for stderr that has colours unless --color is never."""
     from rich.console import Console
 
     return Console(stderr=True, no_color=True if color == "never" else None)

@@ -24,7 +24,7 @@ MAX_TERM_COLUMNS = 30
 
 
 def find_help_request(words: Sequence[str]) -> str | None:
-    """Return the name of the command whose help is requested ("" for statecli itself); None without such a request.
+    """Return the command whose help is requested ("" means statecli itself); None if no help is requested.
 
     Also None for a nonexistent command, which the parser reports later.
     """
@@ -52,7 +52,7 @@ def find_color(words: Sequence[str]) -> str:
 
 
 def show_help(command: str, words: Sequence[str]) -> int:
-    """Write the help of a command, or of statecli itself for ""; `words` may contain --color. Return 0."""
+    """Write the help of a command ("" means statecli itself); return exit code 0. `words` may contain --color."""
     streams.reserve_stdout()
     page = read_page(command)
     streams.write_help(lambda width, color: format_help(page, width, color=color), find_color(words))
@@ -60,7 +60,7 @@ def show_help(command: str, words: Sequence[str]) -> int:
 
 
 def read_page(name: str) -> str:
-    """Return the help page of a command, of a group, or of statecli itself for "", as `format_help` takes it."""
+    """Return the help page of a command or group ("" means statecli itself), in the form that `format_help` takes."""
     return _read_pages()[name]
 
 
@@ -71,7 +71,7 @@ def _read_pages() -> dict[str, str]:
 
 
 def format_help(page: str, width: int, *, color: bool = False) -> str:
-    """Return the page as text of `width` columns; only a word longer than that makes a longer line."""
+    """Return the page as text. A line has at most `width` columns, unless a single word is longer."""
     head, *sections = page.rstrip("\n").split("\n## ")
     usage, summary, hint = head.split("\n")
     style = _Style(width, color=color)

@@ -1,4 +1,4 @@
-"""The help of each command as data, from the table of options and `manuals`.
+"""Help of each command as data, built from the table of options and from the examples in `manuals`.
 
 `make docs` writes the pages to a file, from which `help_page` prints them. `man_page` writes the same pages for man.
 """
@@ -95,7 +95,7 @@ def list_commands(group: str) -> Iterator[tuple[str, str]]:
 
 
 def summarize(options: Any) -> str:
-    """Return the first sentence about a command, for lists."""
+    """Return the first sentence of a command's description, for lists of commands."""
     return re.split(r"(?<=\.)\s", _describe(options), maxsplit=1)[0]
 
 
@@ -148,7 +148,7 @@ def format_placeholder(option: Parameter) -> str:
 
 
 def format_text(option: Parameter) -> str:
-    """Return the help of an option, with its choices if the placeholder does not have them, and its default."""
+    """Return the help of an option with its default, and with its choices unless the placeholder lists them."""
     text = option.help
     if option.metavar and option.choices:
         text += f" [values: {', '.join(option.choices)}]"
@@ -162,12 +162,12 @@ def format_text(option: Parameter) -> str:
 
 
 def encode_pages() -> str:
-    """Return the text of `help_pages.txt`: each page, as returned by `help_page.read_page`, below its name."""
+    """Return the content of `help_pages.txt`: each name, and the page that `help_page.read_page` returns for it."""
     return "".join(f"# {name}\n{encode_page(build_page(name))}" for name in ("", *GROUPS, *COMMANDS))
 
 
 def encode_page(page: HelpPage) -> str:
-    """Return a page as lines: the usage, the summary, the hint, then sections with a tab after each term."""
+    """Return a page as lines: usage, summary, hint, and sections. A tab separates each term from its text."""
     sections = [
         *filter(None, (page.operands, *page.options)),
         HelpSection("EXAMPLES", tuple((example.line, example.purpose) for example in page.examples)),
@@ -180,7 +180,7 @@ def encode_page(page: HelpPage) -> str:
 
 
 def encode_options() -> str:
-    """Return the text of `known_options.txt`, from which `unknown_word` describes mistakes.
+    """Return the content of `known_options.txt`, which `unknown_word` reads to describe mistakes.
 
     Below the name of each command is a line for each option: listed spellings, other spellings, whether the option
     takes a value, and its choices.

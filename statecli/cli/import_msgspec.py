@@ -1,4 +1,4 @@
-"""Import msgspec without its unused imports, which take a seventh of the start of a command."""
+"""Import msgspec, but defer its unused imports, which take a seventh of the start time of a command."""
 
 from __future__ import annotations
 

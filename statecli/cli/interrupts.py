@@ -1,4 +1,4 @@
-"""Ctrl-C ends the command with status 130 at once, at any place of the main thread.
+"""End the command with status 130 immediately at Ctrl-C, wherever the main thread is.
 
 `KeyboardInterrupt` alone is not enough: raised in a callback of the interpreter (a weak reference, an import), the
 exception is printed and lost; libraries catch the exception and raise another error; a long operator delays the

@@ -88,7 +88,7 @@ def _format_references(name: str) -> Iterator[str]:
 
 
 def _format_text(text: str) -> Iterator[str]:
-    r"""Yield the lines of a paragraph; `\&` keeps a line from being read as a request."""
+    r"""Yield the lines of a paragraph. `\&` before a dot keeps roff from reading the line as a request."""
     for line in textwrap.wrap(_escape(text), MAX_SOURCE_COLUMNS, break_long_words=False, break_on_hyphens=False):
         yield f"\\&{line}" if line.startswith(".") else line
 

@@ -18,7 +18,7 @@ class Example(NamedTuple):
 
 
 class Manual(NamedTuple):
-    """Examples and exit statuses of a command; `list_statuses` adds status 130, the same for every command."""
+    """Examples and exit statuses of a command. `list_statuses` adds status 130, which every command has."""
 
     examples: tuple[Example, ...]
     statuses: dict[int, str]

@@ -1,4 +1,4 @@
-"""Describe, in one sentence, a mistake that Typer found: the mistake, and the words to type instead."""
+"""Turn an error of Typer into one sentence, which names the mistake and the words to type instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output files: `-f` to `-o`, and each `--report FORMAT=FILE`. Output files are checked before anything is read."""
+"""Find the output files: of `-o`, and of each `--report FORMAT=FILE`. Check them before the command reads anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STDOUT = "-"
 
 
 class OutputTarget(msgspec.Struct, frozen=True):
-    """Format and file of an output. `output` None means a table on a terminal, else plain rows.
+    """Format and path of an output. `output` None means a table on a terminal, and plain rows elsewhere.
 
     `path` None means stdout. `option_text` is the option that gives the output, for the message of a UsageError.
     """
@@ -35,7 +35,7 @@ class OutputTarget(msgspec.Struct, frozen=True):
 
 
 def list_outputs(options: Options) -> tuple[OutputTarget, ...]:
-    """Return the outputs of a run; the output of `-f` is last, because its reader may close the pipe early.
+    """Return the outputs of a run. The output of `-o` or stdout is last, because its reader may close the pipe early.
 
     Raises UsageError for an unknown format, a report without a file, two outputs in the same file, a missing folder,
     and a file read by the command.
@@ -95,13 +95,13 @@ def _identify(path: str) -> object:
 
 
 def _list_inputs(options: Options, other_than: str = "") -> Iterator[str]:
-    """Yield the files and folders that the command line names as inputs, except in the field `other_than`."""
+    """Yield the files and folders that the command line names as inputs. Skip the option in the field `other_than`."""
     for text in list_texts(options, lambda each: each.reads_file and each.field != other_than):
         yield from _list_files(text)
 
 
 def _list_files(text: str) -> Iterator[str]:
-    """Yield the paths that a text can name: a path, a glob, a class and its options, `script.py::main`, a module."""
+    """Yield the paths that a text can name: as a path, glob, class with options, `script.py::main` or module."""
     file = location.find_file(text.partition("::")[0])
     configuration = split_class_options(text)[1].config_json
     yield from (text, file, *(() if configuration is None else (configuration,)))
@@ -112,7 +112,7 @@ def _list_files(text: str) -> Iterator[str]:
 
 
 def check_output(target: OutputTarget, options: Options) -> None:
-    """Raise UsageError for a file in a missing folder, and for a file that the command reads."""
+    """Raise UsageError if the output cannot be written at its path, or if the command reads that file."""
     if target.path is None:
         return
     check_place(target.path, target.option_text)

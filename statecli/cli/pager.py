@@ -17,7 +17,7 @@ _ESCAPE_SEQUENCE = compile_on_use(rb"\x1b\[[0-9;]*m")
 
 
 def find_pager(descriptor: int) -> str | None:
-    """Return the command of the pager for results on this descriptor; None if they are written there directly."""
+    """Return the pager's command for results on this descriptor; None if they are to be written directly."""
     is_interactive = is_terminal(descriptor) and is_terminal(0)
     if not is_interactive or os.name != "posix" or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return None
@@ -31,7 +31,7 @@ def find_pager(descriptor: int) -> str | None:
 
 
 def show(data: bytes, descriptor: int) -> bool:
-    """Show the text in a pager if it is longer than the terminal; return False for a text to write directly."""
+    """Show the text in a pager if it is longer than the terminal. Return False if the caller must write the text."""
     command = find_pager(descriptor)
     if command is None or not _is_longer_than_screen(data, descriptor):
         return False

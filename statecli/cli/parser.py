@@ -70,7 +70,7 @@ class _LineReader:
         return (bool(equals) or value == "-" or not value.startswith("-")) and self._store(parameter, value)
 
     def _store(self, parameter: Parameter, word: str) -> bool:
-        """Store the value of a word; return False if the word does not have the right type, or for a second value."""
+        """Store the value of a word. Return False if its type is wrong, or if the value was already given."""
         try:
             value = parameter.type(word)
         except ValueError:

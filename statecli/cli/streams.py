@@ -62,7 +62,7 @@ class Stream:
         is_terminal: bool | None = None,
         is_stdout: bool = True,
     ) -> None:
-        """Write to `raw`. If `raw` is only a buffer, `columns` and `is_terminal` describe the text's final place."""
+        """Write to `raw`. If `raw` is only a buffer, `columns` and `is_terminal` describe the stream after it."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding
@@ -140,7 +140,7 @@ def find_parent() -> Any:
 
 
 def limit_time(seconds: float) -> None:
-    """Make the parent end this process after the given number of seconds. Raises UsageError without a parent."""
+    """Make the parent end this process after `seconds`. Raises UsageError if no parent supervises this process."""
     parent = find_parent()
     if parent is None:
         raise UsageError(
@@ -202,7 +202,7 @@ def get_width(sink: Stream) -> int:
 
 
 def use_color(choice: str, is_terminal: bool) -> bool:
-    """Return whether an output has colours, by the choice of --color and the environment."""
+    """Return whether an output has colours, as --color and the environment decide."""
     if choice != "auto":
         return choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -211,7 +211,7 @@ def use_color(choice: str, is_terminal: bool) -> bool:
 
 
 def print_state_error(error: StateError, debug: bool) -> int:
-    """Print an error on stderr: a line, a line for each choice, and the advice; return exit code 2."""
+    """Print an error on stderr: its message, a line for each possible choice, and its advice. Return exit code 2."""
     message, *lines = error.list_lines()
     code = print_error(message, debug)
     for line in lines:
@@ -231,7 +231,7 @@ def print_error(message: str, debug: bool) -> int:
 
 
 def print_crash(error: Exception, debug: bool) -> int:
-    """Print a bug of statecli in a line, without secrets in the message; return exit code 2."""
+    """Print a line about a crash of statecli on stderr, without the secrets in its message. Return exit code 2."""
     message = f"{type(error).__name__}: {storage.redact.scrub(str(error))}"
     return print_error(f"internal error: {message} (please report it with the output of --debug)", debug)
 
@@ -249,7 +249,7 @@ def describe_system_error(error: OSError) -> str:
 
 
 def print_line(text: str, *, direct: bool = False) -> None:
-    """Print a line on stderr, if there is a stderr; errors are ignored, because the exit code remains.
+    """Print a line on stderr, if stderr exists. Ignore errors, because the exit code still reports a failure.
 
     A supervised process sends the line to its parent, to be printed after the result, unless `direct`.
     """
@@ -273,7 +273,7 @@ def flush_stdout() -> None:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to the null device, because Python flushes stdout again at exit, and the reader is gone."""
+    """Redirect stdout to the null device after its reader is gone, because Python flushes stdout again at exit."""
     raw: IO[str] | IO[bytes] | None = sys.stdout if _result_stream is None else _result_stream.raw
     if raw is not None:
         _redirect_to_null(raw)

@@ -38,7 +38,7 @@ def _root(
 
 
 def _format_help(context: Any) -> str:
-    """Return the help page for a line that `find_help_request` does not recognise: `-qh`, or without a command."""
+    """Return the help page for a line that `find_help_request` does not recognise: with `-qh`, or without a command."""
     name = context.command_path.partition(" ")[2]
     page = help_page.read_page("" if name in help_page.OTHER_COMMAND_NAMES else name)
     return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()

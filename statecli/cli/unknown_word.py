@@ -1,4 +1,4 @@
-"""Find an unknown command or option, the commonest mistakes, before the table of options is imported.
+"""Find unknown commands and options, the most common mistakes, before the table of options is imported.
 
 The known words are in `known_options.txt`, which `make docs` writes (`help_table`).
 """
@@ -41,7 +41,7 @@ class _Option:
 
 
 def find_ambiguous_word(words: Sequence[str]) -> str | None:
-    """Return the first word that looks like an option and is also an existing file; None without such a word.
+    """Return the first word that begins with `-` but is also an existing file; None if no word is such a file.
 
     With a file `-o.pt` in the folder, `statecli audit *` would write to `.pt`. After `--`, all words are targets.
     """
@@ -50,7 +50,7 @@ def find_ambiguous_word(words: Sequence[str]) -> str | None:
 
 
 def describe_unknown_word(words: Sequence[str]) -> str | None:
-    """Return an error for an unknown command or long option; None without such a word.
+    """Return an error for an unknown command or long option; None if all are known.
 
     A word after an option that takes a value may be the value.
     """
@@ -76,13 +76,13 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
 
 
 def find_command(words: Sequence[str]) -> str:
-    """Return the name of the command at the beginning of a command line; "" without a command."""
+    """Return the name of the command at the beginning of a command line; "" if it does not begin with a command."""
     commands = _read_commands()
     return next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), "")
 
 
 def see_help(name: str) -> str:
-    """Return the advice to read the help of a command, of statecli for ""."""
+    """Return the advice to read the help of a command; the name "" means statecli itself."""
     return f"see {' '.join(filter(None, ('statecli', name)))} --help"
 
 
@@ -143,9 +143,9 @@ def _describe_unknown_command(word: str, commands: Iterable[str]) -> str:
 
 
 def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
-    """Return up to three flags that begin with the word, or are similar in whole or in their last word.
+    """Return up to three flags that are similar to the word: by their beginning, their spelling or their last word.
 
-    Old spellings count too. Compared without the dashes, because dashes would make all flags similar. A last word that
+    Old spellings count too. Dashes are left out, because dashes would make all flags similar. A last word that
     is a choice, as in --config-json, is left to `_find_similar_choices`.
     """
     from difflib import get_close_matches
@@ -166,7 +166,7 @@ def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
 
 
 def _find_similar_choices(flag: str, options: Sequence[_Option]) -> list[str]:
-    """Return `-f json` for `--json` or `--josn`: the option that takes the word as a value."""
+    """Return an option with a value similar to the word, such as `-f json` for `--json` or `--josn`."""
     from difflib import get_close_matches
 
     choices = _list_choices(options)

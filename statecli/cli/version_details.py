@@ -24,7 +24,7 @@ LINE_COLUMNS = 80
 
 
 def describe_installation() -> Iterator[str]:
-    """Yield lines: the version, the kernel for values, Python and its system, and the packages that are installed."""
+    """Yield lines about the installation: the version, the compute kernel, Python, the system, and the packages."""
     yield f"statecli {__version__}"
     yield f"package   {DISTRIBUTION} {_find_version(DISTRIBUTION) or '(not installed: runs from its source)'}"
     yield f"kernel    {_describe_kernel()}"
