@@ -1,4 +1,4 @@
-"""Report -> text: a module for each output, with `write(report, sink, options)`. No renderer knows the command."""
+"""Write a report as text. Each output has a module with `write(report, sink, options)`, the same for all commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from statecli.report import Report
 
 
 class RenderOptions(msgspec.Struct, frozen=True):
-    """Options of an output: on a terminal or not, width in columns, in colour or not, failures only (`quiet`).
+    """Options of an output: whether it is a terminal, its width in columns, and whether it has colours.
 
-    `exit_status` is the status with which the command will exit; None without a command.
+    `quiet` shows only failures. `exit_status` is the status with which the command will exit; None for Python.
     """
 
     terminal: bool = False
@@ -26,7 +26,7 @@ class RenderOptions(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Target of a renderer: text for people, encoded by the sink, or bytes in UTF-8."""
+    """Target of a renderer. It takes text for people, which it encodes, or bytes in UTF-8."""
 
     def text(self, text: str) -> None: ...
 
@@ -34,7 +34,7 @@ class Sink(Protocol):
 
 
 class Renderer(Protocol):
-    """The module of an output in this package."""
+    """Module of this package that writes an output."""
 
     def write(self, report: Report, sink: Sink, options: RenderOptions) -> None: ...
 
@@ -54,7 +54,7 @@ class _TextSink:
 
 @with_denormals
 def write(report: Report, output: Output | None, sink: Sink, options: RenderOptions) -> None:
-    """Write the report in this format; None: a table on a terminal, else plain. Imports the renderer of that name."""
+    """Write the report in the format `output`. None means a table on a terminal, and plain rows elsewhere."""
     output = output or (Output.TABLE if options.terminal else Output.PLAIN)
     cast(Renderer, import_module(f"statecli.render.{output.value}")).write(report, sink, options)
 

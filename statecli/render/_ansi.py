@@ -6,7 +6,7 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 
 def paint(text: str, style: str, color: bool) -> str:
-    """Return the text in a style; unchanged without colour or style."""
+    """Return the text in a style. Return it unchanged if `color` is False or `style` is empty."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if color and style and text else text
 
 

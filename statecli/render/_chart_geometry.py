@@ -1,4 +1,4 @@
-"""Charts as geometry: positions of bars, ticks and labels. Plain numbers and text, drawn by the page's template.
+"""Compute the geometry of charts: positions of bars, ticks and labels, which the page's template draws.
 
 Lengths are in units of the picture's coordinate system, y downwards, as in SVG.
 """
@@ -63,7 +63,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class PlotBox(msgspec.Struct, frozen=True):
-    """The place of the plot in its picture."""
+    """Position of the plot inside its picture."""
 
     left: float
     top: float
@@ -79,12 +79,12 @@ class PlotBox(msgspec.Struct, frozen=True):
         return self.bottom - share * (self.bottom - self.top)
 
     def compute_y(self, value: float, scale: Scale | None) -> float:
-        """Return the y coordinate of a value: the bottom for a zero on a logarithmic scale, and without a scale."""
+        """Return the y coordinate of a value. Zero on a logarithmic scale, or any value if `scale` is None, is the bottom."""
         return self.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A point of a line. `left` and `width` are the strip where the mouse shows the title.
+    """Point of a line. Its title appears when the mouse is in the strip that `left` and `width` describe.
 
     `mood` "odd" marks an alarm: a red point, or a strip from the bottom to the top if the value is unknown.
     `tensor` is the section and name of the tensor behind the point.
@@ -100,12 +100,11 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart laid out. `unit` heads the y axis, `below` the x axis; `wide` requests the whole width of a page.
+    """Chart with its layout. `unit` is the title of the y axis, `below` the title of the x axis.
 
-    `lines` are the corners of lines, as SVG writes them.
-
-    With `upright` the texts of the x axis are names, written upwards. `ground` is the y of the bars' base; `zero` is
-    the x of 0, None if the x axis does not include 0.
+    `wide` requests the whole width of a page. `lines` are the corners of lines, as SVG writes them. With `upright`, the
+    texts of the x axis are names, written upwards. `ground` is the y of the bars' base. `zero` is the x of 0, or None
+    if the x axis does not include 0.
     """
 
     title: str
@@ -132,7 +131,7 @@ def build_picture(chart: Bars | Spread) -> Picture:
 
 
 class _Bar(NamedTuple):
-    """A value with its name; `word` replaces an infinite value, and is a remark on any other."""
+    """A value with its name. `word` replaces a value that is not finite, and is a remark about any other value."""
 
     label: str
     value: float
@@ -142,7 +141,7 @@ class _Bar(NamedTuple):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Map values to 0..1 on an axis with `ticks`.
+    """Scale that maps values to 0..1 on an axis with `ticks`.
 
     `low` and `high` are logarithms, or the ends in units of 10**exponent, which works for the whole range of floats.
     """
@@ -160,7 +159,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def build_log_scale(smallest: float, largest: float) -> Scale:
-    """Return a scale of whole decades around two positive numbers; `smallest` is a little above the lower end."""
+    """Return a scale of whole decades around two positive numbers. It begins at least 0.1 decades below `smallest`."""
     low, high = math.floor(math.log10(smallest) - 0.1), math.ceil(math.log10(largest))
     high = max(high, low + 1)
     step = math.ceil((high - low) / 7)
@@ -253,7 +252,7 @@ def _choose_scale(finite: Sequence[float]) -> Scale | None:
 
 
 def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plot: PlotBox) -> Iterator[Mark]:
-    """Yield the marks of each bar; for several values a faint mark of the largest and a strong mark of the smallest."""
+    """Yield the marks of each bar. A bar for several values has a faint mark (largest) and a strong mark (smallest)."""
     slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_BAR_WIDTH) if slot > 3 else slot
     for n, values in enumerate(bins):
@@ -275,12 +274,12 @@ def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plo
 
 
 def _rank_bar(bar: _Bar) -> tuple[bool, float]:
-    """Return a sort key: NaN last, then the largest size."""
+    """Return a sort key: by absolute value, with NaN last."""
     return math.isnan(bar.value), abs(bar.value)
 
 
 def _describe_bars(bars: list[_Bar]) -> str:
-    """Describe a bar: its name and value, or the first and last name and the largest value."""
+    """Describe a bar by its name and value; several values by the first and last name and the largest value."""
     if len(bars) == 1:
         remark = f" ({bars[0].word})" if bars[0].word and math.isfinite(bars[0].value) else ""
         return f"{bars[0].label}: {_describe_unmeasured(bars[0]) or format_number(bars[0].value)}{remark}"
@@ -322,7 +321,7 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
 
 
 def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple[Tick, ...]]:
-    """Return the axis title `encoder.layer.N` and a tick in the middle of each N, for the most frequent prefix.
+    """Return the axis title `encoder.layer.N` and a tick in the middle of each layer, for the most frequent prefix.
 
     Both are empty if there are fewer than two layers. Ticks too close to the previous tick are left out.
     """
@@ -342,7 +341,7 @@ def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple
 
 
 def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: PlotBox) -> tuple[Tick, ...]:
-    """Return the ticks with the names of bars outside of the layers; a name replaces the numbers that it would cover.
+    """Add the names of bars outside of the layers to the ticks. A name replaces the layer numbers that it would cover.
 
     Names without room are left out, as are all names if there are many.
     """
@@ -367,8 +366,8 @@ def _are_close(tick: Tick, other: Tick) -> bool:
 
 
 def _build_histogram(chart: Spread) -> Picture:
-    """Lay out a histogram; bins of different widths are drawn as wide as they are."""
-    plot = PlotBox(52.0, 26.0, 370.0, 170.0)  # the number at either end stands half outside
+    """Lay out a histogram. Each bar is as wide as its bin."""
+    plot = PlotBox(52.0, 26.0, 370.0, 170.0)  # half of the first and last number is outside the plot
     is_drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
     low, high = (min(chart.edges), max(chart.edges)) if is_drawable else (0.0, 1.0)
     across = build_linear_scale(low, high)

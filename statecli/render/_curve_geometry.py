@@ -46,7 +46,7 @@ def build_curve_picture(chart: Curve) -> Picture:
 
 
 def _choose_scale(values: Sequence[float]) -> Scale | None:
-    """Return a logarithmic scale for values of several magnitudes, else a linear scale; None without values."""
+    """Return a logarithmic scale for values of several magnitudes, else a linear scale; None if `values` is empty."""
     positive = [value for value in values if value > 0]
     if not positive:
         return build_linear_scale(min(values), max(values) or float(not any(values))) if values else None
@@ -59,7 +59,7 @@ def _choose_scale(values: Sequence[float]) -> Scale | None:
 
 
 def _build_lines(xs: Sequence[float], ys: Sequence[float | None]) -> Iterator[str]:
-    """Yield the corners of each part of the line without a gap."""
+    """Yield the corners of each part of the line. A missing value ends a part."""
     part: list[str] = []
     for x, y in zip(xs, ys, strict=True):
         if y is not None:

@@ -60,7 +60,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def list_annotated_messages(report: Report) -> set[str]:
-    """Return the messages of the failed targets if each of them has an annotation; nothing if they are too many."""
+    """Return the messages of the failed targets, which get annotations; an empty set if there are too many."""
     messages = {trouble.message for trouble in report.troubles if trouble.severity is Severity.ERROR}
     return messages if len(messages) <= MAX_ANNOTATIONS else set()
 
@@ -84,7 +84,7 @@ def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
 
 
 def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
-    """Return an annotation for each finding; repeated layers of a target and source line share an annotation."""
+    """Return an annotation for each finding. Repeated layers of a target share it if their source line is the same."""
     annotations = []
     for same_line in group_by(findings, lambda finding: _find_source_line(locate(finding))).values():
         rows = [Line((finding.message, finding.rule, finding.target, finding.help or "")) for finding in same_line]
@@ -96,7 +96,7 @@ def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
 
 
 def _find_source_line(location: Location | None) -> tuple[str, int] | None:
-    """Return the file and line of a place; None if the place has no line."""
+    """Return the file and line of a location; None if the location has no line."""
     return None if location is None or location.line is None else (location.path, location.line)
 
 
@@ -156,7 +156,7 @@ def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annota
 
 
 def _join_targets(annotations: Sequence[_Annotation]) -> str:
-    """Return the first targets, each once."""
+    """Return the names of the first targets as one text, without duplicates."""
     targets = dict.fromkeys(annotation.target for annotation in annotations)
     return join_names([escape_name(target) for target in targets], MAX_LISTED_FINDINGS)
 

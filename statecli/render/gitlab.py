@@ -1,4 +1,4 @@
-"""`-f gitlab`: GitLab's Code Quality report, with an issue for each problem, each on a line.
+"""`-f gitlab`: GitLab's Code Quality report. It has an issue for each problem, on a line of its own.
 
 A note is `info`, a warning `minor`, an error `major`; an unreadable target is a `blocker`, so that the target never
 looks clean. Accepted findings are left out. `-q` leaves nothing else out, because programs read this output.

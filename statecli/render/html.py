@@ -1,4 +1,4 @@
-"""`-f html`: a self-contained page. Names are always text, and nothing is fetched.
+"""`-f html`: a page in a single file. The page loads nothing else, and shows names as text, never as markup.
 
 The page's content security policy admits only its own style and script, by their hashes: even if a name were taken for
 markup, a browser would not run it. A browser without scripts shows a table of the tensors instead of the filter list.
@@ -68,7 +68,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment.TemplateStream:
-    """Return the page in pieces. `fragment`: the prefix of ids in a part of another page; "" for a whole page."""
+    """Return the page in pieces. `fragment` is the prefix of ids in a part of another page; "" means a whole page."""
     page = report.page()
     has_list = report.tensor_list is not None and not (quiet or fragment)
     tensor_list = report.tensor_list() if report.tensor_list is not None and has_list else None
@@ -102,7 +102,7 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
 
 
 class _Links:
-    """Addresses, within a page, of the tensors that its charts show."""
+    """Links from the charts of a page to the tensors on the page."""
 
     def __init__(self, page: Page, charts: Iterable[Bars | Curve | Spread], tensor_list: TensorList | None) -> None:
         drawn_tensors = {tensor for chart in charts if not isinstance(chart, Spread) for tensor in chart.tensors}
@@ -119,11 +119,11 @@ class _Links:
                 self._targets |= dict.fromkeys(tensors_of_line, self._row_ids[id(line)])
 
     def find_row_id(self, line: Line) -> str:
-        """Return the id of a row that a chart leads to, or ""."""
+        """Return the id of the row if a chart links to the row; "" otherwise."""
         return self._row_ids.get(id(line), "")
 
     def find_row(self, tensor: tuple[str, str] | None) -> str:
-        """Return the address of a tensor without `#`; "" if the page has no row of the tensor."""
+        """Return the address of a tensor on the page, without `#`; "" if the page does not list the tensor."""
         if tensor is None or not self._has_list:
             return "" if tensor is None else self._targets.get(tensor, "")
         section, fqn = tensor
@@ -137,14 +137,14 @@ class _Links:
 
 
 class _BarScale(msgspec.Struct, frozen=True):
-    """Scale of the bars in rows: the whole decades around the measures of all rows."""
+    """Scale of the bars in rows. It spans the measures of all rows, extended to whole decades."""
 
     low: int
     high: int
 
     @staticmethod
     def build(page: Page) -> _BarScale | None:
-        """Return the scale of the bars; None without bars."""
+        """Return the scale of the bars; None if no column has bars."""
         if not any(column.has_bars for column in page.columns):
             return None
         measures = [
@@ -194,7 +194,7 @@ def _build_picture(chart: Bars | Curve | Spread) -> _chart_geometry.Picture:
 
 @cache
 def _load_template() -> jinja2.Template:
-    """Return the page's template. It escapes every value, with invisible characters made visible."""
+    """Return the page's template, which escapes every value and makes invisible characters visible."""
     import jinja2
     from markupsafe import Markup
 

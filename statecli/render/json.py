@@ -38,6 +38,6 @@ def _write_value(value: Any, sink: Sink) -> None:
 
 
 def is_list_of_structs(value: Any) -> bool:
-    """Return whether each item of the value gets a line. An empty tuple counts, because its item type is unknown."""
+    """Return whether each item of the value gets its own line. True for an empty tuple, whose item type is unknown."""
     first = next(iter(value), None) if isinstance(value, tuple) else None
     return isinstance(value, Rows) or value == () or isinstance(first, msgspec.Struct)

@@ -1,4 +1,4 @@
-"""`-f junit`: JUnit's XML for Jenkins, GitLab and pytest: a suite for each target, a case for each check.
+"""`-f junit`: JUnit's XML for Jenkins, GitLab and pytest. It has a suite for each target and a case for each check.
 
 Characters that XML 1.0 does not allow are escaped. `-q` leaves nothing out, because programs read this output.
 """

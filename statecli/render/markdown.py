@@ -1,4 +1,4 @@
-"""`-f markdown`: for pull requests and job summaries; the same groups and folds as the table.
+"""`-f markdown`: Markdown for pull requests and job summaries, with the same groups and folded rows as the table.
 
 Words that could be markup, a link, a mention or an issue become code spans, because files and users choose names. The
 output fits a pull-request comment and counts the omitted lines.
@@ -126,7 +126,7 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
 
 
 def _format_help(label: str, help_lines: Sequence[str]) -> list[str]:
-    """Return several lines to paste as one block, which the budget keeps or drops whole; other help as list items."""
+    """Return list items of help. A fix of several lines becomes one block, which the budget keeps or drops whole."""
     if label == "fix" and len(help_lines) > 1:
         block = "".join(f"    {line}\n" for line in _format_block(help_lines))
         return [f"  - {label}:\n\n{block}"]
@@ -220,7 +220,7 @@ def _escape_html(text: str) -> str:
 
 
 def _format_code(text: str) -> str:
-    """Return a code span, in which nothing is markup; an HTML element with entities for backticks, pipes and spaces."""
+    """Return a code span; for text with backticks, pipes or outer spaces, a `<code>` element with entities."""
     escaped_text = escape(text)
     return (
         _encode_entities(escaped_text)

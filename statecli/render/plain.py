@@ -1,4 +1,4 @@
-"""`-f plain`, and the default outside of a terminal: a line for each row, nothing cut off or folded."""
+"""`-f plain`, the default outside of a terminal: a line for each row. Nothing is cut off or folded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _escape_patch_line(line: str) -> str:
 
 
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:
-    """Yield the problems outside the rows; each finding is a problem if the command does not group them.
+    """Yield the problems that the rows do not show. If the command does not group findings, each is a problem.
 
     `page` is the page if it is built already, else None.
     """
@@ -106,7 +106,7 @@ def format_problem(problem: Problem | Finding) -> str:
 
 
 def _build_outline_table(page: Page) -> Table:
-    """Return the page's rows as a single table. Each group begins with a row of its heading; remarks come last."""
+    """Return the page's rows as a single table. A heading row begins each group; remarks are the last column."""
     rows: list[tuple[str, ...]] = []
     remarks = any(line.remark for group in page.groups for line in group.lines)
     columns = (*page.columns, ReportColumn("")) if remarks else page.columns
@@ -163,6 +163,6 @@ def _format_cell(cell: Cell, empty_text: str) -> str:
 
 
 def _pack_column(texts: Sequence[str]) -> str:
-    """Join the texts of some rows with tabs, or return only one if all are equal, to use a third of the memory."""
+    """Join the texts of some rows with tabs, or return one text if all are equal. This saves two thirds of the memory."""
     # No text contains a tab, so the joined texts can be split.
     return texts[0] if texts.count(texts[0]) == len(texts) else "\t".join(texts)

@@ -1,4 +1,4 @@
-"""`-f sarif`: SARIF 2.1.0, for code scanning, with a result for each problem, each on a line.
+"""`-f sarif`: SARIF 2.1.0 for code scanning. It has a result for each problem, on a line of its own.
 
 A finding of a model class points at the source line; a tensor is a logical location, with its bytes if known. Relative
 paths stay relative. Accepted findings are suppressed results. An unreadable target is a notification, and marks the run
@@ -48,7 +48,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
 
 
 def _describe_rule(rule: RuleText) -> dict[str, Any]:
-    """Describe a rule. `help` in Markdown is the explanation itself, with its backticks and paragraphs."""
+    """Return a rule as SARIF. Its `help` in Markdown is the explanation, with backticks and paragraphs."""
     first_paragraph, _, remainder = rule.explanation.partition("\n\n")
     full_description = " ".join((first_paragraph, *remainder.partition("\n\n")[0].split()))
     description: dict[str, Any] = {
@@ -91,7 +91,7 @@ def _build_notification(trouble: Trouble) -> dict[str, Any]:
 
 
 def _build_results(report: Report, problems: Sequence[Problem], index: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield a result for each problem and each accepted finding; `problems` has both.
+    """Yield a result for each of `problems`, which ends with the accepted findings.
 
     If any result is suppressed, all other results have an empty `suppressions`, as the standard requires.
     """
@@ -121,7 +121,7 @@ def _build_result(finding: Finding, index: int) -> dict[str, Any]:
 
 
 def _build_related_location(finding: Finding) -> dict[str, Any]:
-    """Return the place of a tensor of a problem, with its own message."""
+    """Return the location of one finding of a problem, with the finding's own message."""
     return {**_build_location(finding), "message": {"text": _escape_text(f"{finding.rule}: {finding.message}")}}
 
 

@@ -1,4 +1,4 @@
-"""`-f table`, and the default on a terminal: rows grouped, folded, coloured and fitted to the width of the terminal.
+"""`-f table`, the default on a terminal. Rows are grouped, folded, coloured and fitted to the terminal's width.
 
 Names are never cut to fit a column.
 """
@@ -47,7 +47,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _has_cells_or_remark(line: Line) -> bool:
-    """Return False for a line that is not a row, such as `… and 4 more`, because its width does not count."""
+    """Return False for a line such as `… and 4 more`, which is not a row, so that its width does not count."""
     return len(line.cells) == 1 or any(line.cells[1:]) or bool(line.remark)
 
 
@@ -100,7 +100,7 @@ class _Layout:
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist_shared_column(self) -> bool:
-        """Replace a column with the same value in all rows by a text above the table; return False without one."""
+        """Replace a column with one value in all rows by a text above the table. Return False if none fits."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
             shared_format = self.page.columns[c].shared_format
@@ -111,7 +111,7 @@ class _Layout:
         return False
 
     def _hoist_grouped_column(self) -> bool:
-        """Replace a column with one ordinary value per group by a text above the table; return False without one."""
+        """Replace a column with one ordinary value per group by a text above the table. Return False if none fits."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
@@ -123,7 +123,7 @@ class _Layout:
         return False
 
     def _hoist_column_of_each_group(self) -> bool:
-        """Replace a column with one value in each group by texts in the groups' headings; return False without one."""
+        """Replace a column with one value per group by texts in the group headings. Return False if none fits."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             shared_format = self.page.columns[c].shared_format
@@ -142,7 +142,7 @@ class _Layout:
             self.columns = [c for c in self.columns if c not in optional]
 
     def format_shared_texts(self) -> Iterator[str]:
-        """Yield the texts of replaced columns in order: `moves, copied: all ✓`. Lines do not break at their spaces."""
+        """Yield the texts that replace columns: `moves, copied: all ✓`. Lines do not break at the spaces of a value."""
         names_by_value: dict[str, list[str]] = {}
         for text in reversed(self.shared_texts):
             name, separator, value = text.rpartition(": ")
@@ -151,7 +151,7 @@ class _Layout:
             yield ", ".join(names) + value.replace(" ", _NO_BREAK_SPACE)
 
     def format_grouped_values(self) -> Iterator[str]:
-        """Yield a text for replaced columns: `saved, restored: ✓ parameters and buffers, – unregistered`."""
+        """Yield the texts that replace grouped columns: `saved, restored: ✓ parameters and buffers, – unregistered`."""
         for values, names in self.by_group.items():
             groups: dict[str, list[str]] = {}
             for value, group in zip(values, self.page.groups, strict=True):
@@ -245,7 +245,7 @@ class _PageWriter:
     def write_wrapped(
         self, text: str, style: str, indent: str, first_indent: str | None = None, *, only_signs: bool = False
     ) -> None:
-        """Write a text, wrapped to the width. `only_signs`: colour only the signs of the first line, as in a row."""
+        """Write a text, wrapped to the width. With `only_signs`, colour only the signs of the first line."""
         lines = textwrap.wrap(
             escape_sentence(text),
             self.width,
@@ -292,7 +292,7 @@ class _PageWriter:
             self.write_line((line.removesuffix("\r").expandtabs(), get_patch_style(line)))
 
     def has_columns_of_checks(self) -> bool:
-        """Return True if the columns are results of the checks that `write_outcomes` lists."""
+        """Return True if columns of the table show results of the checks that `write_outcomes` lists."""
         return self.page.outcomes is not None and any(column.ordinary_values for column in self.page.columns)
 
     def write_outcomes(self) -> None:
@@ -355,7 +355,7 @@ class _PageWriter:
         self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def measure_remark_column_of_names(self, lines: Sequence[Line]) -> int:
-        """Return the column of remarks after names: after the longest name whose remark fits into its line."""
+        """Return the column of remarks in rows without other cells: after the longest name whose remark still fits."""
         ends = [0]
         for line in lines:
             if line.remark and not any(line.cells[1:]):
@@ -392,7 +392,7 @@ class _PageWriter:
         return name if plugin is None else f"{name} --plugin {quote_for_shell(plugin)}"
 
     def write_result(self) -> None:
-        """If the page has a verdict, write the numbers of problems (or the verdict) and the exit status."""
+        """Write the number of problems (or else the verdict) and the exit status, unless the page has no verdict."""
         status = self.options.exit_status
         if not self.page.verdict or status is None:
             return
@@ -411,14 +411,14 @@ class _PageWriter:
             self.write_wrapped(text, "bold", "")
 
     def write_problems(self) -> None:
-        """Write the problems next to the rows, or with `-q` instead of them."""
+        """Write the problems after the rows, or with `-q` in place of the rows."""
         problems = self.report.select_problems(self.page, quiet=self.options.quiet)
         if problems and not self.options.quiet:
             self.write_line(("", ""))
         self.write_problem_blocks(problems)
 
     def write_problem_blocks(self, problems: Sequence[Problem]) -> None:
-        """Write each problem with its source line, consequences and fix; with `-q` its first line."""
+        """Write each problem with its source line, consequences and fix. With `-q`, write only its first line."""
         previous_is_block = False
         for n, problem in enumerate(problems):
             is_block = not self.options.quiet and bool(problem.source or problem.effects or problem.help)
@@ -430,7 +430,7 @@ class _PageWriter:
                 self.write_problem_body(problem)
 
     def write_problem_head(self, problem: Problem) -> None:
-        """Write severity, rule and message; the source location is at the right margin, or below if it does not fit."""
+        """Write severity, rule and message. The source location is at the right margin, or below if it is too long."""
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity.value, "dim")
         head = f"{problem.severity.value}[{problem.rule}]: {problem.message}"
         location = format_origin(problem.origin) if problem.origin is not UNSET else ""
@@ -474,7 +474,7 @@ def _keep_parentheses(text: str) -> str:
 
 
 def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a row with their styles. A coloured row has only its signs, or else its name, in colour."""
+    """Yield the parts of a row with their styles. Only the signs of a row get its colour; without signs, its name."""
     if style in ("dim", "bold"):
         yield text, style
         return
@@ -496,7 +496,7 @@ _SIGN_PATTERN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield the effects, several on a line if they fit, and a count of the findings that are not shown.
+    """Yield lines of effects. Short effects share a line; the last line counts the findings that are not shown.
 
     An example has its own line, because another cause would read as a part of the example.
     """
