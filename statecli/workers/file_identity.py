@@ -26,7 +26,7 @@ class FileIdentity(msgspec.Struct, frozen=True):
 
     Attributes:
         bytes: Size in bytes; -1 if the file cannot be opened.
-        version: Digest of samples of a local file, or ETag of a remote file; None without a version.
+        version: Digest of samples of a local file, or ETag of a remote file; None if unknown.
         written: Time of the last modification of a local file, in nanoseconds.
     """
 
@@ -35,7 +35,7 @@ class FileIdentity(msgspec.Struct, frozen=True):
     written: int | None = None
 
     def is_another(self, other: FileIdentity) -> bool:
-        """Return whether the two are neither the same file nor copies of a file."""
+        """Return whether the identities belong to different files, and not to one file or its copies."""
         return (self.bytes, self.version) != (other.bytes, other.version)
 
 

@@ -58,7 +58,7 @@ class Engine(Protocol):
     """Engine for batches of tasks: serial or parallel, on this machine or on others."""
 
     def min_batch_bytes(self, total: int) -> int:
-        """Return the minimum bytes of a batch if all tasks together have `total` bytes; 0 for MIN_BATCH_BYTES."""
+        """Return the minimum size of a batch in bytes; 0 means MIN_BATCH_BYTES. `total`: bytes of all tasks."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         """Call `deliver` once for each batch, in any order, in this thread. An exception of `deliver` ends all batches.
@@ -72,7 +72,7 @@ _engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 
 @contextmanager
 def use_engine(engine: Engine | None) -> Iterator[None]:
-    """Run all tasks with `engine` while the block runs; None for the default: processes, if the work is large."""
+    """Run all tasks with `engine` while the block runs. None means the default: processes if the work is large."""
     before = _engine.set(engine)
     try:
         yield
@@ -99,7 +99,7 @@ class ResultStore(Protocol):
     is_complete: bool
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """Return the result of each task, in order. `do` returns results, including errors, of the given tasks."""
+        """Return the result of each task, in order. `do` runs tasks and returns their results, including errors."""
 
 
 _result_store: ContextVar[ResultStore | None] = ContextVar("result_store", default=None)
@@ -135,7 +135,7 @@ def is_distributed() -> bool:
 
 
 def split_into_batches(tasks: Iterable[_Task], min_bytes: int = 0) -> Iterator[tuple[_Task, ...]]:
-    """Yield the tasks in batches of at least `min_bytes` bytes; 0 for MIN_BATCH_BYTES."""
+    """Yield the tasks in batches of at least `min_bytes` (0: MIN_BATCH_BYTES), except for the last batch."""
     batch: list[_Task] = []
     size = 0
     for task in tasks:
@@ -160,15 +160,15 @@ def run_tasks(
     group_keys: Sequence[object] | None = None,
     raise_errors: bool = False,
 ) -> list[_Result | StateError]:
-    """Return the result of each task, in order, as `function(shared, batch)` returns it for its batch.
+    """Run the tasks in batches with `function(shared, batch)`, and return the result of each task, in order.
 
     `function` must be importable by its name; `shared`, tasks and results are plain data. `jobs` is the number of
     workers: 0 for a worker per core, 1 for this process. `on_batch` is called with the tasks of each batch, in any
     order. `absent` stands for the result of a task done by another process. `derived`: the tasks follow from the
     results of earlier tasks. Tasks with equal `group_keys` (one key per task) are run by the same shard.
 
-    An error of a task is its result. If a worker is killed, the result of its tasks is this error, and all other tasks
-    are done; with `raise_errors`, the first error is raised. Ctrl-C stops all workers.
+    An error of a task is its result. If a worker is killed, an error is the result of its tasks, and all other tasks
+    are run. With `raise_errors`, the first error is raised. Ctrl-C stops all workers.
     """
 
     def do(some: Sequence[_Task], *, raise_errors: bool = False) -> list[Any]:
@@ -355,7 +355,7 @@ class Processes(_LocalEngine):
     def _run_with_retry(
         self, function: Function[Any, Any, Any], shared: Any, pending: dict[int, Any], deliver: Deliver
     ) -> None:
-        """Do all pending batches; `deliver` removes each from `pending`. Raises _NoWorkers."""
+        """Run all pending batches, and retry those of killed workers. `deliver` removes a batch from `pending`."""
         while pending and not self._run_once(function, shared, pending, deliver):
             # In order, because the first pending batches are those that the killed workers had.
             for n in sorted(pending)[: self._jobs]:
@@ -445,7 +445,7 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
 
 @contextmanager
 def _hide_refused_threads() -> Iterator[None]:
-    """Suppress the traceback of a thread that could not start another; `_iter_completed` notices its end."""
+    """Suppress the traceback of a thread that could not start another thread. `_iter_completed` notices its end."""
     before = threading.excepthook
 
     def print_others(error: threading.ExceptHookArgs) -> None:

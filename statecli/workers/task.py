@@ -1,4 +1,4 @@
-"""Input of a worker: a task, and the places in files that it names."""
+"""Input of a worker: a task, and the places in files that it reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Maximum number of bytes that the task reads; if it compares two tensors, the bytes of one."""
+        """Maximum number of bytes that the task reads. If it compares two tensors, only one of them counts."""
 
     @property
     def paths(self) -> Iterable[str]:
@@ -33,7 +33,7 @@ class Task(Protocol):
 
     @property
     def identity(self) -> object:
-        """Plain data that is equal for equal tasks of two runs; its digest identifies a result in a shard file."""
+        """Plain data that is equal for equal tasks of two runs. Its digest identifies a result in a shard file."""
 
 
 class WholeTask(msgspec.Struct, frozen=True, gc=False):
@@ -46,7 +46,7 @@ class WholeTask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """Byte `offset` of `path`, where the elements of a contiguous tensor begin."""
+    """Place of the elements of a contiguous tensor: they begin at byte `offset` of the file `path`."""
 
     path: str
     offset: int

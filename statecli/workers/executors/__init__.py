@@ -51,7 +51,7 @@ def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> N
 
 @contextmanager
 def use_executor(executor: object) -> Iterator[None]:
-    """Let `executor` run all tasks while the block runs; None for the default.
+    """Let `executor` run all tasks while the block runs. None means the default engine.
 
     Raises:
         UsageError: `executor` does not name an executor.

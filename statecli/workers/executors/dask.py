@@ -79,7 +79,7 @@ def _require_workers(client: Any, flag: str) -> None:
 
 
 def _count_threads(client: Any) -> int:
-    """Return the number of threads of all workers; 0 if the scheduler does not answer, which the wait reports."""
+    """Return the number of threads of all workers; 0 if the scheduler does not answer. `_Watch` reports that later."""
     with suppress(OSError, *TIMEOUT_ERRORS):
         return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT_S).values())
     return 0
@@ -110,7 +110,7 @@ class _Watch:
         self._client, self._last_seen = client, time.monotonic()
 
     def why_lost(self) -> str | None:
-        """Return the reason to stop waiting: no answer of the scheduler, or no worker, for TIMEOUT_S.
+        """Return the reason to stop waiting: for TIMEOUT_S, the scheduler did not answer or had no workers.
 
         None if waiting may help.
         """
