@@ -54,7 +54,7 @@ _Candidate: TypeAlias = str | _ModelFolder | TargetResult
 
 
 class ModelFolders:
-    """Model folders around files; each folder is read once.
+    """Find the model folders around files. Each folder is read only once.
 
     `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target that a walk
     over its folder finds.
@@ -120,7 +120,7 @@ def expand_targets(
 
 
 def is_reached(path: str, texts: Sequence[str]) -> bool:
-    """Return whether a walk over the folders or globs in `texts` reaches this path, which need not exist."""
+    """Return whether a walk over the folders or globs in `texts` reaches this path. The path need not exist."""
     parts = _split_path(path)
     return any(glob_covers(_split_path(text), parts) for text in texts if files.is_folder(text) or files.is_glob(text))
 
@@ -163,7 +163,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
-    """Return the path under which each file or model folder is audited; keys are the results of `_get_use`."""
+    """Return the path under which each file or model folder is audited, by its result of `_get_use`."""
     names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
@@ -177,7 +177,7 @@ def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], s
 
 
 def _get_use(path: str) -> tuple[str, str]:
-    """Return the real path, and the suffix by which libraries choose how to load the file.
+    """Return the real path of a file and its suffix. Libraries choose by the suffix how to load the file.
 
     A name without a suffix, for example of a blob in a hub cache, does not count as another use.
     """
@@ -215,9 +215,9 @@ def _expand_text(text: str, empty_status: TargetStatus, model_folders: ModelFold
 
 
 def _is_passed_by_glob(path: str, last_step: str) -> bool:
-    """Return whether a glob skips a hidden or tool folder, because no file in it is named like a checkpoint.
+    """Return whether a glob skips this hidden folder, because no file in it is named like a checkpoint.
 
-    `*` matches a hidden folder, so the walk enters it; `*/*.pt` does not enter hidden folders.
+    `*` matches a hidden folder, so the walk enters it unless a tool owns it; `*/*.pt` does not enter hidden folders.
     """
     is_hidden = files.get_name(path.rstrip("/")).startswith(".")
     if last_step.startswith(".") or not files.is_folder(path) or not is_hidden:
@@ -235,7 +235,7 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
 
 
 class _Walk(NamedTuple):
-    """State of a walk: the typed folder, folders entered through a link (all resolved), and the budget of a URL.
+    """State of a walk: its folder, the folders entered through links, and the budget of a URL. Paths are resolved.
 
     `named` are folders that an adjacent file names for a loader; they are walked even if they belong to a tool.
     """
@@ -375,7 +375,7 @@ def _walk_folder(
 
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the reasons why a loader of the folder reads files, or runs code, that the walk does not check."""
+    """Yield reasons why loading the folder reads files or runs code that the walk does not check."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
         effect = "loading the package runs its Python files"
         yield f"{path}: is an unpacked torch.package: {effect}; pack the folder into one file to check it"
@@ -403,7 +403,7 @@ def _prefetch(paths: Iterable[str]) -> Iterator[str]:
 
 
 def list_members(path: str) -> frozenset[str]:
-    """Return the names of the files of the folder's own model; empty without a model."""
+    """Return the names of the files that belong to the folder's own model; an empty set if it has no model."""
     try:
         return frozenset(formats.members(path))
     except UnreadableError:
@@ -441,13 +441,13 @@ def _is_named(path: str) -> bool:
 
 
 def skip_file(path: str, content: str) -> TargetResult:
-    """Return a skipped target for a file that is not checked; `content` is like `a 7z archive: unpack it first`."""
+    """Return a skipped target for a file that is not checked. `content`: such as `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, TargetStatus.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
-    """Return a skipped target for a folder that the walk skips. `short_reason` groups such folders."""
+    """Return a skipped target for a folder that the walk skips. Folders with the same `short_reason` form a group."""
     return TargetResult(path, TargetStatus.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 

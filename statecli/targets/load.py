@@ -67,7 +67,7 @@ _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file that makes a target a model class; None for other files, folders and URLs.
+    """Return the configuration file that makes a file, folder or URL a model class; None if it is not a class.
 
     A folder is a class only if it has no weights. Of files, only `config.json` and `modules.json` are classes; on local
     disk they must also name a class.
@@ -133,12 +133,12 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
 
 
 def _is_in_library(name: ModuleName) -> bool:
-    """Return whether the name is a function or module of a library of models, and not the suffix of a file."""
+    """Return whether a library of models defines the name. Otherwise its last part may be the suffix of a file."""
     return name.module.partition(".")[0] in MODEL_LIBRARIES and live.import_model.has_attribute(name)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:
-    """Return the text of a model class. For `auto`, use the configuration next to the checkpoint.
+    """Return `text`; for `auto`, return the class that the configuration next to the checkpoint names.
 
     Raises as `configured_model.build_spec_text` does.
     """

@@ -30,7 +30,7 @@ class Location(msgspec.Struct, frozen=True):
 
 
 def locate(finding: Finding) -> Location:
-    """Return the source line of the finding, else its bytes, else the file of its target."""
+    """Return the location of a finding: its source line, else its bytes, else the file of its target."""
     if finding.origin is not UNSET:
         return Location(finding.origin.file, finding.origin.line)
     if finding.place is not UNSET:
@@ -82,13 +82,13 @@ def _resolve_remote_name(folder: str, name: str) -> str:
 
 
 def make_repository_name(text: str) -> str:
-    """Return the target's name relative to the git repository around the current folder, else to this folder."""
+    """Return the target's name relative to the root of the current git repository, or else to the current folder."""
     return _make_repository_name(text, os.getcwd())
 
 
 @functools.lru_cache(maxsize=1)
 def _make_repository_name(text: str, current_folder: str) -> str:
-    """Return the name as `make_repository_name` does; cached for one target, because its findings are consecutive."""
+    """See `make_repository_name`. The last result is cached, because the findings of a target are consecutive."""
     return make_relative_name(text, find_repository_root(current_folder))
 
 
@@ -98,7 +98,7 @@ def has_repository(folder: str) -> bool:
 
 
 def find_repository_root(folder: str) -> str:
-    """Return the root of the git repository around an absolute folder; the folder itself without a repository."""
+    """Return the root of the git repository that contains an absolute folder, or else the folder itself."""
     root = folder
     while not os.path.lexists(os.path.join(root, ".git")):
         if root == os.path.dirname(root):
@@ -116,7 +116,7 @@ def find_path(text: str) -> str | None:
 
 
 def _make_relative_path(path: str, folder: str) -> str:
-    """Return the relative path with links as typed, unless the path without links needs fewer `..`."""
+    """Return the relative path with links as typed. Resolve links if the path then needs fewer `..`."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
@@ -136,7 +136,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Add the tensor's source line or bytes to each finding about a tensor, unless the finding has one of them.
+    """Add a source line, or else bytes, to each finding about a tensor. A finding with either stays unchanged.
 
     A finding without a section applies to any tensor of its name.
     """
@@ -175,7 +175,7 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 
 
 def compute_fingerprint(finding: Finding) -> str:
-    """Return a digest of a finding that is the same in every run: of rule, target, section, tensor, `about`, content.
+    """Return a digest of a finding's rule, target, section, tensor, `about` and content, which is equal in every run.
 
     The target is named relative to its repository, so that neither the current folder nor the spelling matters.
     """

@@ -153,7 +153,7 @@ _LINE_END = compile_on_use(r"[\n\0]")
 
 
 class _Stream(NamedTuple):
-    """Compressed stream: its decompressor, and the bytes around its data.
+    """Compressed stream: its decompressor, and the sizes of its header and trailer in bytes.
 
     `is_certain`: its first bytes identify the compression. Text may begin like zlib data.
     """
@@ -179,7 +179,7 @@ class _Unpacked:
         self._begin_stream()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` unpacked bytes from `offset` on; fewer at the end or before damage. Raises _TooLarge."""
+        """Return `length` unpacked bytes from `offset` on; fewer if the data ends or is damaged. Raises _TooLarge."""
         end = self._start + len(self._window)
         if end < offset + length:
             chunks = [self._window]
@@ -197,7 +197,7 @@ class _Unpacked:
         return self._window[begin : begin + length]
 
     def _unpack(self, limit: int) -> bytes:
-        """Return the next unpacked bytes, at most `limit`; none at the end or from damaged data on."""
+        """Return the next unpacked bytes, at most `limit`. Return b"" at the end of the data and after damage."""
         while self.stream is not None and self.damage is None:
             decompressor = self.stream.decompressor
             if decompressor.eof:
@@ -247,7 +247,7 @@ class _Unpacked:
             self.damage = self.damage or (None if self.stream.decompressor else "it has other data after zeros")
 
     def _begin_stream(self) -> None:
-        """Open the stream that begins here, if any. Raises UnreadableError if Python lacks the module."""
+        """Set `stream` to the stream that begins here, or None. Raises UnreadableError if Python lacks its module."""
         self._streams += 1
         if self._streams > _MAX_UNPACKED_STREAMS:
             self.stream = _Stream(None, 0, 0, is_certain=True)
@@ -264,7 +264,7 @@ class _Unpacked:
 
 
 def _open_stream(packed: bytes) -> _Stream | None:
-    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python lacks the module.
+    """Return the stream that these bytes begin, or None. Raises UnreadableError if Python lacks its module.
 
     Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
     """

@@ -13,7 +13,7 @@ from statecli.core.run_scope import NotChecked
 
 
 class TargetStatus(str, Enum):
-    """Status of a target: rules ran, the target is unreadable, or it is not a checkpoint."""
+    """Status of a target: rules checked it, it could not be read, or it was skipped, for example as a text file."""
 
     AUDITED = "audited"
     FAILED = "failed"
@@ -21,7 +21,7 @@ class TargetStatus(str, Enum):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """Rule that did not run, on all targets or on one, with the reason."""
+    """Rule that did not run, with the reason. `target` is None if the rule ran on no target."""
 
     rule: str
     reason: str

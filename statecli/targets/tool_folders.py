@@ -1,4 +1,4 @@
-"""Select the tool folders that a walk skips: folders without a file that loaders choose by name.
+"""Select the tool folders that a walk skips, because they contain no file that loaders choose by name.
 
 Loaders that choose a folder themselves (the newest step, the folder in a tracker file) also choose a hidden or tool
 folder. They select files by name, so a tool folder with a file named like a checkpoint is walked.
@@ -22,7 +22,7 @@ _ENVIRONMENT_FILE = "pyvenv.cfg"
 
 
 def are_installed_packages(root: str, path: str) -> bool:
-    """Return whether the folder `path` contains the installed packages of a tool's environment below `root`.
+    """Return whether `path` is the folder of packages in a virtual environment of a tool (.venv, tox) below `root`.
 
     Both paths are resolved.
     """
