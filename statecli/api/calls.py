@@ -61,7 +61,7 @@ def to_name(target: object) -> str:
 
 
 def to_path(target: object) -> str:
-    """Return a path or spec as text. Raises UsageError for anything else."""
+    """Return a path, or a spec such as `net.py:Net`, as text. Raises UsageError for any other object."""
     if isinstance(target, (str, os.PathLike)):
         return files.mask_urls(os.fsdecode(target))
     if isinstance(target, type):
@@ -85,7 +85,7 @@ def list_targets(targets: object) -> tuple[object, ...]:
 
 
 def save_if_live(target: object, saved_objects: SavedObjects) -> object:
-    """Return the path of a live object's temporary file; any other target unchanged."""
+    """Save a live object and return the path of its temporary file. Return any other target unchanged."""
     return saved_objects.save(target) if is_live(target) else target
 
 
@@ -100,7 +100,7 @@ def to_text(value: object) -> str:
 
 
 def to_texts(argument: str, words: Iterable[str] | None) -> tuple[str, ...]:
-    """Return texts as a tuple, () for None. Raises UsageError for anything but a text or texts."""
+    """Return a string or strings as a tuple, and None as (). Raises UsageError for any other value."""
     texts = to_tuple(argument, words)
     invalid = next((text for text in texts if not isinstance(text, str)), None)
     if invalid is not None:
@@ -109,7 +109,7 @@ def to_texts(argument: str, words: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def to_tuple(argument: str, value: Any) -> tuple[Any, ...]:
-    """Return a text or an iterable as a tuple, () for None. Raises UsageError for anything else."""
+    """Return a string or an iterable as a tuple, and None as (). Raises UsageError for any other value."""
     if value is None or isinstance(value, str):
         return () if value is None else (value,)
     if not isinstance(value, Iterable):
@@ -128,7 +128,7 @@ def to_optimizer(value: object) -> str | type | None:
 
 
 def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any, ...]:
-    """Return a choice or choices as a tuple. Raises UsageError for an unknown word."""
+    """Return the choices that a string or several strings name. Raises UsageError for an unknown name."""
     choices = {choice.value: choice for choice in parameter.type}
     words = to_tuple(parameter.argument, value)
     unknown = next((word for word in words if word not in list(choices)), None)
@@ -138,7 +138,7 @@ def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any,
 
 
 def _to_choice(parameter: Parameter, value: Any) -> Any:
-    """Return a choice. Raises UsageError for an unknown word and for several words."""
+    """Return the choice that a string names. Raises UsageError for any other value."""
     choices = {choice.value: choice for choice in parameter.type}
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{parameter.argument}: {str(value)!r} is not one of {', '.join(choices)}")
@@ -152,7 +152,7 @@ def _to_count(number: object) -> int:
 
 
 def build_options(options: type[_Options], values: Mapping[str, Any]) -> _Options:
-    """Return the options of a command from `values`: Python values by argument or field name. Raises UsageError."""
+    """Build the options of a command from Python values by argument or field name. Raises UsageError."""
     all_parameters = parameters_of(options)
     parameters = {each.argument: each for each in all_parameters} | {each.field: each for each in all_parameters}
     return options(**{parameters[name].field: _convert(parameters[name], value) for name, value in values.items()})
@@ -186,7 +186,7 @@ _CONVERTER_BY_OPTION: dict[str, Callable[[Any], Any]] = {
 
 
 def _get_result(outcome: Outcome[_Result], frames: int = 5) -> _Result:
-    """Return the result; emit the outcome's warning as a FutureWarning at the user's line, `frames` frames above."""
+    """Return the result. The outcome's warning becomes a FutureWarning at the user's line, `frames` frames above."""
     if outcome.warning is not None:
         warnings.warn(outcome.warning, FutureWarning, stacklevel=frames)
     return outcome.result
@@ -283,7 +283,7 @@ def merge(parts: Any, **arguments: Any) -> Inspection | Diff:
 
 
 class _ForPython(Caller):
-    """Caller that refuses parts of commands without a function in the Python API."""
+    """Caller of `merge` that accepts only part files of `diff` and `inspect`."""
 
     def __init__(self, part: str) -> None:
         self._part = part
@@ -307,7 +307,7 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
 
 
 def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:
-    """Return a context that restores torch's settings, and the model, after model code; without torch, does nothing."""
+    """Return a context that restores torch's settings and the model after model code, if torch is installed."""
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:

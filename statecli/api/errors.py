@@ -1,4 +1,4 @@
-"""Errors as the Python API raises them: with Python's arguments in place of options, and without frames of statecli."""
+"""Raise errors for users of the Python API: with argument names in place of options, without statecli's frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGE_ERRORS = (EngineError, MissingDependency, UnreadableError)
 def call(
     function: Callable[..., _Result], arguments: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})
 ) -> _Result:
-    """Return `function(**arguments)`. Errors of statecli are raised again from here.
+    """Return `function(**arguments)`. An error of statecli is raised again here, without its inner frames.
 
     Errors, and reasons in the result, name arguments of the function in place of options.
 

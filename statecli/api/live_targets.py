@@ -160,7 +160,7 @@ def _count_bytes(content: Any) -> int:
 
 
 def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
-    """Return plain data with the name in place of each path. Tensors without damage are returned unchanged."""
+    """Return plain data with a name in place of each path. A tensor row without `damage` is returned unchanged."""
     if isinstance(value, str) and type(value) is str:
         for path, name in names.items():
             if path in value:
@@ -188,7 +188,7 @@ def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def refuse_executor(executor: object, targets: Sequence[object]) -> None:
-    """Raise UsageError for an executor with a live object, whose file is only on this machine."""
+    """Raise UsageError if a live object is given with an executor, because its file is only on this machine."""
     live = next((target for target in targets if is_live(target)), None)
     if executor is not None and live is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Write a result as text, as HTML for notebooks, as a JSON document and as a data frame, as the command does."""
+"""Convert a result to text, to HTML for notebooks, to a JSON document or to a data frame."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def to_pandas(result: Result) -> pandas.DataFrame:
 def build_report(
     result: Inspection | Diff | Verification | Audit, *, lines: int | None = None, unchanged: bool = False
 ) -> Report:
-    """Return the report of the command. `lines` limits the rows of each group; `unchanged` adds identical tensors."""
+    """Return a result's report. `lines` limits the rows of each group; `unchanged` adds the unchanged tensors."""
     if isinstance(result, Inspection):
         return build_inspect_report(result, RowView(lines=lines))
     if isinstance(result, Diff):
