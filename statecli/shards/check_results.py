@@ -1,4 +1,4 @@
-"""Check that a result in a shard file is possible for its task, because sums of results rely on the fields."""
+"""Check that a result in a shard file is possible for its task, because `merge` computes sums of such results."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
 
 
 def _list_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
-    """Return the possible numbers of compared values among `elements` elements whose bytes may differ."""
+    """Return the possible numbers of compared values for `elements` elements whose bytes may differ."""
     # 0 for views that overlap too much to be read: they can only have equal bytes, not compared values.
     no_values = () if isinstance(task.before, Piece) or elements <= FREE_OVERLAP_ELEMENTS else (0,)
     return (elements, elements * _get_values_per_element(task.before.dtype), *no_values)
@@ -111,7 +111,7 @@ def _is_sum(total: Wide) -> bool:
 
 
 def _is_product(product: Wide, before: Wide, after: Wide) -> bool:
-    """Return whether a product is at most what the two norms allow, apart from rounding."""
+    """Return whether a product is possible for two norms (Cauchy-Schwarz inequality), apart from rounding."""
     if not product.mantissa or not all(math.isfinite(side.mantissa) for side in (product, before, after)):
         return True
     if not before.mantissa or not after.mantissa:

@@ -18,7 +18,7 @@ MAX_SHARDS = 100_000
 
 
 class ShardNumber(NamedTuple):
-    """The number of a shard, from 1, and the number of shards."""
+    """Number of a shard, counted from 1, and total number of shards."""
 
     number: int
     total: int
@@ -35,7 +35,7 @@ def parse_shard(text: str) -> ShardNumber:
 
 
 class Partition:
-    """Tasks of one shard in all passes of a command. The next pass compensates for an uneven pass."""
+    """Select the tasks of one shard in all passes of a command. A pass compensates for earlier uneven passes."""
 
     def __init__(self, index: int, count: int) -> None:
         self._index = index
@@ -54,7 +54,7 @@ class Partition:
     def _group_into_runs(
         self, sizes: Sequence[int], group_keys: Sequence[object] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield runs of tasks with their bytes, in order."""
+        """Yield the bytes and the indexes of each run of tasks. Tasks with equal keys are in the same run."""
         groups: dict[object, list[int]] = {}
         for n, key in enumerate(group_keys if group_keys is not None else range(len(sizes))):
             groups.setdefault(key, []).append(n)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Shard:
-    """`pool.ResultStore` with the results of one shard; it does no other tasks.
+    """`pool.ResultStore` for one shard. It runs only the tasks of this shard.
 
     `failed`: tensors of failed tasks, each with its error.
     """
@@ -41,7 +41,7 @@ class Shard:
         self.failed: list[tuple[str, str]] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """See `pool.ResultStore`. A failed task is recorded and gives `absent`: all shards must plan the same tasks.
+        """See `pool.ResultStore`. A failed task gives `absent`, because all shards must plan the same tasks.
 
         The shard that derived a task also does it, because only this shard has the earlier results.
         """
@@ -71,7 +71,7 @@ class Shard:
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
     def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
-        """Return the shard file, once the command is done; `changed_files` changed while the command read them.
+        """Return the bytes of the shard file, at the end of a command. `changed_files` changed while it read them.
 
         Raises `UnreadableError` for a file that changed meanwhile, because its results belong to neither version.
         """
