@@ -74,5 +74,5 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
         self.check.finish(self.model)
 
     def check_saved(self, folder: str | os.PathLike[str]) -> None:
-        """Compare the model with the file in a folder of `Accelerator.save_state`, which was just saved."""
+        """Compare the model with its file in a folder that `Accelerator.save_state` has just written."""
         self.check.check_folder(folder, self.model)

@@ -48,7 +48,7 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
             self.check.start(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Compare files written since the last batch."""
+        """Check the files that were written since the previous batch began."""
         self._check_files(trainer)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -71,7 +71,7 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
             self._saved = Snapshot(pl_module)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Compare the last files."""
+        """Check the files that were written since the last batch began."""
         self._check_files(trainer)
 
     def _check_files(self, trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Check the first steps of a training, and each saved file: updates of tensors, and contents of the file."""
+"""Check a training: whether its first steps update all tensors, and whether saved files contain the model's values."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class TrainingCheck:
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Any]:
-    """Return the tensors of a model by name; of a sharded tensor the elements of this process, if there are any."""
+    """Return the tensors of a model by name. A sharded tensor is its local part; empty tensors are left out."""
     named: Mapping[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     local = {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in named.items()}
     return {name: tensor.detach() for name, tensor in local.items() if tensor.numel()}
@@ -178,7 +178,7 @@ def _list_changed(before: statecli.Snapshot, model: nn.Module) -> set[str]:
 
 
 def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
-    """Return lines about frozen parameters, and buffers of modules with only frozen parameters, that changed."""
+    """Return lines about changed tensors that are frozen: parameters, and buffers of modules with frozen parameters."""
     parameters = dict(model.named_parameters())
     frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad} & changed_names
     buffers: set[str] = set()
