@@ -1,4 +1,4 @@
-"""Separate the findings accepted by `--ignore` and `--baseline`, in inspect and verify; write the baseline."""
+"""Separate the findings of inspect and verify that `--ignore` or `--baseline` accepts, and build a new baseline."""
 
 from __future__ import annotations
 

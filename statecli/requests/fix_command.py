@@ -31,7 +31,7 @@ def add_fix_command(
 
 
 def _list_words(options: InspectOptions | VerifyOptions) -> list[str]:
-    """Return the words of the command, with the options that decide how the model is built and called."""
+    """Return the words of the `statecli fix` command, with options that decide how the model is built and called."""
     model, class_options = split_class_options(options.target)
     words = ["statecli", "fix", model]
     for flag, values in (

@@ -17,5 +17,5 @@ def end_with_failure(lines: Iterable[str], describe: Callable[[Exception], str])
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the message of an error in one line; unless it is a StateError, with the type of the error."""
+    """Return the message of an error in one line. The type of the error comes first, except for a StateError."""
     return escape(str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}")

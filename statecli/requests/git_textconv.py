@@ -1,4 +1,4 @@
-"""Run `statecli git textconv`: a checkpoint as sorted lines of text, which git compares.
+"""Run `statecli git textconv`: convert a checkpoint to sorted lines of text, which git compares.
 
 Git caches the text by the id of the blob and the command line of the driver.
 """

@@ -70,7 +70,7 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
 
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
-    """Raise EngineError if another build of statecli wrote the part. Raise UnreadableError if another run wrote it."""
+    """Raise EngineError for a part of another build of statecli. Raise UnreadableError if `first` is of another run."""
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
     own_version = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
@@ -113,7 +113,7 @@ def _to_sequence(value: Any) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError if the part and `first` read different files. Raise UsageError if only a time differs."""
+    """Raise UnreadableError if the part and `first` read different files, UsageError if only a file's time differs."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)

@@ -1,4 +1,4 @@
-"""Every option of every command, once: its name, type, default, help and group.
+"""Define every option of every command once: its name, type, default, help and group.
 
 A class has the options of a command, a field for each. The annotation of a field has the flags, the type and the help
 of the option, and the default of a field is the default of the option. The parsers of the command line, the arguments
@@ -307,7 +307,7 @@ Verbose = Annotated[
 
 
 class ListOutput(str, enum.Enum):
-    """Formats of a list without findings."""
+    """Output formats of `rules` and `config`, which list facts and not findings."""
 
     TABLE = "table"
     PLAIN = "plain"
@@ -624,7 +624,7 @@ class OutputOptions(Options, frozen=True, kw_only=True):
     timeout: Timeout = None
 
     def __post_init__(self) -> None:
-        """Set the format."""
+        """Set the output format from the suffix of the output file, unless `-f` gives a format."""
         _set_format_of_suffix(self, Output)
 
 
@@ -1199,7 +1199,7 @@ class ReferenceOptions(Options, frozen=True, kw_only=True):
     debug: Debug = False
 
     def __post_init__(self) -> None:
-        """Set the format."""
+        """Set the output format from the suffix of the output file, unless `-f` gives a format."""
         _set_format_of_suffix(self, ListOutput)
 
 

@@ -29,7 +29,7 @@ MAX_FAILURE_LINES = 20
 
 
 class OutputFile(msgspec.Struct, frozen=True):
-    """A file to write next to the report: its path, and its content in pieces."""
+    """File that a command writes besides its report: the path, and the content in pieces."""
 
     path: str
     pieces: Iterable[bytes]
@@ -95,10 +95,10 @@ class ExtraInputs(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """Caller of a command. This base class shows no progress and checks no files; the command line's subclass does."""
+    """Caller of a command. The base class shows no progress and checks no files; the command line's class does both."""
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:  # noqa: ARG002 - for subclasses
-        """Return a context that yields the function to report bytes read to. `values`: tensor values are read."""
+        """Return a context that yields a function to report read bytes. `values`: whether tensor values are read."""
         return nullcontext()
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002 - for subclasses

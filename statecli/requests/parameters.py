@@ -63,7 +63,7 @@ class Parameter(Option, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The only possible values; () if there are other values."""
+        """Possible values of the option; () if the option has no fixed list of values."""
         return tuple(choice.value for choice in self.type) if issubclass(self.type, Enum) else ()
 
 
@@ -82,7 +82,7 @@ def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
 
 
 def _read_annotations(options: type[Options]) -> dict[str, Any]:
-    """Return the annotation of each field. Most are names of the table, which need no evaluation."""
+    """Return the type annotation of each field. Most annotations are names in the module, which need no evaluation."""
     table, texts = vars(sys.modules[options.__module__]), dict[str, str]()
     for base in options.__mro__[::-1]:
         texts |= base.__annotations__ if base.__module__ == options.__module__ else {}
@@ -113,7 +113,7 @@ def _build_parameter(field: str, default: Any, annotation: Any, command: str) ->
 
 
 def list_given(options: Options) -> list[Parameter]:
-    """Return the parameters with another value than the default."""
+    """Return the parameters whose value in `options` is not the default."""
     return [each for each in parameters_of(type(options)) if getattr(options, each.field) != each.default]
 
 

@@ -1,4 +1,4 @@
-"""Turn `statecli report` into `statecli inspect`: the same result, on a page."""
+"""Turn `statecli report` into `statecli inspect`, which writes the same result as an HTML page."""
 
 from __future__ import annotations
 

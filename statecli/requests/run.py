@@ -78,7 +78,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
 
 
 def _use_engine(options: Options) -> AbstractContextManager[None]:
-    """Return a context in which the engine of `--executor` works. Raises UsageError before anything is read."""
+    """Return a context in which `--executor` runs all tasks. Raises UsageError before anything is read."""
     executor = getattr(options, "executor", None)
     if executor is None:
         return nullcontext()
