@@ -201,7 +201,7 @@ class Browser(App[None]):
         self._lay_out()
 
     def on_resize(self) -> None:
-        """Lay out again."""
+        """Lay out the widgets for the new size."""
         self.call_after_refresh(self._lay_out)
 
     def on_unmount(self) -> None:
@@ -334,7 +334,6 @@ class Browser(App[None]):
             self._show_panel()
 
     def _read_values(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
-        """Read values in the thread of the reader."""
         tensor, difference = self.model.tensors[position], self.model.difference
         new_peek = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
         stats = self.model.stats.get(position)
@@ -689,7 +688,7 @@ class Browser(App[None]):
         line = self._line
         line.placeholder = "file, folder or URL to compare with" if asks_for_target else "name, glob, dtype, size>1MB"
         line.value = "" if asks_for_target else self.model.filter_text
-        line.select_all()  # typing replaces the filter before
+        line.select_all()  # typing replaces the previous filter
         line.display = True
         self.screen.set_focus(line)  # immediately, because `focus` takes effect after waiting keys
         self._say(

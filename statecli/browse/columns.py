@@ -101,7 +101,7 @@ def choose_columns(
     sort: ListColumn | None,
     widths: Mapping[ListColumn, int] = WIDTHS,
 ) -> list[ListColumn]:
-    """Return the columns that fit, in order; the sorted column and the change are always included.
+    """Return the columns that fit, in order. The sorted column and the column `change` are always included.
 
     Args:
         width: Cells of the list.

@@ -61,7 +61,7 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
 
 
 def _list_names(state: ModelState) -> list[str]:
-    """Return the name of each tensor that globs match. It begins with the section if there are several sections."""
+    """Return the name of each tensor in the form that globs match: after its section if there are several sections."""
     by_section = len(state.sections) > 1
     return [glob_names(tensor.fqn, tensor.section, by_section=by_section)[-1] for tensor in state.tensors]
 
@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob that matches the name. `?` replaces control characters, because a terminal may obey them."""
+    """Return a glob that matches the name. `?` replaces control characters, which a terminal obeys when pasted."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(

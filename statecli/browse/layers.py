@@ -62,7 +62,7 @@ class UnusualCell(msgspec.Struct, frozen=True):
 
 
 class LayerTable(msgspec.Struct, frozen=True):
-    """Layers whose names have the same start: `model.layers`."""
+    """Table of the layers whose names have the same start, such as `model.layers`."""
 
     title: str
     layers: tuple[int, ...]

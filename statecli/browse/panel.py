@@ -77,7 +77,7 @@ def _wrap(line: PanelLine, width: int) -> Iterator[PanelLine]:
 
 
 def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
-    """Yield a line with a long word in pieces: broken after `/`, and never inside the line number at the end."""
+    """Yield the pieces of a line with a long word. It breaks after `/`, but never inside the line number at the end."""
     while len(text) > width:
         end = text.rfind("/", 0, width) + 1
         if end <= len(indent) + 1:

@@ -60,7 +60,7 @@ class Versions:
 
 
 def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
-    """Return the name and the data of the part to show, as `values` of a sparse tensor; "" names a whole tensor."""
+    """Return the name and the data of the part to show: "" for a whole tensor, `values` for a sparse tensor."""
     if tensor.data is not None:
         return "", tensor.data
     parts = dict(tensor.parts)
@@ -104,7 +104,7 @@ def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
 
 
 def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> ValueHistogram | None:
-    """Return the histogram of the values; None if they cannot be read, have no order, or are all equal."""
+    """Return the histogram of the values; None if they cannot be read, cannot be ordered, or are all equal."""
     # The stored values of a sparse tensor are not all of its values.
     if tensor.data is None or stats.min is None or stats.max is None:
         return None

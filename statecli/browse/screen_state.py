@@ -1,4 +1,4 @@
-"""Contents of the screen, without the screen: rows, filter, order, open nodes, marks, and values."""
+"""Contents of the screen as data, without widgets: rows, filter, order, open nodes, marks, and values."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ScreenModel:
         return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
 
     def get_owner(self, position: int) -> str | None:
-        """Return the parameter of an optimizer tensor, as recorded or by order and shape; None if unknown."""
+        """Return the parameter that an optimizer tensor belongs to, as recorded or guessed; None if unknown."""
         tensor = self.tensors[position]
         return tensor.belongs_to or self._owners.get((tensor.section, tensor.fqn))
 
@@ -172,7 +172,7 @@ class ScreenModel:
         self._update(current)
 
     def sort_by(self, column: ListColumn | None, *, descending: bool | None = None) -> None:
-        """Sort by a column and go to the first row. None restores the target's order and, if unmoved, the cursor."""
+        """Sort by a column and go to the first row. None restores the target's order."""
         current = self.current
         is_back = column is None and self.sort is not None and self.cursor == 0  # the user did not move
         if self.sort is None:

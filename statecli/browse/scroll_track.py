@@ -1,4 +1,4 @@
-"""Scroll bars drawn with whole characters: a thumb on a dotted track, also without colour."""
+"""Scroll bars drawn with whole characters: a thumb on a dotted track, which is visible without colour too."""
 
 from __future__ import annotations
 
