@@ -79,7 +79,7 @@ def write_report(
 
 
 def print_summary(report: Report, path: str) -> None:
-    """Print a summary of a report in a file on stderr; otherwise the log of a failed job would show nothing."""
+    """Print on stderr the summary of a report that is in a file. Otherwise the log of a failed job would be empty."""
     page = (report.page_without_rows or report.page)()
     streams.print_line(f"statecli: {report.title}: {page.verdict}; see {path}")
 
@@ -202,7 +202,7 @@ class _StageLine:
 
 @contextmanager
 def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` files; yields the function to call after each file."""
+    """Show a bar of `total` files. Yields the function to call after each file."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     line.show("")

@@ -32,7 +32,7 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
     except SystemExit as done:
         code = _print_exit(done, debug)
     except Exception as error:  # noqa: BLE001  # an internal error is one line and status 2
-        # Python 3.11 wraps an exception of a signal handler that is raised while a class is made.
+        # Python 3.11 wraps an exception of a signal handler that is raised while a class is created.
         cause = error.__cause__
         code = _print_exit(cause, debug) if isinstance(cause, SystemExit) else streams.print_crash(error, debug)
     streams.flush_stderr()
