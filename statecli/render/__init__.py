@@ -15,7 +15,7 @@ from statecli.report import Report
 class RenderOptions(msgspec.Struct, frozen=True):
     """Options of an output: whether it is a terminal, its width in columns, and whether it has colours.
 
-    `quiet` shows only failures. `exit_status` is the status with which the command will exit; None for Python.
+    `quiet` shows only failures. `exit_status` is the status with which the command will exit; None if unknown.
     """
 
     terminal: bool = False

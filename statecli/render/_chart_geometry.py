@@ -79,7 +79,7 @@ class PlotBox(msgspec.Struct, frozen=True):
         return self.bottom - share * (self.bottom - self.top)
 
     def compute_y(self, value: float, scale: Scale | None) -> float:
-        """Return the y coordinate of a value. Zero on a logarithmic scale, or any value if `scale` is None, is the bottom."""
+        """Return the y coordinate of a value; the bottom for zero on a logarithmic scale, or if `scale` is None."""
         return self.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
 
 

@@ -96,7 +96,6 @@ def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
 
 
 def _find_source_line(location: Location | None) -> tuple[str, int] | None:
-    """Return the file and line of a location; None if the location has no line."""
     return None if location is None or location.line is None else (location.path, location.line)
 
 

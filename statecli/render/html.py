@@ -231,5 +231,4 @@ def _read_resource(name: str) -> str:
 
 
 def _compute_csp_hash(text: str) -> str:
-    """Return the hash of a text in the form of a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

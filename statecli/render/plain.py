@@ -163,6 +163,6 @@ def _format_cell(cell: Cell, empty_text: str) -> str:
 
 
 def _pack_column(texts: Sequence[str]) -> str:
-    """Join the texts of some rows with tabs, or return one text if all are equal. This saves two thirds of the memory."""
+    """Join the texts of some rows with tabs, or return one text if all are equal. This saves two thirds of memory."""
     # No text contains a tab, so the joined texts can be split.
     return texts[0] if texts.count(texts[0]) == len(texts) else "\t".join(texts)

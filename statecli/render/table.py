@@ -474,7 +474,7 @@ def _keep_parentheses(text: str) -> str:
 
 
 def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a row with their styles. Only the signs of a row get its colour; without signs, its name."""
+    """Yield the parts of a row with their styles. Only the signs of a row get its colour, or else only its name."""
     if style in ("dim", "bold"):
         yield text, style
         return
