@@ -18,7 +18,7 @@ SAMPLE_BYTES = 4096
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """Properties that two copies of a file, or two readers of an object behind a URL, share.
+    """Properties that are equal for two copies of a file, or for two readers of a remote object.
 
     Equal samples do not prove equal files, because training may change a few bytes. A different modification time does
     not prove different files, because each job of a matrix has its own copy. So `merge` asks the user (`--copies`) if

@@ -355,7 +355,7 @@ class Processes(_LocalEngine):
     def _run_with_retry(
         self, function: Function[Any, Any, Any], shared: Any, pending: dict[int, Any], deliver: Deliver
     ) -> None:
-        """Run all pending batches, and retry those of killed workers. `deliver` removes a batch from `pending`."""
+        """Run all pending batches; retry those of killed workers. `deliver` updates `pending`. Raises _NoWorkers."""
         while pending and not self._run_once(function, shared, pending, deliver):
             # In order, because the first pending batches are those that the killed workers had.
             for n in sorted(pending)[: self._jobs]:

@@ -23,7 +23,7 @@ def use_mpi() -> Iterator[Engine]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor, _core
-    except (ImportError, RuntimeError) as error:  # RuntimeError without an MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError if no MPI library is installed
         raise MissingDependency(f"{flag} needs mpi4py and an MPI library: {install_extra('mpi')}") from error
     # Without a shared pool, mpi4py would itself start processes, which few schedulers allow, and wait for them forever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
