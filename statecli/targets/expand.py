@@ -163,7 +163,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
-    """Return the path under which each file or model folder is audited, by its result of `_get_use`."""
+    """Return the path under which each file or model folder is audited. The keys are results of `_get_use`."""
     names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
@@ -441,7 +441,7 @@ def _is_named(path: str) -> bool:
 
 
 def skip_file(path: str, content: str) -> TargetResult:
-    """Return a skipped target for a file that is not checked. `content`: such as `a 7z archive: unpack it first`."""
+    """Return a skipped target for a file that is not checked. `content` may be `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, TargetStatus.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 
