@@ -256,7 +256,6 @@ def audit(targets: Any, against: Any = None, values: bool | None = None, plugins
 
 
 def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[str, Any]) -> Any:
-    """Run a command that takes several targets, and return its result."""
     target_list: tuple[object, ...] = list_targets(targets)
     if not target_list:
         raise UsageError("targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict")
