@@ -58,7 +58,6 @@ def _check_exceptions(elements: int, shape: tuple[int, ...], result: CheckResult
 
 
 def _get_values_per_element(dtype: str) -> int:
-    """Return the number of values in an element."""
     element = find_element(dtype)
     return element.values if element else 1
 

@@ -148,7 +148,6 @@ def _encode_line(line: msgspec.Struct) -> bytes:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a value to types of JSON."""
     if isinstance(value, dict):
         return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
