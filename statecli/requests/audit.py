@@ -25,7 +25,7 @@ from statecli.targets.target_result import TargetStatus
 
 
 def prepare(options: AuditOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request without reading a target."""
+    """Build the request of the audit from the options, without reading a target."""
     loaded = load_config(options)
     caller.check_files(list_configured_files(options, loaded))
     return build_request(options, loaded)
@@ -119,7 +119,7 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
 
 
 def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[str]:
-    """Return the configuration file, and the lock, baseline and reference checkpoint that the run reads."""
+    """Return the paths of the configuration, and of the lock, baseline and reference checkpoint that the run reads."""
     file_config = loaded.config
     lock, baseline_path = options.lock or file_config.lock, options.baseline or file_config.baseline
     paths = (loaded.path, lock, baseline_path, file_config.policy.reference)

@@ -13,7 +13,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
 def prepare(options: BisectOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request. Raises UsageError for a missing or invalid condition."""
+    """Build the request of the search from the options. Raises UsageError for a missing or invalid condition."""
     if not options.condition:
         raise UsageError(f"{option('--condition')} is missing; write {option('--condition')} and {FORMS}")
     return Request(options.targets, parse_condition(options.condition), cache=not options.no_cache)

@@ -95,7 +95,7 @@ def _add_suffix(text: str, suffix: str) -> str:
 
 
 def _check_configuration(config_json: str, target_texts: Sequence[str]) -> None:
-    """Raise UsageError for a class that has a configuration already."""
+    """Raise UsageError if --config-json is given for a class that already has a configuration."""
     for text in target_texts:
         spec = load.find_class_spec(text)
         if spec is not None and spec.config is not None:

@@ -29,7 +29,7 @@ _DEVICE = compile_on_use(rf"cpu|{CUDA_PATTERN}")
 
 
 def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request. Raises UsageError for contradictory options."""
+    """Build the request of the comparison from the options. Raises UsageError for contradictory options."""
     if extra.snapshots:
         refuse_value_options(
             [
@@ -134,7 +134,7 @@ def _check_classes(options: DiffOptions) -> None:
 
 
 def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Diff]:
-    """Compare both sides; tensors that could not be compared are failures."""
+    """Compare both checkpoints. Tensors that could not be compared are failures."""
     with caller.progress(values=not options.metadata_only) as progress:
         diff = compare_targets(request, progress, extra.snapshots)
     caller.check_states(diff.before, diff.after)

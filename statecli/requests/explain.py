@@ -17,7 +17,7 @@ from statecli.targets import load
 
 
 def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Request | None:  # noqa: ARG001 - every command has the same signature
-    """Return the request, or None if the error text is on standard input. Raises UsageError for wrong targets."""
+    """Build the request; return None if standard input has the error text. Raises UsageError for wrong targets."""
     if options.checkpoint is None:
         if options.model == STANDARD_INPUT:
             return None

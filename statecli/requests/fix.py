@@ -13,7 +13,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
 
 
 def prepare(options: FixOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request without building the model."""
+    """Build the request from the options, without building the model."""
     verify = VerifyRequest(
         target=options.target, input=options.input, inputs=options.input_from, init_device=options.init_device
     )

@@ -23,7 +23,7 @@ Compare = Callable[[str, str, str], None]
 
 
 def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
-    """Write the lines of a driver. If an error ends them, write its message as the last line."""
+    """Write the lines of a git driver. If an error ends them, write its message as the last line."""
     for line in end_with_failure(lines, describe_failure):
         caller.write_line(line)
     return Outcome(None)

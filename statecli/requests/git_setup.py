@@ -23,7 +23,7 @@ PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for nam
 
 
 def run(options: GitSetupOptions, caller: Caller) -> Outcome[list[str]]:  # noqa: ARG001 - every command has the same signature
-    """Set up the drivers, or remove them; the text describes the changes."""
+    """Set up git's drivers for checkpoints, or remove them. The outcome's text describes the changes."""
     lines = (remove if options.remove else set_up)(everywhere=options.everywhere)
     return Outcome(lines, text=lambda _: "".join(f"{line}\n" for line in lines))
 
@@ -95,7 +95,7 @@ def _read_lines(path: str) -> list[str]:
 
 
 def _remove_patterns(path: str) -> list[str]:
-    """Remove statecli's lines from an attributes file, and the file if it is then empty. Return the patterns."""
+    """Remove statecli's lines from an attributes file; delete the file if it is then empty. Return the patterns."""
     lines = _read_lines(path)
     pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
     removed_patterns = [pattern_by_line[line.strip()] for line in lines if line.strip() in pattern_by_line]

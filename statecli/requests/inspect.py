@@ -20,7 +20,7 @@ from statecli.targets.target_result import drop_accepted
 
 
 def prepare(options: InspectOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request. Raises UsageError for contradictory options."""
+    """Build the request of the inspection from the options. Raises UsageError for contradictory options."""
     check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
         refuse_contradictions([(option("--cuda"), option("--to", options.to))])

@@ -13,7 +13,7 @@ from statecli.targets.load import find_class_spec
 
 
 def prepare(options: LockOptions, caller: Caller, extra: ExtraInputs) -> lock_run.Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request without reading a target.
+    """Build the request from the options, without reading a target.
 
     The lock names targets relative to its own folder. Shards name targets relative to the current folder, because all
     shards need the targets in the same order.

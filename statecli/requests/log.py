@@ -10,7 +10,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_fai
 
 
 def prepare(options: LogOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request without reading a checkpoint."""
+    """Build the request from the options, without reading a checkpoint."""
     return Request(options.targets, cache=not options.no_cache)
 
 

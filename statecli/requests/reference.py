@@ -17,7 +17,7 @@ from statecli.requests.outcome import Caller, Outcome
 
 
 def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -> Outcome[object]:
-    """Run the command of the options."""
+    """Run the command that the options belong to."""
     if isinstance(options, RulesOptions):
         return _run_rules(options)
     if isinstance(options, ConfigOptions):

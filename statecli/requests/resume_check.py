@@ -12,7 +12,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
 def prepare(options: ResumeCheckOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request. Raises UsageError for a wrong target or number of steps."""
+    """Build the request from the options. Raises UsageError for a wrong target or number of steps."""
     check_target(options.target)
     if options.steps < 2 or options.steps % 2:
         raise UsageError(f"{option('--steps', options.steps)}: must be an even number, 2 or more")
@@ -20,7 +20,7 @@ def prepare(options: ResumeCheckOptions, caller: Caller, extra: ExtraInputs) -> 
 
 
 def run(options: ResumeCheckOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[ResumeCheck]:  # noqa: ARG001
-    """Run the script and compare. An inconclusive comparison is a failure."""
+    """Run the training script and compare its runs. An inconclusive comparison is a failure."""
     result = resume_check(request)
     report = build_resume_check_report(result, View(options.all, options.verbose))
     return Outcome(result, report, failures=describe_inconclusive(result))

@@ -45,7 +45,7 @@ class PlainCommandModule(Protocol):
 
 
 def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome[Any]:
-    """Run the command of the options.
+    """Run the command that the options belong to.
 
     Raises StateError if the whole command failed; a failed part of the work is in `Outcome.failures`.
     """

@@ -13,7 +13,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def run(options: SamplesOptions, caller: Caller) -> Outcome[list[str]]:  # noqa: ARG001 - every command has the same signature
-    """Copy the samples into the folder, created if missing; the text describes the written files.
+    """Copy the samples into the folder, which is created if it is missing. The outcome's text lists the files.
 
     An existing file stays unchanged. Raises UsageError if a file has another text, before anything is written, and
     OSError if the folder cannot be written.
@@ -40,7 +40,7 @@ def run(options: SamplesOptions, caller: Caller) -> Outcome[list[str]]:  # noqa:
 
 
 def _find_samples() -> str:
-    """Return the folder of the samples: inside an installed package, next to the package in a clone."""
+    """Return the folder of the samples. It is inside an installed package, but next to the package in a clone."""
     for path in (os.path.join(_PACKAGE, "samples"), os.path.join(os.path.dirname(_PACKAGE), "sample_models")):
         if os.path.isdir(path):
             return path

@@ -23,7 +23,7 @@ _DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA_PATTERN}")
 
 
 def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request. Raises UsageError for contradictory options and unknown rules."""
+    """Build the request from the options. Raises UsageError for contradictory options and unknown rules."""
     check_options(options)
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         device = option("--device", options.device)
