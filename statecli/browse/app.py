@@ -189,7 +189,7 @@ class Browser(App[None]):
         yield self._status
 
     def on_mount(self) -> None:
-        """Show the first screen; begin to read the second target."""
+        """Show the first screen, and start to read the second target if one is given."""
         self.theme = "ansi-dark"
         for widget in (self._list, self._panel):
             widget.vertical_scrollbar.renderer = TrackRender  # type: ignore[misc] # of this bar only
@@ -205,7 +205,7 @@ class Browser(App[None]):
         self.call_after_refresh(self._lay_out)
 
     def on_unmount(self) -> None:
-        """End the thread that reads."""
+        """End the thread that reads values."""
         self._reader.close()
 
     def _handle_exception(self, error: Exception) -> None:
@@ -214,7 +214,7 @@ class Browser(App[None]):
         self.exit(return_code=2)
 
     async def on_event(self, event: events.Event) -> None:
-        """Handle each key at once: a slow connection may send several keys together, such as `/q` or `a y`."""
+        """Handle each key immediately, because a slow connection may send several keys together, such as `/q`."""
         if not isinstance(event, events.Key) or len(self.screen_stack) > 1:
             await super().on_event(event)
         elif event.key in ("ctrl+c", "ctrl+q"):
@@ -311,7 +311,7 @@ class Browser(App[None]):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def on_browser_read(self, message: Browser.Read) -> None:
-        """Put values that were read into the model, and show them."""
+        """Put values that were read into the screen model, and show them."""
         message.apply()
         self._list.refresh()
         self._show_panel()
@@ -571,7 +571,7 @@ class Browser(App[None]):
         self._panel.scroll_relative(y=by * 8, animate=False)
 
     def action_sort(self, by: int) -> None:
-        """Sort by the next column; after the last, show the tree again."""
+        """Sort by the next column; after the last column, show the tree again."""
         available_columns = self.model.list_columns()
         columns = [None, *(column for column in SORT_ORDER if column in available_columns)]
         at = columns.index(self.model.sort) if self.model.sort in columns else 0
@@ -598,7 +598,7 @@ class Browser(App[None]):
             self._say(f"{plural(removed_count, 'mark')} removed")
 
     def action_clear_marks(self) -> None:
-        """Remove all marks, also of hidden tensors."""
+        """Remove all marks, including the marks of hidden tensors."""
         count = self.model.clear_marks()
         self._message = f"{plural(count, 'mark')} cleared" if count else "nothing is marked"
         self._show()
@@ -655,7 +655,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text over the screen. Any key closes the text; a key with another use then also acts on the list."""
+        """Show a text over the screen. Any key closes the text; most keys then also act on the list."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:
@@ -664,7 +664,7 @@ class Browser(App[None]):
         self.push_screen(Overlay(text), act)
 
     def action_escape(self) -> None:
-        """Stop reading a list; else return to the target's order; else remove the filter."""
+        """Stop the reading of a list. Otherwise undo the sorting, or else remove the filter."""
         if self._reader.reads_list:
             self._reader.read_list(None)
             self._end_list(lambda: "stopped")

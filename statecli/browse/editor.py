@@ -21,7 +21,7 @@ _COLON_EDITORS = {
 
 
 def find_editor() -> list[str]:
-    """Return the words of `$VISUAL` or `$EDITOR`, or `vi`."""
+    """Return the editor's command as words, from `$VISUAL` or `$EDITOR`. The default is `vi`."""
     text = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or "vi"
     try:
         return shlex.split(text)

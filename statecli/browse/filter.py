@@ -184,7 +184,7 @@ class Filter:
 
     @cached_property
     def _names(self) -> list[str]:
-        """The names of each tensor, in lower case."""
+        """Names by which the filter finds each tensor, in lower case."""
         names = (glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1] for tensor in self._tensors)
         return ["\n".join((name, *tensor.aliases)).lower() for name, tensor in zip(names, self._tensors, strict=True)]
 

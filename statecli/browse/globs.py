@@ -39,7 +39,7 @@ class GlobText(msgspec.Struct, frozen=True):
 
 
 def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> GlobText:
-    """Return globs that select exactly the marked positions of `state` with `-i`."""
+    """Return globs for `-i` that select exactly the tensors of `state` at the marked positions."""
     if not marked:
         return GlobText(())
     if len(marked) == len(state.tensors):

@@ -35,12 +35,12 @@ class Overlay(ModalScreen[str]):
         yield Static(Text(self._text))
 
     def on_key(self, event: events.Key) -> None:
-        """Close."""
+        """Close the overlay."""
         event.stop()
         self.dismiss(event.key)
 
     def on_click(self) -> None:
-        """Close."""
+        """Close the overlay."""
         self.dismiss("")
 
 
@@ -89,15 +89,15 @@ class LayerView(ModalScreen[int | None]):
         yield self._table_view
 
     def on_mount(self) -> None:
-        """Draw."""
+        """Draw the table."""
         self._draw()
 
     def on_resize(self) -> None:
-        """Draw in the new size."""
+        """Draw the table in the new size."""
         self._draw()
 
     def on_key(self, event: events.Key) -> None:
-        """Move, or close."""
+        """Move the cursor, or close the table."""
         event.stop()
         page = max(1, self.size.height - _HEAD_LINES - _FOOT_LINES)
         if event.key in _MOVES:
@@ -122,12 +122,12 @@ class LayerView(ModalScreen[int | None]):
         self._draw()
 
     def on_mouse_scroll_down(self) -> None:
-        """Move down."""
+        """Move the cursor down."""
         self._move(3, 0)
         self._draw()
 
     def on_mouse_scroll_up(self) -> None:
-        """Move up."""
+        """Move the cursor up."""
         self._move(-3, 0)
         self._draw()
 

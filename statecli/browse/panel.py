@@ -55,7 +55,7 @@ class PanelLine(NamedTuple):
 
 
 def describe_row(model: ScreenModel, row: ListRow, width: int, *, is_reading: bool = False) -> list[PanelLine]:
-    """Return the lines of the panel for a row; no line is wider than the panel, except a long word."""
+    """Return the lines of the panel for a row. No line is wider than the panel, except for a long word."""
     if row.tensor is None:
         lines = _describe_module(model, row)
     else:

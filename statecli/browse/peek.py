@@ -42,7 +42,7 @@ class Peek(msgspec.Struct, frozen=True):
 
 
 class Versions:
-    """Versions that the local files had when their headers were read, by path."""
+    """Version of each local file at the time when its header was read, by path."""
 
     def __init__(self, versions: Mapping[str, FileVersion | None]) -> None:
         self.by_path = dict(versions)

@@ -12,7 +12,7 @@ _THUMB, _TRACK = "┃", "┊"
 
 
 class TrackRender(ScrollBarRender):
-    """Draws `┃` for the visible part, and `┊` for the rest. The mouse acts as on the scroll bars of textual."""
+    """Scroll bar with `┃` for the visible part and `┊` for the rest. The mouse acts as on textual's scroll bars."""
 
     VERTICAL_BARS = [" "]  # noqa: RUF012 - as in the base class: whole characters only
 

@@ -207,7 +207,7 @@ class TensorList(ScrollView, can_focus=True):
         return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"
 
     def _format_unusual(self, row: ListRow, width: int) -> str:
-        """Return ` ! NaN` to append to the name of a row; only ` !` if the words do not fit or the module is open."""
+        """Return ` ! NaN` to append to the name of a row. If it does not fit, or the module is open, return ` !`."""
         if row.node is None:
             sign = self._model.unusual.sign(None, row.positions)
             return f" {sign}" if sign and 2 * len(sign) < width else " !" if sign else ""
