@@ -29,7 +29,7 @@ def parse(words: Sequence[str]) -> Options | None:
 
 
 class _LineReader:
-    """Reader of the words of a command line after the command."""
+    """Reader of the words that follow the command on a command line."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._targets = iter([parameter for parameter in parameters if parameter.is_target])

@@ -161,7 +161,7 @@ def open_stdout() -> Stream:
 
 @contextmanager
 def open_paged_stdout() -> Iterator[Stream]:
-    """Yield standard output; on a terminal, a stream whose text goes to the pager if it is longer than the screen.
+    """Yield standard output. On a terminal, yield a stream that sends text to the pager if the screen is too short.
 
     The parent of a supervised process pages the output.
     """

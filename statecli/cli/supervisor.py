@@ -166,7 +166,7 @@ def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int)
 
 
 def _create_sender(pipe: int, mark: bytes) -> Send:
-    """Return a function that sends messages, with functions of `os` bound now, because model code may replace them."""
+    """Return a function that sends messages. It binds functions of `os` now, because model code may replace them."""
     owner, getpid, write, pack = os.getpid(), os.getpid, os.write, _HEADER.pack
     lock = _thread.RLock()
 
@@ -303,7 +303,7 @@ class _Watch:
         return code
 
     def _explain(self) -> int:
-        """Print why there is no verdict; return exit code 2."""
+        """Print why the child has not sent a verdict; return exit code 2."""
         for descriptor, piece in self._output:
             _write_error(piece) if descriptor == 2 else None
         self._wait_for_end(0 if self._is_corrupt else INTERRUPT_TIMEOUT_S)

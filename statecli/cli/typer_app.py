@@ -121,7 +121,7 @@ _Mistake: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def run() -> int:
-    """Parse `sys.argv` and run the command; return the exit code if Typer answers (help).
+    """Parse `sys.argv` and run the command. Return the exit code if Typer itself answers, for example with help.
 
     Raises UsageError for a mistake on the command line.
     """
