@@ -39,7 +39,7 @@ _LAYER = compile_on_use(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A bar.
+    """Rectangle of a chart: a bar, or a part of a bar.
 
     `mood` is "" for a value, "unusual" for a value that stands out, "most" and "least" for several values in a bar,
     "zero", "odd" (not finite) or "boundless" (no measure); bars of the last three are not to scale. `tensor` is the
@@ -299,7 +299,7 @@ def _describe_unmeasured(bar: _Bar) -> str:
 
 
 def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
-    """Return how to read the chart: the number of values, merged bars, zeros, missing measures."""
+    """Return a note about the chart: the number of values, merged bars, zeros and missing measures."""
     values = [bar.value for bar in bars]
     unusual = sum(bar.is_unusual for bar in bars)
     zero, not_finite = sum(value == 0 for value in values), sum(map(math.isnan, values))

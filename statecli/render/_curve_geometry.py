@@ -86,7 +86,7 @@ def _build_points(chart: Curve, xs: Sequence[float], ys: Sequence[float | None],
 
 
 def _describe_curve(chart: Curve) -> str:
-    """Return how to read the curve: the number of values, gaps and alarms."""
+    """Return a note about the curve: the number of values, gaps and alarms."""
     parts = [plural(len(chart.values), "value")]
     if unknown := sum(not math.isfinite(value) for value in chart.values):
         parts.append(f"{unknown:,} not known (gaps)")

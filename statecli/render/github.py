@@ -84,7 +84,7 @@ def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
 
 
 def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
-    """Return an annotation for each finding. Repeated layers of a target share it if their source line is the same."""
+    """Return annotations for findings. Repeated layers with the same target and source line share an annotation."""
     annotations = []
     for same_line in group_by(findings, lambda finding: _find_source_line(locate(finding))).values():
         rows = [Line((finding.message, finding.rule, finding.target, finding.help or "")) for finding in same_line]
