@@ -25,7 +25,7 @@ class ShardNumber(NamedTuple):
 
 
 def parse_shard(text: str) -> ShardNumber:
-    """Parse `2/8`. Raises UsageError."""
+    """Parse the number of a shard, such as `2/8`. Raises UsageError."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
     index, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MAX_SHARDS:

@@ -44,7 +44,7 @@ ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, 
 
 
 class Head(msgspec.Struct, frozen=True):
-    """First line: the command and the number of the shard.
+    """First line of a shard file: the command and the number of the shard.
 
     Attributes:
         options: Options that affect the result.
@@ -91,7 +91,7 @@ class Error(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Last line: the number of tasks, and a digest of all previous lines."""
+    """Last line of a shard file: the number of tasks, and a digest of all previous lines."""
 
     end: bool
     tasks: int
