@@ -56,7 +56,7 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
         return self.check
 
     def start(self) -> None:
-        """Take the snapshot; `Accelerator.init_trackers` calls this once."""
+        """Take a snapshot of the model. `Accelerator.init_trackers` calls this once."""
         self.check.start(self.model)
         for optimizer in self._optimizers:
             optimizer.register_step_pre_hook(lambda *_: self.check.record_rates(self._optimizers))
@@ -70,7 +70,7 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
         """Ignore the values."""
 
     def finish(self) -> None:
-        """Report parameters unchanged by every step; called by `Accelerator.end_training`."""
+        """Report the parameters that no step has changed. `Accelerator.end_training` calls this."""
         self.check.finish(self.model)
 
     def check_saved(self, folder: str | os.PathLike[str]) -> None:

@@ -42,7 +42,7 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
         self._checked: dict[str, int] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the snapshot."""
+        """Take a snapshot of the model."""
         self._step = trainer.global_step
         if trainer.is_global_zero:
             self.check.start(pl_module)
@@ -62,7 +62,7 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
             self.check.finish_step(pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report parameters unchanged by every step."""
+        """Report the parameters that no step has changed."""
         self.check.finish(pl_module)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ class TrainingCheck:
         self._waiting: set[str] | None = None
 
     def start(self, model: nn.Module) -> None:
-        """Take the snapshot before the first step."""
+        """Take a snapshot of the model before the first step."""
         self._steps, self._waiting = 0, None
         tensors = _list_tensors(model)
         self._before = statecli.Snapshot(tensors) if tensors else None
@@ -74,7 +74,7 @@ class TrainingCheck:
             self._rates |= {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
 
     def finish_step(self, model: nn.Module) -> None:
-        """Compare with the snapshot, after `optimizer.step()` and before the gradients are cleared."""
+        """Compare the model with the snapshot, after `optimizer.step()` and before the gradients are cleared."""
         if self._before is None:
             return
         self._steps += 1
@@ -209,7 +209,7 @@ def _join_globs(names: set[str], all_names: Iterable[str]) -> str:
 
 
 def _is_held(change: Change) -> bool:
-    """Return True if the file has the values, under any name and in any arrangement."""
+    """Return True if the file contains the tensor's values, under any name and in any arrangement."""
     transformation = change.transformation
     is_faithful = (
         transformation is not None and transformation.kind in _FAITHFUL_KINDS and not transformation.exceptions

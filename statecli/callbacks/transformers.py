@@ -35,7 +35,7 @@ class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         self.check = TrainingCheck(fail=fail)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
-        """Take the snapshot."""
+        """Take a snapshot of the model."""
         if state.is_world_process_zero:
             self.check.start(model)
 
@@ -48,7 +48,7 @@ class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         self.check.finish_step(model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
-        """Report parameters unchanged by every step."""
+        """Report the parameters that no step has changed."""
         self.check.finish(model)
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
