@@ -74,7 +74,7 @@ class ModelFolders:
         return (model for model in self.iter_around(path) if files.make_relative(path, model.path) in model.members)
 
     def find_replacement(self, path: str) -> _Candidate | None:
-        """Return the target that replaces the file, or None.
+        """Return the target that replaces the file, such as its model folder; None to keep the file.
 
         With a lock: the folder or index that the lock names. With `as_found`: the file's model, if it has several
         files.

@@ -311,7 +311,7 @@ def _open_lzma(properties: int, size: bytes) -> Any:
 
 
 def _list_errors() -> tuple[type[Exception], ...]:
-    """Return the decompressors' errors for damaged data. lzma is imported here, because only unpacking needs it."""
+    """Return the types of errors that decompressors raise for damaged data. Imports lzma only when this is called."""
     errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
     return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
 

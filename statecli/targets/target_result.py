@@ -13,7 +13,7 @@ from statecli.core.run_scope import NotChecked
 
 
 class TargetStatus(str, Enum):
-    """Status of a target: rules checked it, it could not be read, or it was skipped, for example as a text file."""
+    """Status of a target: audited by rules, failed because it is unreadable, or skipped (not a checkpoint)."""
 
     AUDITED = "audited"
     FAILED = "failed"
@@ -21,7 +21,7 @@ class TargetStatus(str, Enum):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """Rule that did not run, with the reason. `target` is None if the rule ran on no target."""
+    """Rule that did not run on a target (or on all targets), with the reason."""
 
     rule: str
     reason: str
