@@ -20,7 +20,7 @@ def prepare(options: ResumeCheckOptions, caller: Caller, extra: ExtraInputs) -> 
 
 
 def run(options: ResumeCheckOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[ResumeCheck]:  # noqa: ARG001
-    """Run the training script and compare its runs. An inconclusive comparison is a failure."""
+    """Run the training script with and without a resume, and compare. An inconclusive comparison is a failure."""
     result = resume_check(request)
     report = build_resume_check_report(result, View(options.all, options.verbose))
     return Outcome(result, report, failures=describe_inconclusive(result))

@@ -23,7 +23,7 @@ _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
 def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
-    """Write a line for each new checkpoint, at most --count lines. Checkpoints with an error are failures."""
+    """Write a line for each checkpoint, for at most --count checkpoints. Checkpoints with an error are failures."""
     if not 0 < options.interval < math.inf:
         raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
     is_json = options.output_format is WatchFormat.JSONL
