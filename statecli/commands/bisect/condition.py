@@ -16,7 +16,7 @@ FORMS = "nan, inf, 'changed GLOB' or 'cosine<0.9'"
 
 
 class ConditionFigure(str, Enum):
-    """Figure that a condition needs."""
+    """What a condition measures in a checkpoint."""
 
     NAN = "nan"
     INF = "inf"
@@ -46,7 +46,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def parse_condition(text: str) -> Condition:
-    """Return the condition. Raises UsageError for anything else."""
+    """Parse the text of `--condition`. Raises UsageError if it is not a condition."""
     condition_text = text.strip()
     option_text = option("--condition", text, quoted=True)
     if match := _COSINE.match(condition_text):

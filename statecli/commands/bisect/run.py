@@ -72,7 +72,7 @@ class _Prober:
         self.steps_of_path: dict[str, dict[str, int]] = {}
 
     def decide(self, number: int, checkpoint: Checkpoint) -> Probe:
-        """Return the probe of the checkpoint at this place of the order."""
+        """Return the result for a checkpoint, the `number`-th of the run, and read the checkpoint if necessary."""
         probe = self.probes.get(checkpoint.path)
         if probe is None:
             probe = self.probes[checkpoint.path] = self._probe(number, checkpoint)
@@ -115,7 +115,7 @@ class _Prober:
                 raise _WrongOrder
 
     def _decide(self, measured: Measured) -> tuple[bool, str]:
-        """Return whether the condition holds, and the observation."""
+        """Return whether the condition holds for a checkpoint, and the figure that decided."""
         is_reference = self._condition.compares and self._reference is None
         sides = [measured.model] if self._reference is None else [self._reference.model, measured.model]
         if not is_reference and not any(side.tensors for side in sides):
@@ -203,7 +203,7 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
 
 
 def _find_ends(checkpoints: Sequence[Checkpoint], prober: _Prober) -> tuple[int | None, int | None]:
-    """Return the indexes of the first and the last readable checkpoint."""
+    """Return the indexes of the first and the last readable checkpoint, or None for both."""
     numbers = range(len(checkpoints))
     low = next((n for n in numbers if prober.decide(n, checkpoints[n]).holds is not None), None)
     if low is None:

@@ -1,4 +1,4 @@
-"""Complete the changed tensors with explanations: transformations, a merged adapter, ranks, histograms."""
+"""Add explanations to the changed tensors: transformations, a merged adapter, ranks and histograms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check_merge(
     changes: list[Change], before: ModelState, adapter: ModelState | None, jobs: int
 ) -> tuple[list[Change], list[Broken]]:
-    """Return the changes, completed with what merging the adapter did, and the pairs that could not be checked."""
+    """Explain changes by the merge of `adapter`. Return the changes and the pairs that could not be checked."""
     if adapter is None or pool.is_partial():
         return changes, []
     merge = transformations.merges.check_adapter(changes, before, adapter, jobs=jobs)
@@ -39,7 +39,7 @@ def check_merge(
 def explain_changes(
     changes: list[Change], request: Request, sections: Mapping[str, str], settings: Mapping[str, Any]
 ) -> list[Change]:
-    """Return the changes, completed with the recognised transformations; `settings` are those after."""
+    """Add the recognised transformation to each change. `settings` are those of the checkpoint after."""
     are_identical = all(change.status is Status.IDENTICAL for change in changes)
     if are_identical or (not pool.is_distributed() and is_training(changes)):
         return changes
@@ -53,7 +53,7 @@ def explain_changes(
 
 
 def estimate_ranks(changes: list[Change], request: Request) -> list[Change]:
-    """Return the changes, completed with the ranks of differences, if requested: that of an adapter is low."""
+    """Add the rank of the difference to each change, if requested. The update of an adapter has a low rank."""
     if not request.ranks or pool.is_partial() or all(change.values is None for change in changes):
         return changes
     tasks = {n: task for n, change in enumerate(changes) if (task := _build_rank_task(change)) is not None}
@@ -65,7 +65,7 @@ def estimate_ranks(changes: list[Change], request: Request) -> list[Change]:
 
 
 def _build_rank_task(change: Change) -> RankTask | None:
-    """Return the task for a float matrix (or a kernel as a matrix) whose values differ; None for other tensors."""
+    """Return the task that computes the rank of a float matrix's difference; None for other tensors."""
     views = transformations.views
     before, after = views.get_data(change.before), views.get_data(change.after)
     if change.values is None or change.values.l2 is None or before is None or after is None:
@@ -79,7 +79,7 @@ def _build_rank_task(change: Change) -> RankTask | None:
 
 
 def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> tuple[list[Change], list[Broken]]:
-    """Return the changes, and an error for each weight whose quantized codes could not be dequantized."""
+    """Return the changes, and an error for each quantized weight that could not be dequantized for comparison."""
     settled: list[Change] = []
     undecided: list[Broken] = []
     for change in changes:

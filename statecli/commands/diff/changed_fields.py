@@ -14,14 +14,14 @@ _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
 
 
 def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
-    """Return the shape of a tensor, or the parts of a nested tensor with their shapes; None if unknown."""
+    """Return the shape of a tensor, or the names and shapes of the parts of a nested tensor; None if unknown."""
     if tensor.shape is None and tensor.parts:
         return tuple((name, part.shape) for name, part in tensor.parts)
     return tensor.shape
 
 
 def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
-    """Yield the differing fields in the order of `Field`; tying and values need more than the two tensors."""
+    """Yield the differing fields in the order of `Field`, except tying and values, which need more than the pair."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
     if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):
@@ -39,7 +39,7 @@ def _differ_if_known(before: object, after: object) -> bool:
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """Return, for each match, the differing fields other than values, in order; () if a side is missing or damaged.
+    """Return the fields other than values that differ in each match; () if a side is missing or damaged.
 
     `devices` is False if a side is a class, whose devices are only those of the build.
     """
@@ -58,7 +58,7 @@ def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, de
 
 
 def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
-    """Return whether all fields with a test are equal, as in nearly all pairs."""
+    """Return True if all compared fields are equal, as for nearly all pairs."""
     return (
         before.shape is not None  # else the shapes of parts count
         and before.shape == after.shape
@@ -70,7 +70,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the numbers of the matches that share storage with other matches than before, where both sides record it.
+    """Return the indexes of matches whose shared storage has other members after than before.
 
     Each state groups the matches by storage. The two groups of a match are the same if and only if each has as many
     members as both have together.

@@ -48,7 +48,7 @@ class ExpectationResults(msgspec.Struct, frozen=True):
 
 
 class ExpectationEntry(msgspec.Struct, frozen=True):
-    """A compared tensor or setting, reduced to the needs of expectations.
+    """A compared tensor or setting, with the facts that expectations check.
 
     Attributes:
         name: FQN of a tensor, dotted path of a setting.
@@ -87,12 +87,12 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
         return all(sides) if self.renamed else any(sides)
 
     def build_finding(self, rule: Rule, reason: str = "") -> Finding:
-        """Report `reason` under `rule`, with the difference only without a reason or if the reason ends in a colon."""
+        """Build a finding. The difference follows `reason` if `reason` is empty or ends in a colon."""
         difference = self.difference if not reason or reason.endswith(": ") else ""
         return self._build_finding(rule, Wording(f"{reason}{difference}", self.name))
 
     def build_forbidden_change(self, rule: Rule, relation: str, option: str) -> Finding:
-        """Report the change; `relation` to `option`: `matches --must-not-change 'a.*'`."""
+        """Build the finding of a change that an option forbids, such as `matches --must-not-change 'a.*'`."""
         text = f"changed, but {relation} {option}: {self.difference}"
         return self._build_finding(rule, Wording(text, self.name, owner=option, short=self.difference))
 
@@ -144,7 +144,7 @@ _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
 
 def _explain_beyond_cast(change: Change) -> str:
-    """Return why the change is more than an exactly rounded cast, to put before the description of the change."""
+    """Return why a change is more than an exactly rounded cast, such as `is not a cast: `; "" for such a cast."""
     if change.status is Status.IDENTICAL:
         return ""
     transformation = change.transformation
@@ -179,7 +179,7 @@ _ROUNDING_ERRORS = {
 
 
 def describe_lost_values(change: Change) -> str | None:
-    """Describe the values beyond the dtype's range that an exactly rounded cast lost; None if it lost none."""
+    """Describe the values that an exactly rounded cast lost because they exceed the dtype's range; or None."""
     values, dtype = change.values, _name_dtype(change)
     if values is None:
         return None
@@ -193,7 +193,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Return why the change is more than a merged update, to put before the description of the change."""
+    """Return why a change is more than the merge of the adapter, as text before the description; or ""."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
@@ -214,7 +214,7 @@ def _count_exceptions(transformation: Transformation) -> str:
 
 
 def name_merged(transformation: Transformation) -> str:
-    """Return the source of a merged tensor: `before + 2 × B·A`, or the tensor of the adapter that replaces it."""
+    """Describe the new value of a merged tensor: `before + 2 × B·A`, or the adapter's tensor that replaces it."""
     return (
         f"{transformation.sources[0]} of the adapter"
         if transformation.rank is None
@@ -241,7 +241,7 @@ def _was_trained(change: Change, values: bool) -> bool | None:
 def iter_setting_entries(
     changes: Iterable[ScalarChange], compared: Iterable[str], targets: tuple[str, str]
 ) -> Iterator[ExpectationEntry]:
-    """Yield an entry for each setting that differs, then for each other setting in `compared`."""
+    """Yield an entry for each setting that differs, then for each equal setting in `compared`."""
     change_of_key = {change.key: change for change in changes}
     for key in dict.fromkeys((*change_of_key, *compared)):
         change = change_of_key.get(key)
@@ -253,7 +253,7 @@ def iter_setting_entries(
 def check_expectations(
     request: Request, entries: Sequence[ExpectationEntry], targets: tuple[str, str]
 ) -> ExpectationResults:
-    """Return the failed expectations, the inconclusive globs and the met expectations.
+    """Return the failed expectations, the globs whose result is inconclusive, and the met expectations.
 
     Raises:
         NothingMatched: A glob matches no compared tensor or setting.
@@ -288,7 +288,7 @@ def check_expectations(
 
 
 def _list_met(request: Request, entries: Sequence[ExpectationEntry]) -> Iterator[MetExpectation]:
-    """Yield the met options about names, with the number of entries as evidence."""
+    """Yield each met option with globs, and how many entries prove it."""
     if request.only:
         others = [entry for entry in entries if not entry.stays_within(request.only)]
         if _are_unchanged(others):
@@ -313,14 +313,13 @@ def _are_unchanged(entries: Sequence[ExpectationEntry]) -> bool:
 
 
 def _count(entries: Sequence[ExpectationEntry]) -> str:
-    """Return `4 tensors`, `1 setting` or `4 tensors and 1 setting`."""
     settings_count = sum(entry.section is None for entry in entries)
     counts = ((len(entries) - settings_count, "tensor"), (settings_count, "setting"))
     return " and ".join(plural(count, noun) for count, noun in counts if count)
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[ExpectationEntry]) -> Iterator[Broken]:
-    """Yield an error for each glob that may match a differing setting that is not listed."""
+    """Yield an error for each glob that may match one of the settings cut off from the list of differences."""
     setting_rows = [entry for entry in entries if entry.section is None]
     remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
     for glob in frozen if remainder else ():

@@ -72,7 +72,7 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
 def pair_as_loaded(
     matches: list[Match], model: ModelState, built_model: BuiltModel | None
 ) -> tuple[list[Match], list[Oddity]]:
-    """Return the matches, paired as transformers loads the names, and a note, for a class built from a configuration.
+    """Pair entries of a checkpoint by the names under which transformers loads them, and add a note.
 
     Entries that transformers merges or splits stay unchanged: the notes of `check_load` report them.
     """
@@ -99,14 +99,14 @@ def pair_as_loaded(
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are loaded as one name each, unless another name is loaded as the same name."""
+    """Return the new name of each entry that is loaded under one name that no other entry has."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
 
 
 def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
-    """Return the match without the tensors that are in other pairs."""
+    """Return the match without tensors that are now in another pair."""
     if id(match.before) not in paired_ids and id(match.after) not in paired_ids:
         return match
     before, after = (None if id(side) in paired_ids else side for side in (match.before, match.after))
@@ -114,7 +114,7 @@ def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
 
 
 def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
-    """Return both states and notes; a training folder is reduced to its models if the other side has only models."""
+    """Reduce a training folder to its models if the other side has only models. Return both states and notes."""
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [
@@ -134,7 +134,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
 
 
 def _select_models(state: ModelState, other: ModelState) -> ModelState:
-    """Return the models of a folder; the state unchanged if the other side has more than models."""
+    """Return a training folder with its models only. Any other state, or one compared with more, is unchanged."""
     if not state.traits.is_training_folder or any(tensor.kind not in MODEL_KINDS for tensor in other.tensors):
         return state
     of_model = [tensor for tensor in state.tensors if tensor.kind in MODEL_KINDS]
@@ -153,7 +153,7 @@ FLAX_PARAMS = "params"
 
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
-    """Return a Flax model as a single section, named like the other side's model section, if the other side has one."""
+    """Join the sections of a Flax model into one, named like the only model section of the other side."""
     if not state.traits.has_collections:
         return state
     own_sections, others = list_model_sections(state), list_model_sections(other)
@@ -181,7 +181,7 @@ def _describe_joined_sections(state: ModelState, joined_state: ModelState, other
 
 
 class LoadCheck(msgspec.Struct, frozen=True):
-    """Result of a load: objections of a strict load, notes on entries that hooks handle, and inconclusive checks."""
+    """Result of a load: errors of a strict load, notes on entries that hooks handle, and inconclusive checks."""
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[Oddity, ...] = ()
@@ -211,7 +211,7 @@ def check_load(
 
 
 class _Load:
-    """A checkpoint under the names used by the class."""
+    """A checkpoint whose entries have the names that the class uses."""
 
     def __init__(self, matches: Sequence[Match], before: ModelState, after: ModelState, model: ModelState) -> None:
         swapped = before.traits.is_class
@@ -229,7 +229,7 @@ class _Load:
         self._stored_names: dict[str, str] = {}
 
     def build_entries(self) -> Entries:
-        """Return the checkpoint as the class's state_dict: prefixes stripped, names mapped, dropped ties restored."""
+        """Return the entries as the class expects them: without prefixes, with mapped names, with all tied names."""
         paths = _map_module_paths([(row.fqn, registered.fqn) for row, registered in self.pairs if row and registered])
         others = tuple(_map_name(name, paths) for name in self.state_dict.others)
         below = tuple(f"{name}{mark}" for name in self.state_dict.holders for mark in "[.")
@@ -256,7 +256,7 @@ class _Load:
         return {paths.get(path, _map_name(path, paths)): local for path, local in ordered_items}
 
     def list_wrapper_findings(self) -> Iterator[Finding]:
-        """Yield the finding about stripped prefixes, because a load does not strip prefixes."""
+        """Yield the finding about the prefixes that were stripped, because a load does not strip prefixes."""
         if not self.prefixed:
             return
         differing = {item.name for item in self.prefixed}
@@ -272,7 +272,7 @@ class _Load:
     # --- objections of the class ------------------------------------------------------------------------------------
 
     def iter_findings(self, answer: LoadReport, ignore: Sequence[Field]) -> Iterator[Finding]:
-        """Yield the objections of the class, in the order and the words of `classify_by_model` if present there."""
+        """Yield the errors of the class's load, in the order and wording of `classify_by_model` where possible."""
         # An entry that replaces a dropped tie would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
         reported = (
@@ -395,7 +395,7 @@ class _Load:
 
 
 def _list_prefixed_names(matches: Iterable[Match], *, swapped: bool) -> Iterator[PrefixedName]:
-    """Yield the matches whose names differ by the prefix of a wrapper; `swapped` if the class is before."""
+    """Yield the names of matches that differ only in a wrapper's prefix. `swapped`: the class is before."""
     for match in matches:
         if match.stripped and match.before and match.after:
             names, stripped = (match.before.fqn, match.after.fqn), match.stripped
@@ -412,7 +412,7 @@ def _exclude(names: Iterable[str], others: Iterable[str]) -> list[str]:
 
 
 def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Map module paths of the checkpoint to those of the class, by their paired tensors; {} if all names are equal."""
+    """Map module paths of the checkpoint to module paths of the class; {} if all names are equal."""
     paths: dict[str, str] = {}
     if all(stored_name == registered for stored_name, registered in pairs):
         return paths
@@ -427,7 +427,7 @@ def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _map_name(name: str, paths: Mapping[str, str]) -> str:
-    """Return the class's name for a name of the checkpoint, by the nearest module above with a known path."""
+    """Translate a checkpoint's name to the class's name, by the nearest parent module in `paths`."""
     above, suffix = name, ""
     while paths and above:
         above, _, last = above.rpartition(".")

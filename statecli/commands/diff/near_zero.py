@@ -1,4 +1,4 @@
-"""Parameters that start near zero, such as biases after a few steps: a large relative change means little."""
+"""Find parameters that start near zero, such as biases: a large relative change of them means little."""
 
 from __future__ import annotations
 

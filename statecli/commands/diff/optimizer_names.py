@@ -1,4 +1,4 @@
-"""Compare two optimizers that are keyed in different ways: by numbers, by parameter names, or flat.
+"""Compare two optimizers with different keys: parameter numbers, parameter names, or flat parameter names.
 
 `torch.optim.Optimizer.state_dict` numbers the parameters in the order of its groups. `torch.distributed.checkpoint`
 (`get_optimizer_state_dict`) and FSDP write their names in the same order; the flat form of the former has the settings
@@ -24,7 +24,7 @@ _STATE_KEY = compile_on_use(r"\['([^']*)'\]")
 
 
 class Keys(str, Enum):
-    """Keys of an optimizer's state."""
+    """Kind of keys in an optimizer's state."""
 
     NUMBERS = "parameter numbers"
     NAMES = "parameter names"
@@ -32,7 +32,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(NamedTuple):
-    """Two optimizers with different kinds of keys; `places` maps each key to its place among the keys of its side."""
+    """Two optimizers with different kinds of keys. `places` maps each key to its position on its side."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]
@@ -40,7 +40,7 @@ class OptimizerPair(NamedTuple):
 
 
 def pair_optimizers(before: ModelState, after: ModelState, sections: Mapping[str, str]) -> list[OptimizerPair]:
-    """Return the paired optimizers with different keys whose states have the same shapes, parameter by parameter."""
+    """Return pairs of optimizers with different kinds of keys, if the states of all parameters have equal shapes."""
     facts_after = {facts.section: facts for facts in after.optimizers}
     pairs = []
     for old in before.optimizers:
@@ -63,7 +63,7 @@ def pair_optimizers(before: ModelState, after: ModelState, sections: Mapping[str
 
 
 def _follows_model(state: ModelState, facts: OptimizerFacts, sizes: Sequence[int]) -> bool:
-    """Return True unless the names of a group are in another order than the parameters of the model in the file.
+    """Return True if the parameter names of each group are in the order of the model's parameters in the file.
 
     A flat optimizer has its groups after each other without a mark at their ends: `sizes` are the other side's sizes.
     Numbers follow the order of `model.parameters()`, so that names in another order may belong to other numbers.
@@ -97,7 +97,7 @@ def _list_places(facts: OptimizerFacts) -> dict[str, int]:
 
 
 def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPair]) -> tuple[list[Match], list[Oddity]]:
-    """Return the matches with states of the same parameter paired, and a note for each optimizer."""
+    """Pair the optimizer states of the same parameter. Return all matches, and a note for each optimizer."""
     paired_matches = list(matches)
     notes: list[Oddity] = []
     for pair in pairs:
@@ -113,7 +113,7 @@ def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPai
 
 
 def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int, str] | None:
-    """Return the place of the parameter and the name of its state; None for other tensors."""
+    """Return (position of the parameter, name of its state) for an optimizer's tensor; otherwise None."""
     if row is None or row.kind is not Kind.OPTIMIZER or row.section != pair.sections[side]:
         return None
     nested = _NESTED.fullmatch(row.fqn)
@@ -139,7 +139,7 @@ def _describe_pair(pair: OptimizerPair, count: int) -> str:
 
 
 def unify_settings(before: ModelState, after: ModelState, pairs: Iterable[OptimizerPair]) -> tuple[Settings, Settings]:
-    """Return both sides' settings in one form: without parameter keys, and with a group's settings below the group."""
+    """Return the settings of both sides in the same form: without parameter keys, and grouped by parameter group."""
     old, new = before.metadata, after.metadata
     for pair in pairs:
         # A flat optimizer does not say which parameters are one group.
@@ -169,7 +169,7 @@ def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Se
 
 
 def _name_group_setting(key: str, start: str, places: Mapping[str, int], group_of: Sequence[int]) -> str:
-    """Return the path of a setting below its group; a flat optimizer has the setting below each parameter."""
+    """Return the path of a setting below its parameter group. A flat optimizer has it below each parameter."""
     relative_key = key.removeprefix(start) if key.startswith(start) else ""
     dots = [place for place, character in enumerate(relative_key) if character == "."]
     for dot in dots:

@@ -1,4 +1,4 @@
-"""Pair each old tensor with a new tensor: by section, `--map`, equal names, stripped prefixes, dropped ties."""
+"""Pair old with new tensors by section, `--map`, equal names, stripped prefixes and tied names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MatchedBy(str, Enum):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """A tensor before and after; None for a side without the tensor. `stripped`: prefixes stripped on each side."""
+    """A pair of tensors, before and after; one is None if that side lacks the tensor. `stripped`: removed prefixes."""
 
     before: TensorInfo | None
     after: TensorInfo | None
@@ -42,19 +42,19 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def output_row(self) -> TensorInfo:
-        """The side whose name the pair has in output."""
+        """The tensor whose name the pair has in the output."""
         tensor = self.after or self.before
         assert tensor is not None  # noqa: S101 - one of the two is always there
         return tensor
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names on both sides."""
+        """Names of the pair's tensors: one or two."""
         return tuple(side.fqn for side in (self.before, self.after) if side is not None)
 
 
 class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
-    """A prefix stripped from `count` names of `target`, the side before or after."""
+    """A prefix that was stripped from `count` names of `target`."""
 
     prefix: str
     count: int
@@ -67,7 +67,7 @@ class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pairing(msgspec.Struct, frozen=True):
-    """Every tensor of both sides once, and notes on how they were matched.
+    """Matches that contain every tensor of both sides exactly once, and notes on how they were matched.
 
     `sections`: names of the compared sections, before -> after.
     """
@@ -117,7 +117,7 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 
 
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """Return the matches in the order of after; a removed tensor follows the tensor that it followed before.
+    """Sort matches in the order of after. A removed tensor keeps its place behind its predecessor in before.
 
     If after is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in the names
     decide, because the order of text or dtypes says nothing about the module.
@@ -167,7 +167,7 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 
 
 def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
-    """Pair sections of the same name; then sections with a model (or optimizer), if just one is left on each side.
+    """Pair sections by equal names, then the only remaining section with a model (or optimizer) on each side.
 
     If no model section has a partner by name, the section that a load takes is paired. If several are left, all stay
     unpaired, and a note names the option for pairing.
@@ -205,7 +205,7 @@ def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, r
 
 
 def _list_sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
-    """Return the sections with a tensor of any of the kinds."""
+    """Return the sections that contain a tensor of one of these kinds."""
     return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds))
 
 
@@ -213,7 +213,7 @@ def _list_sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
 
 
 def apply_map(state: ModelState, rules: Sequence[str]) -> list[str]:
-    """Return the names of the state's tensors after applying the rules in turn. Raises UsageError."""
+    """Return the tensors' names after applying the `--map` rules one after another. Raises UsageError."""
     names = [tensor.fqn for tensor in state.tensors]
     for rule in rules:
         names = _apply_rule(rule, names, state.target)
@@ -256,7 +256,7 @@ def _map_note(state: ModelState, names: list[str]) -> list[Oddity]:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first MAX_LISTED_NAMES names, and the number of the rest."""
+    """Join the first MAX_LISTED_NAMES names, and add the number of the remaining names."""
     return join_names(names, MAX_LISTED_NAMES)
 
 
@@ -297,7 +297,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
-    """Pair tied entries that one side lacks, because that side stores the tensor only under another name."""
+    """Pair a tied name that one side lacks with the tensor that this side stores under another tied name."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:
@@ -327,7 +327,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:
-    """Return the other side's tensor for a name tied to `row`, if that side's format records no ties; else None."""
+    """Return the other side's tensor for a name tied to `row`, or None."""
     for name in row.tied_to:
         match = match_of_row.get((row.section, name))
         if match is None or match.before is None or match.after is None:

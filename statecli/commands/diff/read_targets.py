@@ -46,7 +46,7 @@ def read_both(
 
 
 def list_target_paths(request: Request) -> list[str]:
-    """Return both targets without their sections."""
+    """Return the paths of both targets, without the sections."""
     return [split_section(text)[0] for text in (request.before, request.after)]
 
 

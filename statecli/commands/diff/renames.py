@@ -23,7 +23,7 @@ _MAX_SUFFIX_PARTS = 64
 
 
 class Renames(NamedTuple):
-    """The matches; and, by `id`, the reason why a row may or may not be renamed."""
+    """Result of the search for renamed tensors. `inconclusive` maps the `id` of a tensor to its error."""
 
     matches: list[Match]
     inconclusive: dict[int, StateError]
@@ -32,7 +32,7 @@ class Renames(NamedTuple):
 def find_renames(
     matches: Sequence[Match], sections: Mapping[str, str], is_selected: Callable[[TensorInfo], bool], *, jobs: int
 ) -> Renames:
-    """Match tensors without a partner by equal section, dtype, shape and bits.
+    """Find tensors under another name: equal in section, dtype, shape and bits.
 
     Only groups with tensors left on both sides and with a selected tensor are read. Of several equal tensors, the
     tensors whose names have the longest common end are paired, then the first of each side. Constant values (a bias of
@@ -54,7 +54,7 @@ def find_renames(
 def _find_inconclusive(
     groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], errors: dict[int, StateError]
 ) -> dict[int, StateError]:
-    """Return, by `id`, the error of each row that failed, or whose possible partner failed."""
+    """Return the error of each tensor that could not be read, or whose possible partner could not be read."""
     paired_ids = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
     inconclusive = {}
     for group in groups if errors else ():
@@ -68,7 +68,7 @@ def _find_inconclusive(
 
 
 def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple[Rows, Rows]]:
-    """Group tensors without a partner that could be each other's: same sections, dtype, layout and shape."""
+    """Group unpaired tensors that may be renamed to each other: equal in section, dtype, layout and shape."""
     groups: dict[object, tuple[Rows, Rows]] = {}
     for match in matches:
         if match.before is not None and match.after is not None:
@@ -84,7 +84,7 @@ def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> 
 def _split_by_fingerprint(
     groups: Sequence[tuple[Rows, Rows]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield the groups split by the fingerprints of their bytes; adds unreadable rows to `errors`."""
+    """Yield each group split by fingerprints of the bytes. Unreadable tensors are added to `errors`."""
     if not groups:
         return
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
@@ -101,7 +101,7 @@ def _split_by_fingerprint(
 
 
 def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Pair rows whose names share the most last components, in order if several do."""
+    """Pair tensors whose names share the most trailing components; if several do, in their order."""
     old_paths = [(row, row.fqn.split(".")) for row in before]
     new_paths = [(row, row.fqn.split(".")) for row in after]
     longest = min(max(len(path) for _, path in old_paths), max(len(path) for _, path in new_paths))
@@ -124,7 +124,7 @@ def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, Tens
 def _confirm_pairs(
     pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Yield the pairs that are equal bit for bit (fingerprints only suggest this), except constants of other names.
+    """Yield the pairs that are equal bit for bit. Constant tensors must also have the same last component.
 
     Adds unreadable rows to `errors`.
     """
@@ -143,14 +143,14 @@ def _confirm_pairs(
 
 
 def _is_equal(outcome: object) -> bool:
-    """Return True for equal bytes. Raises an error of reading; damaged bytes are unequal and reported elsewhere."""
+    """Return True for equal bytes. Raises errors of reading, but damaged bytes only count as different."""
     if isinstance(outcome, StateError) and not isinstance(outcome, ChecksumMismatch):
         raise outcome
     return isinstance(outcome, Delta) and not outcome.changed
 
 
 def is_constant(row: TensorInfo) -> bool:
-    """Return True if all elements are equal bit for bit, or if there are no elements; for parts, in each part."""
+    """Return True if all elements of the tensor, or of each of its parts, are equal bit for bit."""
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]
     return all(_is_fill(values.ranges.resolve_data(data, row.fqn), row) for data in parts)
 
@@ -166,7 +166,7 @@ def _truncate(data: TensorData, size: int) -> TensorData:
 
 
 def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
-    """Return True if each element equals the next along every dimension."""
+    """Return True if each element equals its neighbour along every dimension."""
     strides = data.strides or contiguous_strides(data.shape)
     pairs = []
     for dim, size in enumerate(data.shape):

@@ -17,7 +17,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 class Status(str, Enum):
-    """Status of a tensor between before and after."""
+    """Status of a tensor in a diff."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -67,7 +67,7 @@ class Rounding(str, Enum):
 
 
 class RowOrder(str, Enum):
-    """Arrangement of the rows that rotary position embeddings rotate together: neighbours, or halves of the head."""
+    """Order of the rows that rotary embeddings rotate together: next to each other, or half a head apart."""
 
     INTERLEAVED = "interleaved"
     HALVES = "halves"
@@ -159,7 +159,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """A tensor of the diff. `fqn` and `section` are the name after, or before for a removed tensor.
+    """A tensor of the diff, with its name and section after. A removed tensor has its name and section before.
 
     Attributes:
         fields: Differing fields, in the order of `Field`.
@@ -197,7 +197,7 @@ class ScalarChange(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Pair that was not compared because a file failed; `message` names file and tensor."""
+    """Pair of tensors that was not compared because a file failed. `message` names the file and the tensor."""
 
     fqn: str
     section: str
@@ -209,7 +209,7 @@ class Inconclusive(Broken, frozen=True):
 
 
 class MetExpectation(msgspec.Struct, frozen=True):
-    """An option such as `--must-not-change 'layers.0.*'`, and the evidence: `4 tensors did not change`."""
+    """An option that is met, such as `--must-not-change 'layers.0.*'`, and why: `4 tensors did not change`."""
 
     option: str
     evidence: str

@@ -86,7 +86,7 @@ def compare_states(
     progress: Progress | None = None,
     digests: SnapshotDigests | None = None,
 ) -> Diff:
-    """Compare two targets that were read before.
+    """Compare two states that were already read.
 
     `built_models` has the module of each target that is a class, by its text; `initial_versions` the versions of files
     before they were read; `digests` the digests of snapshots.
@@ -98,7 +98,7 @@ def compare_states(
 
 
 class _Comparison:
-    """A run, from two states to a `Diff`."""
+    """A single run of `statecli diff`: from two states to a `Diff`."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Comparison:
         )
 
     def _get_comparison(self) -> CompareOptions | None:
-        """Return the options by which values were compared, bitwise for digests; None if no values were compared."""
+        """Return how values were compared (bitwise with digests), or None if they were not compared."""
         if not self.values:
             return None
         return CompareOptions(bitwise=True) if self.digests else self.request.how
@@ -218,7 +218,7 @@ class _Comparison:
     # --- pairs of tensors -------------------------------------------------------------------------------------------
 
     def _select_states(self) -> tuple[ModelState, ModelState]:
-        """Return both states without tensors that the other cannot have."""
+        """Return both states without tensors that the other side cannot have, such as optimizer state for a class."""
         if not self.loads:
             return self._select_from_files()
         checkpoint, notes = load_check.select_model(self.checkpoint, self.model)
@@ -230,7 +230,7 @@ class _Comparison:
         return (model, checkpoint) if self.model is self.before else (checkpoint, model)
 
     def _select_from_files(self) -> tuple[ModelState, ModelState]:
-        """Return both states; a module pickled whole is reduced to its state_dict unless both sides have one."""
+        """Return both states. A pickled module is reduced to its state_dict unless both sides are pickled modules."""
         states, left_out_notes = load_check.match_folders(self.before, self.after)
         self.notes += left_out_notes
         if self.any_class or all(state.whole_modules for state in states):
@@ -287,7 +287,7 @@ class _Comparison:
         )
 
     def _get_kind(self, match: Match) -> Kind:
-        """Return the kind after, or before for a removed tensor.
+        """Return the kind of the tensor that names the pair, or of the class's tensor if a class is compared.
 
         A class knows the kind; in a checkpoint, it may be a guess.
         """
@@ -350,7 +350,7 @@ class _Comparison:
         )
 
     def _drop_explained_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
-        """Return the differing settings without attributes of quantized tensors or settings that only an adapter has.
+        """Drop setting differences that follow from quantized tensors or from an adapter.
 
         If expectations are given, all settings are returned.
         """
@@ -372,7 +372,7 @@ class _Comparison:
         return kept_changes
 
     def _compare_settings(self) -> tuple[list[ScalarChange], list[str]]:
-        """Return the selected settings that differ, and the names of all compared settings; note settings left out."""
+        """Return the selected settings that differ, and the names of all compared settings. Note settings left out."""
         if self.any_class:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
@@ -395,7 +395,7 @@ class _Comparison:
         return not self.selection.selects_by_tensor and self.selection.selects_name((name,))
 
     def _list_changed_files(self) -> list[Broken]:
-        """Return an error for each file that changed while it was read, unless a pair reports the file."""
+        """Return an error for each file that changed during the run and was not reported yet."""
         paths = [path for path in find_changed(self.initial_versions) if path not in self.changed_files]
         self.changed_files.update(paths)
         return [Broken("(file)", "", f"{path}: {RESULT_NOT_VALID}") for path in sorted(paths)]
@@ -423,7 +423,7 @@ class _Comparison:
         return replace(result, findings=tuple(selected_findings))
 
     def _explain_load(self) -> Explanation | None:
-        """Return the cause of all findings about loading, if the options select all tensors."""
+        """Explain all load findings by one cause, if no filter and no expectation is given; otherwise return None."""
         if not self.loads or self.selection or self.request.has_expectations or self.request.map:
             return None
         return explain.run.explain_states(self.model, self.built_models[self.model.target], self.checkpoint)
@@ -436,7 +436,7 @@ class _Comparison:
         setting_changes: Sequence[ScalarChange],
         settings: Sequence[str],
     ) -> expectations.ExpectationResults:
-        """Check the expectations; without any, each difference is a finding."""
+        """Check the expectations. Without expectations, each difference is a finding."""
         if not self.request.has_expectations:
             changes, settings = self._select_differing(changes), ()
         tensors = expectations.iter_tensor_entries(
@@ -463,19 +463,19 @@ class _Comparison:
 
 
 def _list_stems(key: str) -> list[str]:
-    """Return `a` and `a.b` for `a.b.c`."""
+    """Return the proper prefixes of a dotted path: `a` and `a.b` for `a.b.c`."""
     parts = key.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 @lru_cache(maxsize=128)
 def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return the fields with `Field.VALUES`; cached, so that a million changes share one tuple."""
+    """Add `Field.VALUES` to the fields. Results are cached, so that a million changes share one tuple."""
     return (*fields, Field.VALUES)
 
 
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
-    """Return the matches, with each match by bytes in place of the unpaired matches of its two sides."""
+    """Return the matches, with each renamed pair in place of its two unpaired matches."""
     renamed_ids = {id(row) for match in renames for row in (match.before, match.after)}
     kept_matches = (
         match for match in matches if (match.before and match.after) or id(match.output_row) not in renamed_ids
@@ -506,7 +506,7 @@ _UNREPORTED_KINDS = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 
 def _list_unread_settings(state: ModelState) -> list[Broken]:
-    """Return an error if a file has too many settings to read, because the rest may differ."""
+    """Return an error if a file has more settings than were read, because the rest may differ."""
     reason = "statecli does not know whether the remaining settings differ"
     return [
         Inconclusive("(settings)", "", f"{state.target}: {oddity.message}: {reason}")
@@ -516,7 +516,7 @@ def _list_unread_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file, and the tensors that a reader left out. Many users run no command but `diff`."""
+    """Yield the oddities of a file, and the tensors that were not read: many users run no other command."""
     for oddity in state.oddities:
         if oddity.kind in _UNREAD_TENSOR_KINDS:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

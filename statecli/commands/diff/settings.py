@@ -1,4 +1,4 @@
-"""Compare numbers and texts next to the tensors (epoch, lr, `__metadata__`)."""
+"""Compare the settings of two checkpoints: numbers and strings other than tensors (epoch, lr, `__metadata__`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compare_settings(
     sections: tuple[str | None, str | None],
     section_pairs: Mapping[str, str] = {},
 ) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
-    """Compare the metadata of two checkpoints by dotted path, in the order of before, then of after.
+    """Compare the settings of two checkpoints by dotted path, in the order of before, then of after.
 
     Returns the differing settings, the paths of all compared settings, and notes.
 
@@ -83,7 +83,7 @@ def compare_settings(
 
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
-    """Return a note on settings that only one side's format records. `keys` may repeat a file next to the weights."""
+    """Return a note on settings that only one of the two formats records. `keys` may contain duplicates."""
     names = quoting.names(list(dict.fromkeys(keys)))
     message = f"statecli did not compare these settings, because only one of the two formats records them: {names}"
     return [Oddity("format-metadata", message)] if keys else []
@@ -100,7 +100,7 @@ def _describe_left_out_attributes(keys: Sequence[str]) -> list[Oddity]:
 def _build_change(
     key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar], detail: str | None = None
 ) -> ScalarChange:
-    """Return the change of a setting that differs between the settings of both sides."""
+    """Return the change of the setting at `key`, which the two sides do not share."""
     status = Status.ADDED if key not in before else Status.REMOVED if key not in after else Status.CHANGED
     return ScalarChange(key, status, before.get(key), after.get(key), detail)
 
@@ -110,7 +110,7 @@ def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) ->
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """Return the values by path; if the key types of a path differ between the sides, the path shows its types.
+    """Map paths to values. A path shows the types of its keys where these types differ between the sides.
 
     An empty container is left out if the other side's container has entries, because the entries are reported.
     """
@@ -126,7 +126,7 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
 
 
 def _select_section(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
-    """Return the settings below a section, and the keys left out: attributes of modules that the other may lack."""
+    """Return the settings of a section, and the keys left out: attributes of modules that the other may lack."""
     side = state.metadata
     start = "" if section is None else _find_section_prefix(side, state, section)
     modules = _list_modules_with_more(state, other)
@@ -146,7 +146,7 @@ def _select_section(state: ModelState, section: str | None, other: ModelState) -
 
 
 def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
-    """Return the prefix of the attributes of each whole module; the signature of an exported program has none."""
+    """Return the key prefix of the attributes of each whole pickled module; () for an exported program."""
     side = state.metadata
     if state.traits.settings_describe_program:
         return ()
@@ -154,13 +154,13 @@ def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
 
 
 def _list_modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
-    """Return prefixes of modules whose attributes the other does not record, or only as far as its code uses them."""
+    """Return prefixes of modules whose attributes the other format omits, or keeps only if the code reads them."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
     return () if alike and _list_attribute_prefixes(other) else _list_attribute_prefixes(state)
 
 
 def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
-    """Return the attributes also recorded by the other's modules, by their paths in this state."""
+    """Return the attributes of `state` that the modules of `other` also record, by their paths in `state`."""
     other_attributes = {
         key[len(start) :]
         for start in _list_attribute_prefixes(other)
@@ -176,7 +176,7 @@ def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[s
 
 
 def _find_section_prefix(side: Settings, state: ModelState, section: str) -> str:
-    """Return the prefix of the settings of a section; "" if the file has nothing else."""
+    """Return the key prefix of a section's settings; "" if all settings of the file belong to the section."""
     prefix = f"{section}."
     is_named = section in side.kinds or any(key.startswith(prefix) for key in side.values)
     is_all = section in state.whole_modules or (section == _WHOLE_FILE_SECTION and state.sections == (section,))
@@ -186,7 +186,7 @@ def _find_section_prefix(side: Settings, state: ModelState, section: str) -> str
 def _rename_sections(
     old_settings: Settings, new_settings: Settings, section_pairs: Mapping[str, str]
 ) -> tuple[Settings, Settings]:
-    """Return the settings with each section of before under the name of its partner.
+    """Rename each section in the settings of before to its partner's name in after.
 
     A section has the same name on both sides: keys that lead to a section are not settings.
     """
@@ -199,7 +199,7 @@ def _rename_sections(
 
 
 def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
-    """Return a function from a path to its old and new beginning; the innermost section decides."""
+    """Return a function that maps a key to its old and new prefix, those of the innermost section."""
     inner_first = sorted(new_prefixes, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:
@@ -210,7 +210,7 @@ def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[st
 
 
 def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
-    """Return the keys that the state's format records and the other's cannot, including names of dropped ties."""
+    """Return the keys that the format of `state` records and the format of `other` cannot record."""
     traits = state.traits
     keys = traits.own_settings - other.traits.own_settings
     if traits.drops_tied_names and not other.traits.drops_tied_names:
@@ -226,7 +226,7 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
 
 
 def list_format_keys(state: ModelState) -> frozenset[str]:
-    """Return the settings of the container, not of the model: `format`, `total_size`, names of dropped ties."""
+    """Return the settings of the file format, not of the model: `format`, `total_size`, dropped tied names."""
     traits = state.traits
     if traits.settings_describe_program:
         return frozenset(state.metadata.values)
@@ -234,13 +234,13 @@ def list_format_keys(state: ModelState) -> frozenset[str]:
 
 
 def _list_dropped_names(state: ModelState) -> frozenset[str]:
-    """Return the settings whose key is a tied name and whose value is the stored name."""
+    """Return the settings that record a dropped tied name: the key is this name, the value the stored name."""
     names = {tensor.fqn for tensor in state.tensors}
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 
 
 def select_section_settings(state: ModelState, section: str | None) -> Settings:
-    """Return the settings below a section, by their paths from there; all settings for None."""
+    """Return the settings of a section, with paths relative to it; all settings if `section` is None."""
     return _select_section(state, section, state)[0]
 
 
@@ -255,7 +255,7 @@ def _is_same(before: Scalar, after: Scalar) -> bool:
 
 
 def _is_huge(text: str, number: float) -> bool:
-    """Return True if a text is an integer beyond JSON's numbers and equals the float."""
+    """Return True if `text` is an integer too large for JSON's numbers and equals `number`."""
     return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE_INTEGER.fullmatch(text)) and int(text) == number
 
 
@@ -264,7 +264,7 @@ def _is_text_and_number(text: Scalar, value: Scalar) -> bool:
 
 
 def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
-    """Return True if a value of another format equals a text of safetensors."""
+    """Return True if `value`, from another format, equals `text`, from safetensors."""
     is_spelled_alike = str(value) == str(text) and not str(value).startswith("'")
     return formats.describe_text(str(text)) == value or is_spelled_alike
 
@@ -276,7 +276,7 @@ def describe_setting_change(change: ScalarChange) -> str:
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format `3 → 4`, or the added or removed value; as JSON, so that "1" differs from 1. A detail is shorter."""
+    """Format a change as JSON values, such as `3 → 4`, or the added or removed value, or the change's detail."""
     if change.detail is not None:
         return change.detail
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []
@@ -295,7 +295,7 @@ def _format_json(value: Scalar, longest: int) -> str:
 
 
 def compare_versions(before: ModelState, after: ModelState, section_pairs: Mapping[str, str]) -> Iterator[ScalarChange]:
-    """Yield the differing versions of modules in `_metadata`; `section_pairs` maps sections of before to after.
+    """Yield module versions in `_metadata` that differ. `section_pairs` maps sections of before to after.
 
     An older version makes torch convert or rename tensors on load.
     """
@@ -310,7 +310,7 @@ def compare_versions(before: ModelState, after: ModelState, section_pairs: Mappi
 
 
 def _compare_module(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ScalarChange]:
-    """Yield the differences between two modules; a dict of versions as text."""
+    """Yield the differing entries of a module's metadata. A dict is compared as JSON text."""
     import json
 
     before, after = (

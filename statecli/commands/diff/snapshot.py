@@ -44,7 +44,7 @@ def compute_digests(tensors: Sequence[TensorInfo]) -> list[str | None]:
 
 
 class SnapshotDigests:
-    """The digests of the sides of a diff that are snapshots."""
+    """Digests of the tensors of a diff's snapshots."""
 
     def __init__(self, snapshots: Sequence[StateDigests]) -> None:
         # By `id`, because pairing keeps the rows of a state.
@@ -59,13 +59,13 @@ class SnapshotDigests:
         return bool(self._rows)
 
     def find_digests(self, tensors: Sequence[TensorInfo]) -> list[str | None]:
-        """Return the digest of each tensor; for tensors outside the snapshots, it is computed now."""
+        """Return the digest of each tensor. Digests of tensors outside the snapshots are computed now."""
         new_digests = iter(compute_digests([tensor for tensor in tensors if id(tensor) not in self._digests]))
         return [self._digests[id(tensor)] if id(tensor) in self._digests else next(new_digests) for tensor in tensors]
 
 
 def refuse_value_options(options: Sequence[tuple[str, object]]) -> None:
-    """Raise UsageError for an option that needs the values of a snapshot; `options` has each flag and its value."""
+    """Raise UsageError for an option that needs values, which a snapshot lacks. `options`: pairs of flag and value."""
     for flag, value in options:
         if value:
             raise UsageError(

@@ -31,7 +31,7 @@ def suggest_prefix_rule(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """Return a note on the `--map` rule that pairs most of the unpaired tensors, at least two; else [].
+    """Return a note with the `--map` rule that pairs most of the unpaired tensors; [] if it pairs fewer than two.
 
     `rules` are the rules already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no
     tensor loses its partner.
@@ -64,7 +64,7 @@ def suggest_prefix_rule(
 def _list_unpaired(
     matches: Sequence[Match], sections: Mapping[str, str], before: ModelState, names: Sequence[str]
 ) -> tuple[list[_Key], list[_Key]]:
-    """Return the tensors without a partner on each side; `names` are the names of the tensors of `before`."""
+    """Return the unpaired tensors of both sides. `names` are the mapped names of the tensors of `before`."""
     name_of = dict(zip(map(id, before.tensors), names, strict=True))
     removed_keys = [row for match in matches if match.after is None and (row := match.before)]
     new = [row for match in matches if match.before is None and (row := match.after)]
@@ -75,7 +75,7 @@ def _list_unpaired(
 
 
 def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
-    """Count each prefix without which a name is on the other side too, in the same section and with the same shape."""
+    """Count each prefix whose removal turns a name into a name of the other side, with equal section and shape."""
     return Counter(
         prefix
         for section, name, shape in rows
@@ -94,7 +94,7 @@ def _iter_prefixes(name: str) -> Iterator[str]:
 def _build_prefix_rule(
     prefix: str, removed_keys: Collection[_Key], new: Collection[_Key], names: Collection[str]
 ) -> str:
-    """Return the rule that adds the prefix to exactly the names without the prefix."""
+    """Return the `--map` rule that adds the prefix to exactly those names that lack it."""
     lacking = {name for section, name, shape in removed_keys if (section, prefix + name, shape) in new}
     replacement = prefix.replace("\\", r"\\")
     if lacking.issuperset(names):
@@ -104,7 +104,7 @@ def _build_prefix_rule(
 
 
 def _count_pairs(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool) -> int:
-    """Return how many tensors have a partner by name."""
+    """Return how many tensors are paired by name under these `--map` rules."""
     try:
         matches = pairing.pair_tensors(before, after, rules, prefixes=prefixes).matches
     except UsageError:  # the rule makes two names equal
@@ -166,7 +166,7 @@ def suggest_component_rules(
 def _count_replacements(
     removed_keys: Sequence[_Key], new: Sequence[_Key], *, has_order: bool
 ) -> Counter[tuple[str, str]]:
-    """Count the replacements of components that turn an old name into a new name; a name counts once for each place.
+    """Count how often replacing some components turns an old name into a new name.
 
     Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
     the files keep the order of saving.

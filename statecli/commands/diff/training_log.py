@@ -18,7 +18,7 @@ LOG_KEY = "trainer_state.log_history"
 
 
 class LogChange(msgspec.Struct, frozen=True):
-    """Change of a log: the difference of the lengths, and the first difference of the entries.
+    """Change of a training log: how many entries were added, and how many are equal from the start.
 
     `equal`: number of entries before the first difference. `shorter`: number of entries of the shorter log. `losses`:
     the newest loss before and after; () unless both logs have one.
@@ -67,7 +67,7 @@ def compare_logs(before: str, after: str) -> LogChange | None:
 
 
 def _read_log(folder: str) -> list[Any]:
-    """Return the entries of `log_history` in the folder's trainer_state.json; [] without the file.
+    """Return `log_history` from trainer_state.json in the folder; [] if the file does not exist.
 
     Raises UnreadableError for a file that cannot be read.
     """
@@ -79,7 +79,7 @@ def _read_log(folder: str) -> list[Any]:
 
 
 def _find_last_loss(log: Sequence[Any]) -> float | None:
-    """Return the loss of the last entry with a loss."""
+    """Return the newest loss in the log, or None."""
     for entry in reversed(log):
         loss = entry.get("loss") if isinstance(entry, Mapping) else None
         if isinstance(loss, int | float) and not isinstance(loss, bool):

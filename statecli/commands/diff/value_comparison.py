@@ -65,7 +65,7 @@ class ValueComparison:
         self._digests, self._inconclusive = digests, inconclusive
 
     def compare(self, matches: Sequence[Match], progress: Progress | None) -> list[PairResult]:
-        """Return the result for each match. `progress` gets the compared bytes of before."""
+        """Compare the values of each match. `progress` reports the bytes compared on the side before."""
         outcomes = [_EQUAL] * len(matches)
         to_compare: list[int] = []
         unpaired_rows: list[tuple[int, TensorInfo]] = []
@@ -119,7 +119,7 @@ class ValueComparison:
                 outcomes[n] = self._build_result(result, pair.before, pair.after)
 
     def _compare_without_numpy(self, matches: Sequence[Match]) -> list[Delta] | None:
-        """Return how the values of small pairs differ; None if numpy must compare them."""
+        """Return how the values of small tensors differ, or None if the comparison needs numpy."""
         if pool.is_distributed():
             return None
         before = [match.before for match in matches if match.before is not None]
@@ -149,7 +149,7 @@ class ValueComparison:
             outcomes[n] = PairResult(not_compared=reason, inconclusive=inconclusive)
 
     def _check(self, unpaired_rows: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
-        """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
+        """Check unpaired tensors for damage, because a damaged tensor must not count as added."""
         errors = values.compare.check_checksums([row for _, row in unpaired_rows], jobs=self._request.jobs)
         for (n, row), row_errors in zip(unpaired_rows, errors, strict=True):
             if row_errors:
@@ -166,7 +166,7 @@ class ValueComparison:
         return PairResult(not_compared=reason, inconclusive=describe_unknown(self._targets, after, reason))
 
     def _build_result(self, result: object, before: TensorInfo, after: TensorInfo) -> PairResult:
-        """Return the outcome of a pair.
+        """Convert the result of a comparison to the outcome of the pair.
 
         An inconclusive pair, neither equal nor different, is an error unless both are the same bytes of a file.
         """
@@ -187,7 +187,7 @@ class ValueComparison:
 
 
 def describe_unknown(targets: tuple[str, str], row: TensorInfo, reason: str) -> str:
-    """Return the error for a pair if it is unknown whether its values differ."""
+    """Return the error message for a pair whose values may or may not differ."""
     message = (
         f"{' and '.join(dict.fromkeys(targets))}: {row.fqn}: statecli does not know whether the values differ: {reason}"
     )

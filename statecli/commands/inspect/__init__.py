@@ -1,4 +1,4 @@
-"""The command inspect: the tensors of a target, and findings about them."""
+"""`statecli inspect`: list the tensors of a target, and report findings about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the unregistered tensors of a model with an input by the proofs of `verify`, on a fake GPU.
+"""Test the unregistered tensors of a model on a fake GPU, by running the proofs of `verify` with an input.
 
 Without an input, forward may or may not copy an unregistered tensor to the device of the model. With an input, the
 proofs measure this, so that a tensor has the same severity in `inspect` as in `verify`.
@@ -29,7 +29,7 @@ RAN_ON_FAKE_GPU = "forward ran without an error on a fake GPU"
 
 
 def measure_harm(called_model: CalledModel, state: ModelState) -> Mapping[str, Harm]:
-    """Return the harm of each unregistered tensor of `state` whose severity depends on forward."""
+    """Return the harm of each unregistered tensor whose severity depends on what forward does with it."""
     rows = [row for row in state.tensors if _depends_on_forward(row)]
     if not rows:
         return {}
@@ -58,7 +58,7 @@ def _read_harm(row: TensorInfo, verification: Verification) -> Harm:
 
 
 def _find_inconclusive(checks: Iterable[Check], fqn: str) -> str | None:
-    """Return the reason of the first proof that is inconclusive about the tensor; None if each has a result."""
+    """Return the reason of the first inconclusive proof about the tensor, or None."""
     for check in checks:
         cell = next((column.cells[fqn] for column in check.columns if fqn in column.cells), None)
         verdict, reason = (cell.verdict, cell.reason) if cell else (check.verdict, check.reason)

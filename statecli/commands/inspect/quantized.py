@@ -1,4 +1,4 @@
-"""Group the tensors of a checkpoint by quantized weight, and read the small tensors that say the shape of a weight."""
+"""Find the quantized weights of a checkpoint, and read small tensors that contain the shapes of weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _State(msgspec.Struct):
 
 
 def list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
-    """Return the quantized weights of the state. Reads the tensors of a few bytes with their shapes."""
+    """Return the quantized weights of a state. Small tensors that contain the shapes of weights are read."""
     settings = state.metadata.values
     quantized = find_quantized_by_section(state.tensors)
     stored = dict(_read_shapes(quantized))
@@ -47,7 +47,7 @@ def list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
 
 
 def list_live_weights(module: nn.Module, state: ModelState) -> tuple[LogicalWeight, ...]:
-    """Return the quantized weights of a live model, whose rows are in the state."""
+    """Return the quantized weights of a live model. `state` has the tensors of the model."""
     quantized = find_quantized_by_section(state.tensors)
     sizes = live.quantized_parameters.read_sizes(module)
     stored = [weight.parts.get(QuantizedPart.SHAPE) for weight in quantized]
@@ -62,7 +62,7 @@ def list_live_weights(module: nn.Module, state: ModelState) -> tuple[LogicalWeig
 
 
 def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: ModelState) -> LogicalWeight:
-    """Return the weight of a parameter of bitsandbytes, with its attributes, or of torchao, with its inner tensors."""
+    """Return the weight for a quantized parameter of bitsandbytes or torchao, with its attributes or inner tensors."""
     dtype = parameter.dtype or row.dtype
     if parameter.inner:
         parts: tuple[TensorInfo, ...] = (replace(row, nbytes=sum(part.nbytes for part in parameter.inner)),)
@@ -89,7 +89,7 @@ def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: M
 
 
 def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, StoredShape]]:
-    """Yield the position of each weight with a stored shape, and the shape. An unreadable tensor says nothing."""
+    """Yield (index of the weight, stored shape) for each weight whose shape can be read."""
     holders = {
         n: data
         for n, weight in enumerate(weights)
@@ -111,7 +111,7 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
 
 
 def _locate(data: TensorData) -> tuple[str, int, int] | None:
-    """Return path, offset and length of the bytes; None unless they are a single uncompressed piece of a file."""
+    """Return (path, offset, length) of the bytes; None unless they are a single uncompressed part of a file."""
     storage = data.storage
     is_plain = (
         data.strides in (None, (1,)) and storage.packing is None and storage.boxes is None and len(data.shape) == 1

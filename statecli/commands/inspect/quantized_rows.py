@@ -1,4 +1,4 @@
-"""Show a quantized weight as a single row in place of its tensors, or above them."""
+"""Show a quantized weight as a single row, in place of its tensors or before them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN_PARTS = 8
 def fold_tensors(
     tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight], *, parts: bool = False
 ) -> list[TensorInfo]:
-    """Return the tensors with a row for each quantized weight in place of its tensors, or with `parts` before them.
+    """Replace the tensors of each quantized weight by one row. With `parts`, the tensors follow the row.
 
     A weight is shown where its codes are among the tensors; otherwise its tensors stay.
     """
@@ -70,7 +70,7 @@ def build_row(weight: LogicalWeight) -> TensorInfo:
 
 
 def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str], TensorInfo]:
-    """Return the row of the weight for the section and name of each of its tensors."""
+    """Map (section, name) of each tensor of a quantized weight to the row of the weight."""
     rows = {}
     for weight in weights:
         row = build_row(weight)
@@ -79,14 +79,14 @@ def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str],
 
 
 def describe_parts(weight: LogicalWeight) -> str:
-    """Return `shape not stored; from weight, absmax, quant_map`: the unknown or wrong facts, and the tensors."""
+    """Describe the defect and the tensors of a weight: `shape not stored; from weight, absmax, quant_map`."""
     last = weight.fqn.rpartition(".")[2]
     names = [name.removeprefix(f"{last}.") for name in weight.names]
     return "; ".join(filter(None, (describe_defect(weight), f"from {join_names(names, _MAX_SHOWN_PARTS)}")))
 
 
 def describe_defect(weight: LogicalWeight) -> str:
-    """Return the defect of the tensors, or the lack of a shape; "" for a sound weight."""
+    """Describe the defect of a quantized weight, such as `shape not stored`; "" for a sound weight."""
     return weight.defect or ("shape not stored" if weight.shape is None else "")
 
 

@@ -83,12 +83,12 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def broken(self) -> list[tuple[str, str]]:
-        """Each unreadable tensor, and a line with the reason."""
+        """Name of each unreadable tensor, and the reason."""
         return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 
 def inspect(request: Request, progress: Progress | None = None, python_inputs: object = None) -> Inspection:
-    """Read, group, select and, if requested, move and measure a target. `python_inputs`: from the Python API.
+    """Read a target, select its tensors and, if requested, move and measure them. `python_inputs`: from the Python API.
 
     Raises `StateError`; `FilteredOut` if the filters leave no tensor.
     """
@@ -218,7 +218,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
 def _select_findings(
     findings: Iterable[Finding], full_state: ModelState, state: ModelState, request: Request
 ) -> Iterator[Finding]:
-    """Yield the findings about no tensor, about a selected tensor, or about a selected name without a tensor."""
+    """Yield findings about selected tensors, about selected names without a tensor, and about the whole target."""
     selected_names, existing_names = (
         {tensor.fqn for tensor in tensors} for tensors in (state.tensors, full_state.tensors)
     )
@@ -237,7 +237,7 @@ def _select_findings(
 def _report_unregistered(
     state: ModelState, harm: Mapping[str, Harm], weights: Sequence[LogicalWeight]
 ) -> Iterator[Finding]:
-    """Yield the findings about each unregistered tensor of a class that may do harm.
+    """Yield findings about unregistered tensors of a class that may do harm.
 
     A tensor of a quantized parameter belongs to the library, unless a move left the tensor behind.
     """
@@ -297,7 +297,7 @@ def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
 
 
 def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each name separated from a selected tensor by a move."""
+    """Yield a finding for each name of a selected tensor that a move separates from its tied tensor."""
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     for finding in move_rules.report_broken_ties(state):
         if finding.fqn in names:

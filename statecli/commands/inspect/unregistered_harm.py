@@ -1,4 +1,4 @@
-"""Measured harm of an unregistered tensor."""
+"""Harm that an unregistered tensor was measured to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statecli.core.severity import find_worst_severity
 
 
 class Harm(msgspec.Struct, frozen=True):
-    """Measured harm of an unregistered tensor.
+    """Harm that an unregistered tensor was measured to do.
 
     `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: from other
     proofs. `remark`: the use of the tensor by forward, or why the use is unknown; "" if `findings` show it.
@@ -23,7 +23,7 @@ class Harm(msgspec.Struct, frozen=True):
 
     @property
     def severity(self) -> Severity | None:
-        """The highest severity; None for a harmless tensor."""
+        """The highest severity; None if the tensor does no harm."""
         severities = [finding.severity for finding in self.findings]
         severities += [self.left_behind] if self.left_behind else []
         return find_worst_severity(severities) if severities else None

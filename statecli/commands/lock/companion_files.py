@@ -1,4 +1,4 @@
-"""Lock the companions of the tensors: settings of the checkpoint, and files of its folder that change the model.
+"""Lock what accompanies the tensors: settings of the checkpoint, and files of its folder that change the model.
 
 A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes the results of the same weights. Settings are kept
 individually, so that a finding can name the key and both values; every other file of the folder is kept as a digest.
@@ -59,7 +59,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """File of the folder that differs from the lock: both digests, None on the side without the file."""
+    """File of the folder that differs from the lock. A digest is None if that side lacks the file."""
 
     name: str
     locked: str | None
@@ -67,7 +67,7 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 class CompanionChanges(msgspec.Struct, frozen=True):
-    """Settings and files of a target that differ from the lock, and parts not compared.
+    """Settings and files of a target that differ from the lock, and those that were not compared.
 
     `compared` are the paths of the files of a folder on both sides.
     """
@@ -93,7 +93,7 @@ def select_lockable_settings(state: ModelState, section: str | None) -> Settings
 
 
 def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | None = None) -> dict[str, str] | None:
-    """Return a digest of each companion of the weights that changes the model, by its path in the folder or archive.
+    """Return the digest of each companion file that changes the model, by its path in the folder or archive.
 
     The companions in a folder are its other files except `lock_file`; in a file, its programs (TorchScript,
     torch.export). None without companions. Raises UnreadableError for an unreadable file, and for a folder with more
@@ -113,7 +113,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | 
 
 
 def _is_same_lock(path: str, lock_file: str) -> bool:
-    """Return True for the lock itself; False for a file of the model that a lock is about to replace."""
+    """Return True if `path` is the lock file and contains a lock, not a model's file about to be replaced."""
     if files.resolve_links(path) != files.resolve_links(lock_file):
         return False
     with ByteSource(path) as source:
@@ -121,7 +121,7 @@ def _is_same_lock(path: str, lock_file: str) -> bool:
 
 
 def find_companion_files(folder: str) -> list[str]:
-    """Return the files of the folder that change the model, also in subfolders other than targets."""
+    """Return the files of the folder that change the model, also in subfolders that are not targets."""
     companions: list[str] = []
     of_model = {files.join(folder, path) for path in list_members(folder)}
     visited_folders: set[str] = set()
@@ -167,7 +167,7 @@ def find_companion_files(folder: str) -> list[str]:
 
 
 def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
-    """Return the diffusers pipelines with `targets` as components, if reached by a walk over `texts`.
+    """Return the folders of diffusers pipelines that contain `targets` and that a walk over `texts` reaches.
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """
@@ -193,14 +193,14 @@ def _changes_model(path: str, name: str) -> bool:
 
 
 def _is_weights(name: str) -> bool:
-    """Return True for a target, or for a state of the training read by a folder's reader."""
+    """Return True for the name of a checkpoint, or of a training-state file that the folder's reader reads."""
     # `scheduler.py` is code of the model; `scheduler_config.json` has its settings.
     is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(CHECKPOINT_SUFFIXES)
     return is_state or is_named_as_checkpoint(name)
 
 
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
-    """Return the digest of each archive record compiled or interpreted by torch."""
+    """Return the digest of each record of an archive that torch compiles or interprets."""
     Use = pickle_scan.archive_records.LoaderUse
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
     with ByteSource(path) as source:
@@ -234,7 +234,7 @@ def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
 
 
 def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object by its keys in order. A repeated key stays, because readers differ in the value to use."""
+    """Sort the pairs of a JSON object by key. Repeated keys stay, because readers differ in which value they use."""
     return {"": [list(pair) for pair in sorted(pairs, key=lambda pair: pair[0])]}
 
 
@@ -260,7 +260,7 @@ def _hash_file(path: str, algorithm: Algorithm) -> str:
 def compare_companions(
     state: ModelState, target: LockedTarget, algorithm: Algorithm, lock_file: str | None = None
 ) -> CompanionChanges:
-    """Compare the settings and files of the unfiltered `state` with its settings and files in the lock."""
+    """Compare the settings and files of `state`, which must be unfiltered, with the lock."""
     if state.traits.is_class:
         return CompanionChanges()
     if target.settings is None:
@@ -277,7 +277,7 @@ def compare_companions(
 def _compare_settings(
     state: ModelState, locked: LockedSettings
 ) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
-    """Return the differing settings. A setting on one side counts only if both sides have the same format or file."""
+    """Return the differing settings. If only one side has a setting, both need the same format or companion file."""
     section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
     # A lock without settings does not say its format, so the present format decides which settings it could have.
@@ -305,7 +305,7 @@ def _compare_settings(
 def compare_files(
     text: str, locked: Mapping[str, str] | None, algorithm: Algorithm, lock_file: str | None = None
 ) -> CompanionChanges:
-    """Compare the files of a folder, without the lock itself, with the lock; the result has no settings."""
+    """Compare the files of a folder, except the lock file, with the lock. The result has no settings."""
     digests = compute_companion_digests(text, algorithm, lock_file)
     folder = split_section(text)[0]
     is_file = not files.is_folder(folder)
@@ -322,7 +322,7 @@ def compare_files(
 
 
 def lock_settings(state: ModelState) -> LockedSettings:
-    """Return the lines of a lock for the settings of a checkpoint; without a format if there are no settings."""
+    """Return the locked settings of a checkpoint. `format` is empty if the checkpoint has no settings."""
     settings = select_lockable_settings(state, split_section(state.target)[1])
     if not settings.values and not settings.companion_names:
         return LockedSettings()
@@ -338,7 +338,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
 
 
 def to_state(locked: LockedSettings) -> ModelState:
-    """Return locked settings as a state, for a comparison as between two checkpoints."""
+    """Convert locked settings to a state, so that they are compared like those of two checkpoints."""
     settings = Settings(locked.values, locked.types, locked.kinds, frozenset(locked.beside))
     modules = tuple(StateDict(section, is_module=True) for section in locked.modules)
     sections = locked.modules or ("model",)

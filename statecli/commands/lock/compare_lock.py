@@ -38,7 +38,7 @@ OTHER_SIDE_ADVICE = (
 
 
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
-    """Line of the lock and its tensor; None for a missing side.
+    """A line of the lock and its tensor. One of them is None if it has no counterpart.
 
     `differ`: fields of the line contradicted by the tensor, or `SECTION_NOT_IN_LOCK`. `digest` of the tensor; None if
     not computed, because dtype or shape differ or a side has no values.
@@ -74,7 +74,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def select_target(text: str, request: Request) -> LockedTarget:
-    """Return the locked target for a target as typed. Raises `NothingMatched` if the lock has no such target."""
+    """Return the locked target for a target that the user typed. Raises `NothingMatched` if the lock lacks it."""
     target = request.lock.find_target(text, request.folder, by_name=request.by_name)
     if target is None:
         kinds = ("URL", "local path") if files.is_remote(text) else ("local path", "URL")
@@ -90,14 +90,14 @@ def select_target(text: str, request: Request) -> LockedTarget:
 
 
 def _is_on_other_side(text: str, lock: Lock) -> bool:
-    """Return True if all targets of the lock are on disk and this target is behind a URL, or the other way round."""
+    """Return True if this target is a URL and all locked targets are local, or the other way round."""
     return not lock.has_no_names and all(
         files.is_remote(str(target.target)) != files.is_remote(text) for target in lock.targets
     )
 
 
 def _describe_lock(text: str, request: Request) -> str:
-    """Return the targets of the lock in words."""
+    """Describe the targets of the lock in a few words, for a message."""
     from difflib import get_close_matches
 
     if request.lock.has_no_names:
@@ -108,7 +108,7 @@ def _describe_lock(text: str, request: Request) -> str:
 
 
 def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:
-    """Return True for a parameter without grad or a name in the globs.
+    """Return True for a parameter with requires_grad=False, and for a name that matches a glob.
 
     A buffer never requires grad: only a glob decides.
     """
@@ -131,7 +131,7 @@ def compare_with_lock(
 
 
 def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> Iterator[LockMatch]:
-    """Yield a match for each line, then for each further tensor.
+    """Yield a match for each line of the lock, then for each tensor without a line.
 
     A tensor outside of the state_dict is compared only if present on both sides. A missing name is reported unless the
     lock ties this name to a present name, in a format that keeps only one of several names.
@@ -163,7 +163,7 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
 
 
 def _to_state(target: LockedTarget) -> ModelState:
-    """Return the lines as a state, so that sections are paired as between two checkpoints."""
+    """Convert the lines of a lock to a state, so that sections are paired like those of two checkpoints."""
     rows = tuple(
         TensorInfo(
             line.fqn, line.dtype, line.shape, prod(line.shape or ()), 0, line.section, line.kind or Kind.PARAMETER
@@ -174,7 +174,7 @@ def _to_state(target: LockedTarget) -> ModelState:
 
 
 def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[tuple[str, str]]]:
-    """Return the names of tied tensors, by the first of them, with the sections of the checkpoint."""
+    """Group the locked names of tied tensors by the first name, with the checkpoint's section names."""
     names_of_tie: dict[tuple[str, str | None], list[tuple[str, str]]] = {}
     for line in target.tensors:
         section = sections.get(line.section, line.section)
@@ -184,12 +184,12 @@ def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[st
 
 
 def _has_no_ties(row: TensorInfo | None) -> bool:
-    """Return True for a tensor of a format without ties: safetensors, whose writers keep only one of several names."""
+    """Return True for a tensor of a format such as safetensors, which keeps only one of several tied names."""
     return row is not None and row.storage is None and row.device is None
 
 
 def _find_differing(line: LockedTensor, tensor: TensorInfo) -> Iterator[str]:
-    """Yield the fields of the line, except values, contradicted by the tensor.
+    """Yield the fields, except values, in which the tensor contradicts the line of the lock.
 
     An unknown field contradicts nothing.
     """
@@ -234,7 +234,7 @@ def _compare_values(
 
 
 def _has_values(pair: LockMatch, state: ModelState) -> bool:
-    """Return True if both sides can have values to compare; the values of a class come from its constructor."""
+    """Return True if values can be compared: both sides have them, with equal dtype and shape."""
     if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.traits.is_class:
         return False
     return "dtype" not in pair.differ and "shape" not in pair.differ

@@ -1,4 +1,4 @@
-"""The lock file: JSON, a tensor per line, sorted, without times and absolute paths. Equal weights give equal bytes.
+"""The lock file: sorted JSON, one tensor a line, without times and absolute paths. Equal weights give equal bytes.
 
 The file does not depend on the storage of the weights. Fields recorded by only some formats (`kind`, `requires_grad`,
 `tied`) are written if present in the checkpoint, else null or left out; null agrees with every value.
@@ -53,7 +53,7 @@ class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The settings of a checkpoint, with the fields of `state.Settings`; all empty without settings.
+    """The locked settings of a checkpoint, with the fields of `state.Settings`. All are empty without settings.
 
     `format` is the reader's name. `modules` are sections of whole modules, with attributes as settings.
     """
@@ -88,7 +88,7 @@ class LockedTarget(msgspec.Struct, frozen=True):
 
 
 class Lock(ResultViews, msgspec.Struct, frozen=True):
-    """A lock file. `digest` is the algorithm."""
+    """A lock file. `digest` is the hash algorithm."""
 
     schema: str
     digest: Algorithm
@@ -100,7 +100,7 @@ class Lock(ResultViews, msgspec.Struct, frozen=True):
         return self.targets[0].target is None
 
     def find_target(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
-        """Return the target of a lock in `folder` for a target as typed; None without a match.
+        """Return the locked target for a target that the user typed, or None. `folder` is the folder of the lock file.
 
         The single target of a lock is used for any target, unless `by_name`. A link also stands for its file: a lock of
         a folder has the file once, under its own name.
@@ -142,7 +142,7 @@ def _encode_companions(target: LockedTarget) -> bytes:
 
 
 def _encode_entries(entries: Mapping[str, object]) -> bytes:
-    """Return a JSON object with an entry a line, also of the inner object `values` of settings."""
+    """Encode a JSON object with one entry per line, also in its inner object `values`."""
     if not entries:
         return b"{}"
     lines = (
@@ -189,7 +189,7 @@ def read_document(path: str, document_name: str) -> dict[str, object]:
 
 
 def _check_lock(lock: Lock, path: str) -> None:
-    """Check conditions beyond JSON types. Raises `MalformedError`."""
+    """Check a lock file beyond its JSON types, such as for repeated names. Raises `MalformedError`."""
     names = [target.target for target in lock.targets]
     if not names or (None in names and len(names) > 1):
         problem = f"has {len(names)} targets, but not all have a name" if names else "has no targets"
@@ -213,7 +213,7 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
 
 
 def refuse_twins(names: Sequence[str], message_start: str) -> None:
-    """Raise `UsageError` for the first repeated name."""
+    """Raise `UsageError` if `names` contains a name twice."""
     if len(set(names)) == len(names):
         return
     seen_names: set[str] = set()

@@ -1,4 +1,4 @@
-"""Rules of the notes of `lock`, on tensors and targets not covered by the lock file."""
+"""Rules for the notes of `lock`: tensors and targets that the lock file does not cover."""
 
 from __future__ import annotations
 

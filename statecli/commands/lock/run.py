@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class LockInput(msgspec.Struct, frozen=True):
-    """Target already read.
+    """Target of `lock` after it was read.
 
     Attributes:
         name: Name in the lock.
@@ -70,7 +70,7 @@ class LockInput(msgspec.Struct, frozen=True):
 
 
 def read_targets(request: Request) -> list[LockInput]:
-    """Read every target and apply the filters; a target may have nothing left.
+    """Read every target and apply the filters, which may leave a target without tensors.
 
     Raises `StateError` for the first target not read completely, and if there is nothing to lock.
     """
@@ -86,7 +86,7 @@ def read_targets(request: Request) -> list[LockInput]:
 
 
 def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
-    """Yield targets as found by `audit`; files other than checkpoints are skipped."""
+    """Yield the targets that `audit` would find, and skip files that are not checkpoints."""
     for expanded in expand.expand_targets(texts):
         if isinstance(expanded, str):
             yield expanded
@@ -97,7 +97,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
-    """Return a target; None for a pickle without a checkpoint, to be locked as a file of its folder."""
+    """Read a target. Return None for a pickle without a checkpoint, which is locked as a file of its folder."""
     with files.record_opened_files() as opened_files:
         before = read_versions([split_section(text)[0]])
         try:
@@ -179,7 +179,7 @@ def _lock_target(item: LockInput, digests: Sequence[str | None], request: Reques
 
 
 def _lock_pipelines(inputs: Sequence[LockInput], request: Request) -> Iterator[LockedTarget]:
-    """Yield a target for the files of each diffusers pipeline around the checkpoints."""
+    """Yield a locked target for each diffusers pipeline that contains the checkpoints."""
     for folder in find_pipeline_folders([item.state.target for item in inputs], request.targets):
         digests = compute_companion_digests(folder, request.digest, request.lock_file)
         yield LockedTarget(make_relative_name(folder, request.folder), (), files=digests)
@@ -194,7 +194,7 @@ def list_companion_files(inputs: Sequence[LockInput], lock: Lock, request: Reque
 
 
 def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding]:
-    """Yield notes on targets and values not in the lock.
+    """Yield notes on targets and values that the lock does not contain.
 
     A class has no locked values, because its values are random.
     """
@@ -223,7 +223,7 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
 
 
 def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[LockedTensor, ...]:
-    """Return the lines of a state, sorted by section and name."""
+    """Return the lines of a lock for the tensors of a state, sorted by section and name."""
     ties = _find_ties(state)
     lines = [
         LockedTensor(
@@ -243,19 +243,19 @@ def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[Lock
 
 
 def is_bookkeeping(tensor: TensorInfo) -> bool:
-    """Return True for a tensor kept by a callback: a score, by the path of its checkpoint on the training machine."""
+    """Return True for a tensor that a training callback keeps, such as a score under the path of a checkpoint."""
     return tensor.kind is Kind.OTHER and tensor.section.partition(".")[0] == "callbacks"
 
 
 def make_view_key(tensor: TensorInfo) -> object:
-    """Return a key shared by tensors of a section if they are the same tensor, not only parts of a storage."""
+    """Return a key shared by names of the same tensor in a section. Different views of a storage have other keys."""
     if tensor.data is not None or tensor.parts:
         return tensor.data, tensor.parts
     return tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape
 
 
 def _find_ties(state: ModelState) -> dict[tuple[str, object], str]:
-    """Return the first name of each view with several names in a section.
+    """Map each view that has several names in a section to the first of its names.
 
     Equal values are not a tie: two biases of zeros are two tensors, and a checkpoint may lack either.
     """

@@ -1,4 +1,4 @@
-"""Keep figures of checkpoints in the user's cache folder, so that the next run does not read the values again.
+"""Cache the measured figures of checkpoints in the user's cache folder, so that values are read only once.
 
 An entry is a file of plain JSON, found by a hash of the versions of all files of a checkpoint (path, size, device,
 inode, time of the last write and of the last inode change) and of the places of its tensors. The cache is a hint, not
@@ -52,7 +52,7 @@ def find_cache_folder() -> str:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """Content of an entry: `items` are decoded with the type that the reader expects."""
+    """Content of a cache file. `items` are decoded later, with the type that the reader expects."""
 
     key: str
     items: msgspec.Raw
@@ -67,7 +67,7 @@ class Cache:
         self._writes = 0
 
     def make_key(self, states: Sequence[ModelState], versions: Mapping[str, FileVersion | None]) -> str | None:
-        """Return the key of the states; None if they cannot be cached: a remote file, or a file just written."""
+        """Return the cache key of the states, or None if a file is remote or was written just now."""
         if not self._enabled or not versions:
             return None
         paths = {
@@ -93,7 +93,7 @@ class Cache:
         return digest.hexdigest()
 
     def load(self, key: str | None, item_type: type[_Item], count: int) -> list[_Item] | None:
-        """Return the cached items of the key; None unless there are exactly `count` items of the type."""
+        """Return the cached items of the key, or None unless there are exactly `count` valid items."""
         if key is None:
             return None
         try:
@@ -124,7 +124,7 @@ class Cache:
 
 
 def _get_age(path: str) -> float:
-    """Return the seconds since the last change of the file; 0 if the clock disagrees."""
+    """Return the seconds since the last change of the file, or 0 if the file cannot be found."""
     try:
         status = os.stat(path)
     except OSError:
@@ -133,14 +133,14 @@ def _get_age(path: str) -> float:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Return True if only this user can write: an entry of another user could have any figures."""
+    """Return True if only this user can write the file, because other users could store false figures."""
     if os.name == "nt":
         return True
     return posix.is_own_file(status) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _read_own_file(path: str) -> bytes:
-    """Return the content of a regular file of this user. Raises OSError, ValueError."""
+    """Read a regular file that only this user can write. Raises OSError, and ValueError for other files."""
     if not _is_own(os.stat(os.path.dirname(path))):
         raise ValueError(path)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

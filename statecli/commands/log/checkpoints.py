@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
-    """Return the checkpoints of folders, globs and paths, in natural order, without steps.
+    """Return the checkpoints named by folders, globs and paths, in natural order, without their steps.
 
     Raises UnreadableError without any checkpoint, because a run without checkpoints is mostly a wrong path.
     """
@@ -56,7 +56,7 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
 
 
 def order_run(texts: Sequence[str]) -> Run:
-    """Return the checkpoints of a run in the order of their steps; the settings of each are read.
+    """Read the steps of all checkpoints of a run, and return the run in the order of the steps.
 
     Raises UnreadableError without any checkpoint.
     """
@@ -73,7 +73,7 @@ def order_run(texts: Sequence[str]) -> Run:
 
 
 def order_run_by_names(texts: Sequence[str]) -> Run | None:
-    """Return the checkpoints in the order of the numbers in their names, without reading any.
+    """Order the checkpoints of a run by the numbers in their names, without reading any checkpoint.
 
     None if most names have no number, or if two names have the same number: then only the settings can decide.
     """
@@ -103,14 +103,14 @@ def _read_steps(checkpoint: Checkpoint) -> tuple[dict[str, int] | None, str | No
 
 
 def read_state(path: str) -> ModelState:
-    """Read the checkpoint. Raises StateError; UnreadableError for a class, because a run has only checkpoints."""
+    """Read a checkpoint. Raises StateError, also for a model class, because a run consists of checkpoints."""
     if load.find_class_spec(path) is not None:
         raise UnreadableError(f"{path}: is a model class; give the checkpoints of a run")
     return load.read_checkpoint(path)
 
 
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
-    """Return the sorted run; checkpoints without a step that a walk found are left out if others have a step."""
+    """Sort checkpoints by step. Files found in a folder without a step are left out if others have a step."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
     has_steps = any(entry.step is not None for entry in entries)
     left_out = [

@@ -1,4 +1,4 @@
-"""Follow a run: add each checkpoint in turn, and keep only the last checkpoint and norms of each module."""
+"""Follow a run checkpoint by checkpoint, and keep only the last checkpoint and the norms of modules in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_SETTINGS = 100
 
 
 class _Norms(msgspec.Struct):
-    """L2 norms over the parameters of a module in a checkpoint; None if not known.
+    """L2 norms over the parameters of a module in a checkpoint; None if unknown.
 
     `previous_name`: name of the module in the checkpoint before; None if the checkpoint before lacks the module.
     """
@@ -44,14 +44,14 @@ class _Norms(msgspec.Struct):
 
     @property
     def has_changed(self) -> bool | None:
-        """True if a parameter changed since the checkpoint before; None if not known."""
+        """True if a parameter changed since the checkpoint before; None if unknown."""
         if True in self.parameters_changed:
             return True
         return False if self.parameters_changed and None not in self.parameters_changed else None
 
 
 class _Module(msgspec.Struct):
-    """A module over the checkpoints so far: a value for each row."""
+    """Values of a module over all checkpoints so far."""
 
     norms: list[float | None]
     changes: list[float | None]
@@ -65,7 +65,7 @@ class Follower:
     """Measure the checkpoints of a run in their order."""
 
     def __init__(self, cache: Cache, *, keeps_modules: bool = True) -> None:
-        """If `keeps_modules` is False, norms of modules are not kept, so that the memory does not grow."""
+        """Create a follower. If `keeps_modules` is False, it drops the norms of modules to save memory."""
         self._cache, self._keeps_modules = cache, keeps_modules
         self._last: Measured | None = None
         self._last_row: CheckpointRow | None = None
@@ -76,7 +76,7 @@ class Follower:
         self._not_finite: set[tuple[str, str]] = set()
 
     def add(self, checkpoint: Checkpoint) -> CheckpointRow:
-        """Measure the checkpoint, compare its values with the last readable checkpoint, and return its row."""
+        """Measure a checkpoint, compare it with the last readable checkpoint, and return its row."""
         measured: Measured | None = None
         pairs: Sequence[ComparedPair] = ()
         try:
@@ -102,7 +102,7 @@ class Follower:
         return row
 
     def _find_deleted(self) -> tuple[str, ...]:
-        """Return a line if the checkpoint before was deleted; () if it exists, or if this is the first."""
+        """Return a message if a file of the checkpoint before was deleted; otherwise ()."""
         if self._last is None or all(files.exists(path) for path in self._last.versions):
             return ()
         return (f"{self._last.state.target}: was deleted before statecli could compare it with the next checkpoint",)
@@ -189,7 +189,7 @@ class Follower:
         self._modules.update(renamed_modules)
 
     def list_modules(self) -> tuple[ModuleRow, ...]:
-        """Return the modules of the last readable checkpoint, in its order."""
+        """Return a row for each module of the last readable checkpoint, in its order."""
         modules = {name: self._modules[name] for name in self._order}
         # Index of the last checkpoint with a known change of a module.
         last = max((n for m in modules.values() for n, value in enumerate(m.changes) if value is not None), default=0)
@@ -208,7 +208,7 @@ class Follower:
 
 
 def _has_changed(pair: ComparedPair) -> bool | None:
-    """Return whether the tensor changed: its values, or its dtype."""
+    """Return True if the values or the dtype of the tensor changed; None if unknown."""
     old, new = pair.match.before, pair.match.after
     if old is None or new is None:
         return False

@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Figures of a tensor: the L2 norm of its finite values, and the number of all other values.
+    """Figures of a tensor: the L2 norm of its finite values, and the numbers of NaN and infinite values.
 
     `norm` is None if the values are not real numbers, or the norm is too large for a float; then `reason` is set.
     """
@@ -43,7 +43,7 @@ class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TensorChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Change of a pair of tensors.
+    """Change of a tensor between two checkpoints.
 
     Attributes:
         differs: True if the values differ; None if unknown: then `reason` is set.
@@ -74,7 +74,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def select_model(state: ModelState) -> ModelState:
-    """Return the state with the tensors of the model only: no optimizer, no average of the weights.
+    """Reduce a state to the tensors of the model, without optimizer state and averaged weights.
 
     Raises UnreadableError without tensors of a model.
     """
@@ -88,7 +88,7 @@ def select_model(state: ModelState) -> ModelState:
 
 
 def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
-    """Read the checkpoint, and the figures of each tensor of its model; with `glob`, only of matching tensors.
+    """Read a checkpoint, and the figures of the model's tensors or of those that match `glob`.
 
     If `reads_values` is False, the figures are empty. Raises StateError if a tensor of the model cannot be read,
     because the norm is then unknown.
@@ -127,7 +127,7 @@ class ComparedPair(msgspec.Struct, frozen=True, gc=False):
 
 
 def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list[ComparedPair]:
-    """Return each pair of tensors of the two models with its change, in the order of after."""
+    """Return all pairs of tensors of two models, each with its change, in the order of after."""
     pairing = pair_tensors(before.model, after.model, ())
     common_matches = [match for match in pairing.matches if match.before is not None and match.after is not None]
     key = cache.make_key([before.model, after.model], {**before.versions, **after.versions})
@@ -173,7 +173,7 @@ def _convert_to_change(outcome: object, match: Match) -> TensorChange:
 
 
 def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
-    """Return the parameters of the model with their figures; of tied tensors, only the first."""
+    """Return the model's parameters with their figures. Of tied parameters, only the first is returned."""
     seen_places: set[object] = set()
     counted_tensors: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
@@ -232,7 +232,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
 
 
 def _refine_cosine(difference: TensorChange, before: float, after: float) -> float:
-    """Return the cosine with the precision of the norms if the change is small.
+    """Return the cosine; if the change is small, computed from the norms, because that is more precise.
 
     The product of float32 values is rounded to 1e-7. The law of cosines multiplies this error by the square of the
     relative change. After a large change, it would subtract almost equal numbers.
@@ -254,5 +254,5 @@ def _combine_cosines(pairs: Sequence[tuple[float, float, float]]) -> float | Non
 
 
 def map_figures(measured: Measured) -> dict[int, Figures]:
-    """Return the figures of each tensor of the model by its `id`."""
+    """Map the `id` of each tensor of the model to its figures."""
     return {id(tensor): figures for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True)}

@@ -1,4 +1,4 @@
-"""Result of `statecli log`: a row for each checkpoint of a run, and the course of each module over the steps."""
+"""Result of `statecli log`: a row for each checkpoint of a run, and the norms of each module over the steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NAME_SOURCE = "name"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Step of a checkpoint. `source` is the setting with the step (`global_step`), or `name`."""
+    """Step of a checkpoint. `source` is the setting that contains it, such as `global_step`, or `name`."""
 
     number: int
     source: str
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
-    """A checkpoint of a run. Norms are over the finite values of the parameters of the model, tied tensors once.
+    """Row of a checkpoint. Norms cover the finite values of the model's parameters; tied parameters count once.
 
     Attributes:
         path: The target.
@@ -73,7 +73,7 @@ class CheckpointRow(msgspec.Struct, frozen=True):
 
 
 class ModuleRow(msgspec.Struct, frozen=True):
-    """A module with parameters of its own, over the checkpoints of the run, in the order of the rows.
+    """Row of a module that has parameters of its own, with one value for each checkpoint of the run.
 
     Attributes:
         name: FQN of the module in the last checkpoint, "" for parameters without a module.

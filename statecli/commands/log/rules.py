@@ -1,4 +1,4 @@
-"""Rules of `log`: values that became NaN, modules that stopped."""
+"""Rules of `log`: values that became NaN or infinite, and modules that stopped changing."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def find_steps(state: ModelState) -> dict[str, int]:
 
 
 def _parse_integer(value: Scalar) -> int | None:
-    """Return a whole number, also as a text of safetensors."""
+    """Convert a setting to an integer, or return None. In safetensors, numbers are strings."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, float):
@@ -94,7 +94,7 @@ def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]
 
 
 def find_step(settings: Mapping[str, int], in_name: int | None) -> Step | None:
-    """Return the step of a single checkpoint: a counter of steps, else the number in its name, else a setting."""
+    """Return the step of a single checkpoint: from a step counter, else from its name, else from any setting."""
     key = next((key for key in STEP_KEYS if key in settings), None)
     if key is None and in_name is None:
         key = next(iter(settings), None)

@@ -122,7 +122,7 @@ def _list_own_generators(full_run: RunRecord) -> list[str]:
 
 
 def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_at: int) -> str:
-    """Give the call for each generator. A key such as `rng` may contain a generator in an unknown form."""
+    """Describe the call that restores each generator, and the key that may contain its state."""
     generators = row.evidence.partition(": ")[2].split(", ")
     own_generators = _list_own_generators(full_run)
     used_keys = {key for name in own_generators if (key := keys.find_generator(name))}
@@ -151,7 +151,7 @@ def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys
 
 
 def _format_help(saved_at: int, saved_texts: Sequence[str], lack_clause: str, instruction: str) -> str:
-    """Format the advice on a line. A saved state may be lost after the load, or may have been saved too early."""
+    """Format the advice about a state. A saved state was not loaded, or was changed before the next step."""
     if not saved_texts:
         return f"{lack_clause}: {instruction}"
     texts = " and ".join(dict.fromkeys(saved_texts))
@@ -189,7 +189,7 @@ def _list_differing(first: Mapping[str, object], second: Mapping[str, object]) -
 
 
 def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
-    """Compare the models of both runs; buffers only after equal calls of forward, which update the buffers."""
+    """Compare the models of both runs. Buffers count only after equal calls of forward, which update buffers."""
     names = [name for name in before.parameters if name in after.parameters]
     if not names:
         return StateRow(State.MODEL, None)
@@ -206,19 +206,19 @@ def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
 
 
 def _find_same(name: str, model: object, models: Mapping[str, object]) -> str:
-    """Return the name of the equal model; models without a variable, `Net` and `Net 2`, have no certain order."""
+    """Return the name of an equal model of the same class. Names such as `Net 2` have no fixed order."""
     kind = _NUMBER.sub("", name)
     return next((other for other in models if _NUMBER.sub("", other) == kind and models[other] == model), name)
 
 
 def _end_alike(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return True if the last calls are equal: only one run may have calls between its previous step and its save."""
+    """Return True if the last calls of both runs are equal. One run may have made more calls before them."""
     count = min(len(first), len(second))
     return first == second or (count > 0 and first[-count:] == second[-count:])
 
 
 def _has_equal_calls(before: StepRecord, after: StepRecord) -> bool:
-    """Return True for the same calls in a step; fewer calls only if they gave the same gradients."""
+    """Return True if both runs made the same calls in a step. With fewer calls, the gradients must be equal."""
     if before.batches == after.batches:
         return True
     return _end_alike(before.batches, after.batches) and before.gradients == after.gradients
@@ -237,7 +237,7 @@ def _compare_optimizer(before: StepRecord, after: StepRecord) -> StateRow:
 
 
 def _compare_named(state: State, before: Mapping[str, str], after: Mapping[str, str]) -> StateRow:
-    """Compare objects by name; objects with equal states may have other names after the resume."""
+    """Compare the states of named objects. An equal state may have another name after the resume."""
     if not before:
         return StateRow(state, None)
     if sorted(before.values()) == sorted(after.values()):
@@ -260,7 +260,7 @@ def _compare_averages(before: StepRecord, after: StepRecord) -> StateRow:
 def _compare_chance(
     steps: Sequence[StepRecord], before: StepRecord, after: StepRecord, *, is_model_equal: bool
 ) -> list[StateRow]:
-    """Compare data and random numbers. A batch of another step shows a wrong position in the data."""
+    """Compare the data and the random numbers. An equal batch of another step shows a wrong position in the data."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
     # Generators without draws are ignored if possible, because they differ between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]

@@ -46,7 +46,7 @@ _MAX_ITEMS = 1000
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script of `arguments` (target, steps, save_every, save_to, checkpoint or "", file of the record)."""
+    """Run the script. `arguments`: target, steps, save_every, save_to, checkpoint or "", file for the record."""
     target, steps, save_every, save_to, checkpoint, path = arguments
     record = record_run(target, int(steps), int(save_every), save_to, checkpoint or None)
     with open(path, "wb") as file:
@@ -92,11 +92,11 @@ def _load_function(target: str) -> Callable[..., Any]:
 
 
 class _NoFunction(Exception):
-    """The script does not define the function, or defines it with other arguments; the message lists the names."""
+    """Error of a script that does not define the function, or defines it with other arguments."""
 
 
 def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """Return a function of the imported script; the script may also create its functions at runtime."""
+    """Return the function `name` of the imported script, which may also create functions at runtime."""
     if callable(getattr(module, name, None)):
         return getattr(module, name)  # type: ignore[no-any-return]
     defined = (
@@ -206,7 +206,7 @@ class Recorder:
         self._batches.clear()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Add the calls of a closure to its step; no call before the end of any step belongs to a later step."""
+        """Add the calls of the optimizer's closure to its step, and forget calls made before the end of the step."""
         if optimizer is self._optimizer and self._batches:
             step = self.steps[-1]
             batches = (*step.batches, *self._batches)
@@ -214,7 +214,7 @@ class Recorder:
         self._batches.clear()
 
     def _read_averages(self, objects: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
-        """Read averaged models, further instances of a called class, and dicts with the shapes of a model."""
+        """Read averaged models: AveragedModel, other instances of a called class, and dicts with a model's shapes."""
         part_ids = {id(part) for model in models for part in model.modules()}
         kinds = {type(model) for model in models}
         modules = [item for item in objects if isinstance(item, nn.Module) and id(item) not in part_ids]
@@ -245,7 +245,7 @@ _TRACKED_CLASSES = (
 
 
 def _find_trained_models(objects: list[Any]) -> list[nn.Module]:
-    """Return the modules with a parameter of any optimizer; a resumed run may not have called them yet."""
+    """Return the modules whose parameters an optimizer has. A resumed run may not have called them yet."""
     optimizers = [item for item in objects if isinstance(item, torch.optim.Optimizer)]
     trained_ids = {id(parameter) for optimizer in optimizers for _, parameter in _iter_parameters(optimizer)}
     modules = [item for item in objects if isinstance(item, nn.Module)]
@@ -281,7 +281,7 @@ def _iter_variables() -> Iterator[tuple[str, Any]]:
 
 
 def _list_variables() -> dict[int, str]:
-    """Return the names of the values by id: a variable, or an item of a variable, such as `nets[0]`."""
+    """Map the `id` of each value to its variable, or to an item of a variable such as `nets[0]`."""
     names: dict[int, str] = {}
     item_names: dict[int, str] = {}
     for name, value in _iter_variables():
@@ -312,7 +312,7 @@ def _hash(*texts: str) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Return a digest of dtype, shape and bits; for a subclass with `__tensor_flatten__`, of its inner tensors.
+    """Return a digest of dtype, shape and bits; for a wrapper subclass, of its inner tensors.
 
     A digest that starts with UNREADABLE says nothing about the values.
     """
@@ -334,13 +334,13 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _join_digests(digests: list[str]) -> str:
-    """Return a digest of the digests; unreadable, if one of them is."""
+    """Return a digest of the digests, or the first digest that is unreadable."""
     unreadable = [digest for digest in digests if UNREADABLE in digest]
     return unreadable[0] if unreadable else _hash(*digests)
 
 
 def _encode(value: Any) -> str:
-    """Return text that differs if numbers or tensors in a state differ; it contains UNREADABLE if one is unreadable."""
+    """Encode a state as text that differs if a number or tensor differs. UNREADABLE in it marks unreadable values."""
     return _Encoder().encode(value)
 
 
@@ -431,7 +431,7 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
 
 
 def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
-    """Read the state of each object of a class, by name."""
+    """Encode the `state_dict()` of each object of class `kind`. Return the texts by name."""
     matching_objects: list[Any] = [item for item in objects if isinstance(item, kind)]
     object_names = _name_objects(matching_objects, names)
     return {name: _encode(item.state_dict()) for name, item in zip(object_names, matching_objects, strict=True)}

@@ -11,7 +11,7 @@ from statecli.core.model_state import Oddity
 
 
 class State(str, Enum):
-    """Kinds of state that a training continues from, in the order of the report."""
+    """Kinds of state that a training resumes from, in the order of the report."""
 
     STEP = "step"
     MODEL = "model"
@@ -32,7 +32,7 @@ class ResumeAnswer(str, Enum):
 
 
 class StateRow(msgspec.Struct, frozen=True):
-    """A kind of state at the first step after the resume.
+    """Whether a kind of state was resumed, seen at the first step after the resume.
 
     Attributes:
         resumed: Whether the state equals the state of the uninterrupted training; None if the script has no such state.

@@ -60,7 +60,7 @@ def check_target(target: str) -> None:
 
 
 def _build_no_function_error(file: str) -> UsageError:
-    """Return the error for a file without a function, with the functions of the file to type."""
+    """Return the error for a target without a function, with the functions of the file to choose from."""
     error = python_names.find_syntax_error(file)
     if error is not None:
         return UsageError(f"{file}: has a syntax error in line {error.lineno}: {error.msg}")
@@ -151,7 +151,7 @@ class _Comparison:
         return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
 
     def _compare_ends(self, last: str, before: StepRecord, after: StepRecord) -> list[Finding]:
-        """Compare the last checkpoints of both trainings, because no state at the first step is known to differ."""
+        """Compare the last checkpoints of both trainings, if no state differs at the first step."""
         resumed_checkpoint = self._find_checkpoint("resumed", self._steps)
         diff = compare_targets(diff_request.Request(last, resumed_checkpoint, renames=False))
         kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
@@ -169,7 +169,7 @@ class _Comparison:
 
 
 def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeCheck:
-    """Return an inconclusive result for two runs that are equal as far as statecli can read their values."""
+    """Return an inconclusive result: the runs are equal, but statecli cannot read some of their values."""
     reason = (
         f"statecli cannot read the values of {join_names(unreadable, _MAX_NAMES)}, so a difference in these values "
         "would not be seen; statecli reads numbers, strings, tensors, arrays, containers of these, and Tensor "

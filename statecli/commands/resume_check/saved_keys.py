@@ -1,4 +1,4 @@
-"""Find the states in a checkpoint: by a structure that torch or numpy defines, or else by their keys."""
+"""Find where a checkpoint keeps each state: by a structure that torch or numpy defines, or else by key names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 
 
 class SavedKey(NamedTuple):
-    """Place of a value in a checkpoint: `path` leads from the loaded object to the value, `file` is a file of a folder.
+    """Path of a value in a checkpoint: the keys that lead to it, and the file's name in a folder.
 
     The path of a whole file is ().
     """
@@ -73,12 +73,12 @@ class SavedKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The key, or the name of the file."""
+        """The first key of the path, or the file's name for a whole file."""
         return str(self.path[0]) if self.path else self.file
 
     @property
     def text(self) -> str:
-        """The key as named in messages."""
+        """The key as messages show it, such as `'optimizer' in state.pt`."""
         if not self.name:
             return "a state_dict"
         file_text = f" in {self.file}" if self.file and self.path else ""
@@ -86,12 +86,12 @@ class SavedKey(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """The value in Python; "" in a folder, whose files have no common variable."""
+        """Python expression of the value, such as `checkpoint['rng']`; "" in a folder of several files."""
         return "" if self.file else "checkpoint" + "".join(f"[{key!r}]" for key in self.path)
 
 
 class SavedKeys:
-    """Keys of a checkpoint by their state, and keys without a known state.
+    """Keys of a checkpoint by the state that they hold, and keys of unknown meaning.
 
     Attributes:
         states: The keys of each state, certain keys first.
@@ -109,31 +109,31 @@ class SavedKeys:
 
     @property
     def others(self) -> tuple[SavedKey, ...]:
-        """Keys of values that may be a state."""
+        """Keys whose values are not recognised and may be a state."""
         generator_lists = {
             SavedKey(key.path[:1], key.file) for key in self.generators.values() if _is_in_list(key.path)
         }
         return tuple(key for key in self._others if key not in generator_lists)
 
     def find_generator(self, variable: str) -> SavedKey | None:
-        """Return the key of a torch.Generator, which has the name of its variable."""
+        """Return the key with the state of a torch.Generator, named like the script's variable; or None."""
         name = variable.rpartition(".")[2]
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, variable_name: str) -> SavedKey | None:
-        """Return the key of a state; if several keys hold the state, the key named like the variable."""
+        """Return a key that holds the state, preferably one named like the variable; or None."""
         keys = self.states.get(state, ())
         name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
 
     def find_named(self, variable_name: str) -> SavedKey | None:
-        """Return the key named like the variable."""
+        """Return the key named like the variable, whatever state it holds; or None."""
         name = variable_name.rpartition(".")[2]
         keys = (key for state_keys in (self._others, *self.states.values()) for key in state_keys)
         return next((key for key in keys if key.name == name), None)
 
     def find_vague_random(self) -> SavedKey | None:
-        """Return a key named after random numbers whose value is not a known form of a generator's state."""
+        """Return a key whose name suggests random numbers, but whose value is not a known generator state."""
         recognized_keys = {*self.generators.values()}
         recognized_keys |= {SavedKey(key.path[:1], key.file) for key in recognized_keys} | {
             SavedKey((), key.file) for key in recognized_keys
@@ -141,7 +141,7 @@ class SavedKeys:
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return the key of the order of the batches, or of the position in the data; else another key of the data."""
+        """Return a key of the data: for the order of the batches, for the position in the data, or any other."""
         keys = self.states.get(State.DATA, ())
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)
@@ -170,7 +170,7 @@ class SavedKeys:
                 self._others[key] = None
 
     def describe_lack(self, word: str, step: int) -> str:
-        """Return the clause that the checkpoint of this step does not have a key for a state."""
+        """Return the start of a message: the checkpoint of this step has no key for a state."""
         checkpoint = f"the checkpoint of step {step}"
         if not self.is_readable:
             return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
@@ -180,7 +180,7 @@ class SavedKeys:
 
 
 def read_keys(checkpoint: str) -> SavedKeys:
-    """Read the keys of a file; of a folder, its file names, and the keys in files whose names show no state."""
+    """Read the keys of a checkpoint. In a folder, files whose names show no state are opened."""
     keys = SavedKeys()
     if not os.path.isdir(checkpoint):
         file_state = _read_file(checkpoint)
@@ -203,7 +203,7 @@ def read_keys(checkpoint: str) -> SavedKeys:
 
 
 def _is_in_list(path: Path) -> bool:
-    """Return True if the path is a single key, or leads from the key into lists: the key has no other contents."""
+    """Return True if the path leads only through lists after its first key."""
     return not any(isinstance(key, str) for key in path[1:])
 
 
@@ -215,7 +215,7 @@ def _read_file(path: str) -> ModelState | None:
 
 
 def _classify(name: str) -> State | None:
-    """Return the state that a key or a file name stands for."""
+    """Return the state that the name of a key or a file suggests, or None."""
     words = _split_words(name)
     if _STATELESS_WORDS.intersection(words):
         return None
@@ -228,7 +228,7 @@ def _has_part(name: str, words: list[str], part: str) -> bool:
 
 
 def _split_words(name: str) -> list[str]:
-    """Return the words of a name in snake_case or camelCase, without a plural s."""
+    """Return the words of a name in snake_case or camelCase, and words in the plural also without their s."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
     return [*words, *(word[:-1] for word in words if word.endswith("s"))]
 
@@ -237,7 +237,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _list_top_keys(state: ModelState) -> list[str]:
-    """Return the top-level keys of the loaded object, without the tensors of a model that is the whole object."""
+    """Return the top-level keys of a checkpoint, except the tensor names of a model that is the whole file."""
     models = _list_whole_models(state)
     tensors = [tensor for tensor in state.tensors if tensor.section not in models]
     paths = [_split_tensor_path(tensor, state) for tensor in tensors]
@@ -247,7 +247,7 @@ def _list_top_keys(state: ModelState) -> list[str]:
 
 
 def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
-    """Yield the path of each optimizer, scheduler, scaler, and of a model that is the whole file."""
+    """Yield the path of each optimizer, scheduler, scaler and whole-file model that its structure identifies."""
     yield from ((_split_section(facts.section, state), State.OPTIMIZER) for facts in state.optimizers)
     yield from (((), State.MODEL) for _ in _list_whole_models(state))
     for path in state.metadata.values:
@@ -257,14 +257,14 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
 
 
 def _list_whole_models(state: ModelState) -> set[str]:
-    """Return the section of a state_dict that is the whole file; not of a dict with tensors among other values."""
+    """Return the sections of models that are whole files, unlike a dict with tensors among other values."""
     dotted = {tensor.section for tensor in state.tensors if "." in tensor.fqn}
     whole_dicts = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
     return {facts.section for facts in whole_dicts if facts.metadata is not None or facts.section in dotted}
 
 
 def _iter_generators(state: ModelState) -> Iterator[tuple[str, Path]]:
-    """Yield the random generators of torch, CUDA, Python and numpy with the path of their state."""
+    """Yield each random generator of torch, CUDA, Python and numpy with the path of its state."""
     for tensor in state.tensors:
         if tensor.dtype == "uint8" and tensor.shape is not None and len(tensor.shape) == 1:
             keys = _split_tensor_path(tensor, state)
@@ -283,7 +283,7 @@ def _iter_generators(state: ModelState) -> Iterator[tuple[str, Path]]:
 
 
 def _split_path(path: str, types: str | None = None) -> Path:
-    """Return the keys of a dotted path; `types` is its entry in `Settings.types`."""
+    """Split a dotted path into its keys. `types` is the entry of the path in `Settings.types`."""
     if types is None:
         return tuple(int(key) if key.isascii() and key.isdigit() else key for key in path.split("."))
     ends = [position for position, letter in enumerate(types) if letter == "."]
@@ -292,7 +292,7 @@ def _split_path(path: str, types: str | None = None) -> Path:
 
 
 def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
-    """Return the keys of a tensor outside of a model: `[0]` of `random`, `np['state']['key']` of `rng`."""
+    """Return the keys that lead to a tensor outside of a model: its section, its name and its subscripts."""
     head, _, subscript_text = tensor.fqn.partition("[")
     steps = re.findall(r"\[(?:(\d+)|'([^']*)')\]", f"[{subscript_text}" if subscript_text else "")
     subscripts = tuple(int(number) if number else text for number, text in steps)
@@ -302,7 +302,7 @@ def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
 
 
 def _split_section(section: str, state: ModelState) -> Path:
-    """Return the keys of a section. A file of a single optimizer, or of generators, has no key for its section."""
+    """Return the keys that lead to a section; () in a file that contains only an optimizer or generators."""
     top_keys = {path.partition(".")[0] for path in state.metadata.values}
     is_lone_optimizer = section == "optimizer" and "param_groups" in top_keys
     is_lone_generators = (

@@ -1,4 +1,4 @@
-"""The command verify: the fate of each tensor when the model is moved, cast, saved, copied, trained and run.
+"""`statecli verify`: follow each tensor while the model is moved, cast, saved, copied, trained and run.
 
 Modules that other commands use, most with torch, are imported when they are first used
 (`verify.live_model.build_copy(…)` after `from statecli.commands import verify`).

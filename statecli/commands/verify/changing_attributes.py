@@ -1,4 +1,4 @@
-"""Find numbers, texts and containers in plain attributes that forward changes: a step counter, a history.
+"""Find plain attributes that forward changes: numbers, strings and containers, such as a step counter.
 
 The changed value is state outside every `state_dict()`. torch.export stores its value of today, and torch.compile
 captures the model again for each new value. Only attributes of registered modules are read, and of plain objects in
@@ -60,16 +60,16 @@ class ChangedAttribute:
 
     @property
     def fqn(self) -> str:
-        """Name of the attribute from the model."""
+        """Dotted name of the attribute, such as `blocks.0.step`."""
         return f"{self.path}.{self.name}".lstrip(".")
 
     def put_back(self, module: nn.Module) -> None:
-        """Give an instance the value before the first call."""
+        """Set the attribute of an instance to a copy of its value before the first call."""
         vars(module.get_submodule(self.path))[self.name] = copy.deepcopy(self.initial)
 
 
 def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
-    """Return the attributes that differ between the first and the second call, in eval mode or in train mode.
+    """Return the plain attributes whose value changes in the second call of forward, in eval or train mode.
 
     A flag set for good by the first call does not differ. Raises ModelError if forward raises in eval mode.
     """
@@ -98,7 +98,7 @@ def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
 
 
 def iter_attributes(module: nn.Module) -> Iterator[tuple[tuple[str, str], object]]:
-    """Yield module path and name, and the value, of each plain attribute of the registered modules."""
+    """Yield ((module path, attribute name), value) for each plain attribute of the registered modules."""
     for path, part in module.named_modules():
         for name, value in tuple(vars(part).items()):
             if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
@@ -118,7 +118,7 @@ def _copy_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
 
 
 def _encode(value: object, depth: int) -> object:
-    """Return plain data that differ if the numbers or the sizes of containers in `value` differ."""
+    """Encode `value` as plain data that changes if a number or a container's size in `value` changes."""
     if type(value) in ATOM_TYPES:
         return repr(value)  # NaN equals itself
     if isinstance(value, _OPAQUE_TYPES) or depth == 0:
@@ -137,14 +137,14 @@ def _encode(value: object, depth: int) -> object:
 
 
 def report_changed_attribute(proof: Proof, attribute: ChangedAttribute, message: str) -> None:
-    """Report an attribute; of a metric as a note, because no compiled model needs its count."""
+    """Report an attribute that forward changes. The finding is a note if a metric owns the attribute."""
     rule, is_of_metric = rules.CHANGING_ATTRIBUTE, is_metric(attribute.owner)
     help = CALL_OUTSIDE_HELP if is_of_metric else _build_fix(attribute)
     proof.report(rule, message, attribute.fqn, help=help, severity=rule.cases["of a metric"] if is_of_metric else None)
 
 
 def _build_fix(attribute: ChangedAttribute) -> str:
-    """Return the line that registers a number, or the advice for a container."""
+    """Return the fix: a `register_buffer` line for a number, or advice for any other value."""
     name, value = attribute.name, attribute.initial
     if type(value) in (bool, int, float):
         fix = f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'

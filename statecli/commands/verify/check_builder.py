@@ -1,4 +1,4 @@
-"""Shared parts of the checks: tensors by name, the substitute for a move, and building cells, findings and checks."""
+"""Shared helpers of the proofs: name tensors, emulate a move, and build cells, findings and checks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from statecli.targets.location import is_installed
 
 
 def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Copy the values; None if they cannot be copied or are not on the CPU."""
+    """Return a copy of the tensor, or None if the tensor is not on the CPU or cannot be copied."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if is_lazy(tensor) or tensor.device.type != "cpu":
             return None
@@ -57,7 +57,7 @@ def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @contextmanager
 def keep_class_attributes(module: nn.Module) -> Iterator[None]:
-    """Restore dicts and lists of the module's classes that hold tensors after the block: all instances share them."""
+    """After the block, restore dicts and lists of tensors in class attributes, which all instances share."""
     containers = [
         step.value
         for container in walk(module).unregistered
@@ -79,7 +79,7 @@ def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
 
 
 def run_user_code(subject: ModelUnderTest, activity: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return the result of `action`, code of the model, and None; or None and the error in one line."""
+    """Run `action` and return (its result, None), or (None, error message) if the model's code raises."""
     try:
         with subject.user_code(activity):
             return action(), None
@@ -109,7 +109,7 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
 
 @dataclass(frozen=True)
 class _CalledModel(BuiltModel):
-    """A called instance as a `BuiltModel`; errors of its code count as errors of the model under test."""
+    """`BuiltModel` of an instance that was called once. Errors of its code are reported for the model under test."""
 
     subject: ModelUnderTest = field(kw_only=True)
 
@@ -121,7 +121,7 @@ class _CalledModel(BuiltModel):
 
 
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
-    """Measure the stand-in move of a called instance and return its state, with the move of each row.
+    """Emulate the move of a called instance without a GPU, and return its state with the result for each tensor.
 
     The stand-in gives fresh memory by `_apply` and keeps Parameter objects, so ties and aliases come out as on CUDA.
     Oddities untied-by-move, stale-view and recomputed are of the move; not-measured means a failed attempt.
@@ -158,13 +158,13 @@ MEMO_REASON = (
 
 
 def has_own_apply(module: nn.Module, fqn: str) -> bool:
-    """Return True if a module on the path of `fqn` overrides `_apply`."""
+    """Return True if a module that contains the tensor `fqn` overrides `_apply`."""
     return any(not measure.is_torch_code(type(parent)._apply) for parent in _iter_parents(module, fqn))
 
 
 @dataclass(frozen=True)
 class PlacedHelp:
-    """The fix in another line than the one that assigns the tensor, which a text shows. None: no such line."""
+    """Help text that names its own source line. `origin` is None if the line is unknown."""
 
     text: str
     origin: Origin | None
@@ -177,9 +177,9 @@ Help = str | PlacedHelp | None
 def suggest_in_own_method(
     subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], remedy: str
 ) -> PlacedHelp | None:
-    """Return `net.py:12: let Net._apply call super()`: `remedy` for the first method outside of torch.
+    """Return help for the first user-defined method, such as `net.py:12: let Net._apply call super()`.
 
-    The methods belong to the modules on the way to `fqn`.
+    The methods searched are `names` of the modules that contain the tensor `fqn`.
     """
     classes = (type(method) for method in _iter_parents(module, fqn))
     methods = ((kind, name, getattr(kind, name, None)) for kind in classes for name in names)
@@ -192,7 +192,7 @@ def suggest_in_own_method(
 
 
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
-    """Return `net.py:12: ` and the fix in a method; without a line for a method not written in Python.
+    """Return `remedy` after the source line of `method`, or alone if the method is not written in Python.
 
     A method of an installed library is to be reported, because users do not edit its file.
     """
@@ -206,12 +206,12 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy:
 
 
 def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:
-    """Return `net.py:12: ` and the fix in this line."""
+    """Return `remedy` after the source line, such as `net.py:12: `, or alone if `origin` is None."""
     return PlacedHelp(f"{format_origin(origin)}: {remedy}" if origin else remedy, origin)
 
 
 def address_to_library(owner: type, remedy: str) -> str:
-    """Return the fix of a class; for a class of an installed library the advice to report the fix."""
+    """Return `remedy`, or the advice to report it to the library if the class is installed from a library."""
     file = getattr(inspect.getmodule(owner), "__file__", None)
     return f"report this to the library: {remedy}" if file and is_installed_file(file) else remedy
 
@@ -232,7 +232,7 @@ _NAME_PART = compile_on_use(r"[^.\[\]]+")
 
 
 def find_memos(subject: ModelUnderTest) -> frozenset[str]:
-    """Return the names of arguments and results kept by functools.lru_cache for functions of the class."""
+    """Return the names of tensors that functools.lru_cache keeps as arguments or results."""
     if not any("__closure__" in row.fqn or "[#" in row.fqn for row in subject.state.tensors):
         return frozenset()  # true of nearly all models, and needs no instance to walk
     unregistered = walk(subject.build_used()).unregistered
@@ -243,7 +243,7 @@ def find_memos(subject: ModelUnderTest) -> frozenset[str]:
 
 
 def skip_cell(reason: str, **measured: str | None) -> Cell:
-    """Build a skipped cell, for a tensor outside of the proof."""
+    """Build a skipped cell for a tensor that the proof does not cover."""
     return Cell(Verdict.SKIPPED, reason=reason, **measured)
 
 
@@ -261,10 +261,10 @@ def build_finding(
     help: Help = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """Build a finding about a tensor. The help is `help`, else the fix of the row, with the line of user code.
+    """Build a finding about a tensor. Its help is `help`, or else the fix recorded for the tensor.
 
-    A `help` with a line of its own is not to be followed at the line of the assignment. A name separated by a move from
-    its tensor has the line and the help of this problem.
+    A `PlacedHelp` brings its own source line in place of the line that assigns the tensor. A name that a move separates
+    from its tied tensor gets the line and the help of the broken tie.
     """
     text, origin = (help.text, help.origin) if isinstance(help, PlacedHelp) else (help, None)
     row = None if origin else subject.rows_by_fqn.get(fqn or "")
@@ -286,7 +286,7 @@ def build_finding(
 def build_check(
     name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
 ) -> Check:
-    """Build the check of a proof. A reason makes the check inconclusive, unless a tensor failed."""
+    """Build the check of a proof. Any reason makes the verdict inconclusive, unless a tensor failed."""
     all_findings, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
     verdicts |= {Verdict.FAILED} if all_findings else set()
@@ -308,7 +308,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
-    """Return a skipped check for a model without tensors, or without values to `use` ("save"); else None."""
+    """Return a skipped check if the model has no tensors, or only tensors on meta; otherwise None."""
     empty_check = check_empty_model(subject, name)
     if empty_check or not all(row.device == "meta" for row in subject.state.tensors):
         return empty_check
@@ -317,12 +317,12 @@ def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str
 
 
 def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
-    """Return messages about tensors in compiled code of a ScriptModule, out of reach of the proofs."""
+    """Return the messages about tensors in the compiled code of a ScriptModule, which no proof can check."""
     return [oddity.message for oddity in subject.state.oddities if oddity.kind is OddityKind.SCRIPT_MODULE]
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names of each storage with several names. Empty tensors share no storage."""
+    """Yield the names of tensors that share a storage, group by group. Empty tensors are left out."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():

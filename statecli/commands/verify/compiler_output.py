@@ -1,4 +1,4 @@
-"""Output of torch's compiler: silenced, because errors are reported in one line, and read for lines of user code."""
+"""Silence torch's compiler, and find lines of the user's code in its output."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def silence() -> Iterator[None]:
 
 
 def find_place(trace: str) -> Place | None:
-    """Return the deepest line outside of torch in a trace."""
+    """Return the deepest line of user code in the text of a traceback."""
     places = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
     return next((place for place in reversed(places) if tensor_sources.is_user_code(place[0])), None)
 
 
 def format_reader(subject: ModelUnderTest, place: Place | None) -> str:
-    """Return `, read at net.py:12`; "" without a line."""
+    """Return `, read at net.py:12`, or "" if `place` is None."""
     return "" if place is None else f", read at {tensor_sources.format_file(place[0], subject.target)}:{place[1]}"

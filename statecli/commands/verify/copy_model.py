@@ -32,7 +32,7 @@ COPIED_STORAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ModelContents:
-    """Result of a walk of a live model: every (name, tensor), how each is held, and the modules.
+    """Tensors and modules of a live model, and how the model holds each tensor.
 
     A single walk suffices, because the model does not change during the proofs.
     """
@@ -54,7 +54,7 @@ def list_contents(module: nn.Module) -> ModelContents:
 
 
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
-    """Copy `module` with its values or with unwritten memory. `contents` are its tensors and modules.
+    """Deep-copy `module`, with its values or with uninitialized memory. `contents` are its tensors and modules.
 
     If code of a class makes another model of the copy (a GraphModule registers each plain tensor as a buffer),
     attributes are copied individually, if the result is the same. Raises ModelError if the copy would still reach a
@@ -84,7 +84,7 @@ _COPY_METHODS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", 
 
 
 def _has_own_copying(kind: type) -> bool:
-    """Return True if code outside of Python and torch.nn takes part in copying modules of the class."""
+    """Return True if the class has its own copy method, such as `__deepcopy__`, from outside of torch.nn."""
     if issubclass(kind, torch.jit.ScriptModule):
         return False  # its state is in C++, and only its own code copies this state
     methods = (getattr(kind, name, None) for name in _COPY_METHODS)
@@ -95,7 +95,7 @@ def _has_own_copying(kind: type) -> bool:
 def _copy_by_attributes(
     module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
 ) -> nn.Module | None:
-    """Return a copy with each attribute of `self_copying` modules copied; None if the result is another model too."""
+    """Copy `self_copying` modules attribute by attribute. Return None if that fails or the copy still differs."""
     memo = build_memo(contents, values=values)
     for submodule in self_copying:
         memo[id(submodule)] = object.__new__(type(submodule))
@@ -114,7 +114,7 @@ def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
 
 
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
-    """Build a memo for `copy.deepcopy` with a single copy of each storage, for all tensors and views of the storage.
+    """Build a memo for `copy.deepcopy` that copies each storage once for all tensors that share it.
 
     Without `values` large tensors get unwritten memory. The system allocates this memory only on writing, so a copy
     takes no more than its Python objects.
@@ -151,7 +151,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage], *, values: bool) -> torch.Tensor:
-    """Return the view at the place of `tensor` in the copy of its storage."""
+    """Return the view of the copied storage that corresponds to `tensor`."""
     store = tensor.untyped_storage()
     if store._cdata not in storages:
         is_copied = (
@@ -169,7 +169,7 @@ def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedSto
 
 
 def _create_non_leaf(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    """Return `view` as a non-leaf of the operation that computed `tensor`, from the copies of the same leaves."""
+    """Return `view` as a non-leaf tensor whose leaves are the copies of the leaves of `tensor`."""
 
     class Stand(torch.autograd.Function):
         @staticmethod
@@ -245,7 +245,7 @@ def _make_leaves(copy_of_model: nn.Module) -> None:
 
 
 def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
-    """Rebind functions in attributes and hooks that close over parts of the original to the parts of the copy."""
+    """Rebind functions in attributes and hooks whose closures refer to the original, so that they use the copy."""
     for submodule in copy_of_model.modules():
         for holder in _iter_holders(submodule):
             for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
@@ -274,7 +274,7 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
 
 
 def _rebind_weak_reference(reference: Any, target: nn.Module) -> Any:
-    """Return a reference to `target`; a reference of another class, which takes other arguments, stays as it is."""
+    """Return a weak reference to `target`; an instance of a subclass is returned unchanged."""
     if type(reference) is weakref.ref:
         return weakref.ref(target, reference.__callback__)
     return weakref.proxy(target) if type(reference) in weakref.ProxyTypes else reference
@@ -300,7 +300,7 @@ def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> type
 
 
 def _rebind_partial(function: functools.partial[Any], memo: dict[Any, Any]) -> functools.partial[Any]:
-    """Rebind the methods in the arguments, such as the `extra_repr` of each layer kept by torchao."""
+    """Return the partial with the methods in its arguments bound to the copy, as torchao needs for `extra_repr`."""
 
     def rebind(value: Any) -> Any:
         is_method = type(value) is types.MethodType and id(value.__self__) in memo

@@ -1,4 +1,4 @@
-"""Call a model under test once and add the tensors created, shaped or assigned by a first forward to its state."""
+"""Call a model once, and add the tensors that this first forward creates or changes to its state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from statecli.live.tensors import identify_storage, is_lazy
 
 
 def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingInput | None) -> ModelUnderTest:
-    """Add inputs and the rows of tensors created by a first forward; no rows if forward raises."""
+    """Return the model under test with these inputs and with the tensors that its first forward creates."""
     home = subject.find_home()
     if inputs is not None and home != "meta":
         inputs = inputs.move(home)
@@ -63,7 +63,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
 
 @dataclass(frozen=True)
 class _FirstCall:
-    """An instance after a forward, its tensors before, and the names of tensors of the original that forward read."""
+    """An instance after its first forward. `read_names` are tensors of the original that forward read."""
 
     module: nn.Module
     origins: Origins
@@ -72,7 +72,7 @@ class _FirstCall:
 
 
 def _call_once(subject: ModelUnderTest, inputs: Inputs) -> _FirstCall:
-    """Call a fresh instance. Raises ModelError if forward raises.
+    """Build an instance and call it once. Raises ModelError if forward raises.
 
     Initial values are drawn only if forward fails without them.
     """
@@ -97,7 +97,7 @@ def _call_once(subject: ModelUnderTest, inputs: Inputs) -> _FirstCall:
 def _record_reads_of_original(
     subject: ModelUnderTest, copied_tensors: dict[str, torch.Tensor], read_names: set[str]
 ) -> AbstractContextManager[object]:
-    """Record the tensors that only the live original holds; compiled code is not recorded."""
+    """Record which tensors forward reads from the live original instead of the copy. Compiled models are skipped."""
     if subject.original is None or forward_effects.is_compiled(subject.original):
         return nullcontext()
     copied_keys = check_builder.list_storage_keys(copied_tensors.values())

@@ -41,7 +41,7 @@ class CalledModel:
     """A model after its first forward, in eval mode and without gradients.
 
     Attributes:
-        built: A called instance.
+        built_model: A called instance.
         before: The state before forward.
         change_by_name: How forward changed the value or shape of each earlier tensor.
         subject: The model before forward, for proofs.
@@ -57,7 +57,7 @@ class CalledModel:
     oddities: tuple[Oddity, ...] = ()
 
     def mark_state(self, state: ModelState) -> ModelState:
-        """Return `state`, read from `built`, with a note on each tensor changed by forward."""
+        """Return `state`, read from `built_model`, with a note on each tensor that forward changed."""
         rows = mark_rows(state.tensors, self.before.tensors)
         noted_rows = tuple(_add_note(row, self.change_by_name.get(row.fqn)) for row in rows)
         oddities = (*state.oddities, *_find_gone(self.before, state), *self.oddities)
@@ -103,7 +103,7 @@ def call_built_model(
 
 
 def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
-    """Call `module` once and return the lines of its assignments. Raises ModelError if forward raises."""
+    """Call `module` once and return where its tensors were assigned. Raises ModelError if forward raises."""
     origins = subject.origins.continue_for_instance()
     with nullcontext() if is_compiled(module) else origins.record():
         subject.call(module)
@@ -111,7 +111,7 @@ def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if `torch.compile` traces a part of the module, because wrapped methods break its graph."""
+    """Return True if `torch.compile` compiles a part of the module. Wrapping its methods would break its graph."""
     return any(
         type(part).__module__.startswith("torch._dynamo.")
         or part._compiled_call_impl is not None
@@ -121,7 +121,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the rows of a called instance, with a note on each row missing in `before` or without a shape there."""
+    """Return the tensors of a called instance, and note those that forward created or gave a shape."""
     rows_before = {row.fqn: row for row in before}
     aliases = {alias for row in before for alias in row.aliases}
     return tuple(_mark_row(row, rows_before.get(row.fqn), row.fqn in aliases) for row in rows)
@@ -152,7 +152,7 @@ def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
 
 
 class _Snapshot:
-    """The tensors of a module by name, with their values, or without values with torch's count of writes."""
+    """Tensors of a module by name, with their values or, without values, torch's version counters."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors_before = {
@@ -160,7 +160,7 @@ class _Snapshot:
         }
 
     def find_changed(self, module: nn.Module) -> list[str]:
-        """Return the names of tensors in `module` with other bits now, without lazy tensors that got a shape."""
+        """Return the names of tensors whose bits changed. A lazy tensor that got its shape is left out."""
         current_tensors = _map_tensors(module)
         return [
             name
@@ -194,7 +194,7 @@ def _count_writes(tensor: torch.Tensor) -> int | None:
 
 
 def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple[Oddity, ...]]:
-    """Return the names changed by a forward in training mode, if the constructor leaves the model in training mode."""
+    """Return the tensors that forward changes in train mode, if the constructor leaves the model in that mode."""
     module = subject.build_fresh(values=True)
     if not any(part.training for part in module.modules()):
         return [], ()

@@ -1,4 +1,4 @@
-"""Explain leaves without gradient: watch another forward and backward of a trained instance."""
+"""Find out why leaf tensors got no gradient: watch another forward and backward of a trained instance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.non
 
 @dataclass(frozen=True)
 class GradientPaths:
-    """Observations of leaves without gradient, by FQN.
+    """Observations about the leaf tensors without a gradient, by name.
 
     `used`: an operator of forward reads the leaf. `reentrant`: only in a reentrant checkpoint whose inputs do not
     require grad. `reached`: the graph of the output leads to the leaf, with the Function or node without a gradient on
@@ -41,7 +41,7 @@ class GradientPaths:
 
 
 def trace_gradients(run: Training) -> GradientPaths | None:
-    """Watch another round without a step; return None if the round raises.
+    """Watch another forward and backward without an optimizer step. Return None if either raises.
 
     The behaviour of a model under a dispatch mode proves nothing about the model.
     """
@@ -69,7 +69,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record which of some storages are read by an operator."""
+    """Record which of the given storages an operator reads."""
 
     def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_in_dead_checkpoint() -> bool:
-    """Return True in a reentrant checkpoint without gradient, a Function of its inputs alone."""
+    """Return True inside a reentrant checkpoint whose inputs do not require grad."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code is CheckpointFunction.forward.__code__:
@@ -104,7 +104,7 @@ def _is_in_dead_checkpoint() -> bool:
 
 @dataclass
 class _Graph:
-    """Nodes of the graph of an output. `parents`: the nodes with a gradient for each, with the index of the input.
+    """Autograd nodes of an output. `parents` maps a node to the nodes that send it gradients, with the input's index.
 
     `gives_gradient`: for each node with a gradient, whether each input got a gradient.
     """
@@ -113,12 +113,12 @@ class _Graph:
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
     def record(self, node: Any, input_gradients: Gradients, output_gradients: Gradients) -> None:
-        """Record which inputs of a node got a gradient, if the node got one."""
+        """Record which inputs of an autograd node got a gradient. Do nothing if its outputs got none."""
         if any(gradient is not None for gradient in output_gradients):
             self.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
 
     def find_blocking_node(self, node: Any) -> str | None:
-        """Return the nearest operation on the way to `node` whose backward gives no gradient, or None."""
+        """Return the nearest operation whose backward passes no gradient on to `node`, or None."""
         pending, visited_nodes = [node], {node}
         for current in pending:
             for parent, index in self.parents[current]:

@@ -18,7 +18,7 @@ HIDDEN_WEIGHT = "weight_hh"
 
 
 def find_zero_states(run: Training) -> tuple[str, ...]:
-    """Return the names of recurrent modules called by another forward for a step, with a hidden state of zeros."""
+    """Return the recurrent modules that forward calls only with a zero hidden state and a single time step."""
     modules = {
         name: module for name, module in run.module.named_modules() if isinstance(module, nn.RNNCellBase | nn.RNNBase)
     }

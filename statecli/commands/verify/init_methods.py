@@ -1,4 +1,4 @@
-"""Init methods of a model built on meta, in the order of their calls by programs."""
+"""Init methods of a model built on meta, in the order in which programs call them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INIT_METHODS = ("reset_parameters", "init_weights", "_init_weights")
 
 
 def list_init_methods(module: nn.Module, state: Mapping[str, object]) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield the path of a module, the name of its init method and a call of the method, in the order of the calls.
+    """Yield (module path, method name, callable) for each init method, in the order of the calls.
 
     torch's own `reset_parameters` of a module whose tensors are all loaded is left out, because it only takes time.
     """
@@ -42,7 +42,7 @@ def list_init_methods(module: nn.Module, state: Mapping[str, object]) -> Iterato
 
 
 def _find_method(part: nn.Module, name: str, required: int) -> Callable[..., Any] | None:
-    """Return the method if the number of its required arguments is `required`, else None."""
+    """Return the method `name` of `part` if it has exactly `required` required arguments, else None."""
     method = getattr(part, name, None)
     if not callable(method):
         return None
@@ -63,5 +63,5 @@ def _is_loaded(path: str, part: nn.Module, state: Mapping[str, object]) -> bool:
 
 
 def is_inside(name: str, path: str) -> bool:
-    """Return True if a tensor or module of this name is the module at `path`, or is below this module."""
+    """Return True if the tensor or module `name` is the module `path` or is inside it."""
     return not path or name == path or name.startswith((f"{path}.", f"{path}["))

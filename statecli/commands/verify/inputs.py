@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MissingInput:
-    """The reason for missing inputs, with the way to pass inputs.
+    """Reason why forward has no inputs, and the value of `--input` to suggest.
 
     `shape`: value of `--input` that the first layer takes; None if this layer is unknown. `remark`: why the model's own
     inputs are not used.
@@ -85,7 +85,7 @@ NO_INPUT = MissingInput()
 
 
 def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
-    """Return standard normal numbers, integers below the bound, or coin tosses."""
+    """Draw an input tensor: standard normal floats, integers below the bound, or random booleans."""
     import torch
 
     dtype = getattr(torch, spec.dtype)
@@ -114,7 +114,7 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
 
 
 def find_inputs(input: Sequence[str], inputs: str | None, built_model: BuiltModel) -> FoundInputs:
-    """Return the inputs of `--input` or `--input-from`, else the model's inputs; or None and the reason.
+    """Return the inputs given by `--input` or `--input-from`, or else the model's own; or (None, reason).
 
     Raises UsageError for invalid texts, ModelError if the function of `--input-from` raises or returns no inputs.
     """
@@ -151,7 +151,7 @@ def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
 
 
 def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
-    """Import the attribute of `spec` and keep the model's modules, which an import from another folder would drop."""
+    """Import the attribute of `spec`, and keep the model's modules in `sys.modules`, which the import may drop."""
     before = dict(sys.modules)
     try:
         return load_with_module(spec, is_model=False)
@@ -198,7 +198,7 @@ def split_arguments(value: Any) -> Call:
 
 
 def _is_args_and_kwargs(value: Any) -> bool:
-    """Return True for (args, kwargs): a tuple with a tuple or list, and a dict by names."""
+    """Return True for a pair (args, kwargs): a tuple or list, and a dict with string keys."""
     if type(value) is not tuple or len(value) != 2:
         return False
     return isinstance(value[0], (tuple, list)) and isinstance(value[1], dict) and all(type(k) is str for k in value[1])
@@ -209,7 +209,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def describe_call(call: Call) -> str:
-    """Return the tensors of a call in a few words, keyword arguments with their names; the first four."""
+    """Describe the first four arguments of a call, keyword arguments with their names."""
     args, kwargs = call
     texts = [_describe_value(value) for value in args] + [
         f"{name} {_describe_value(value)}" for name, value in kwargs.items()
@@ -230,7 +230,7 @@ def _describe_value(value: Any) -> str:
 
 
 def _find_carried_inputs(built_model: BuiltModel) -> FoundInputs:
-    """Return the first inputs accepted by forward, of `dummy_inputs`, `example_input_array` and the configuration."""
+    """Return the first of `dummy_inputs`, `example_input_array` and the config's inputs that forward accepts."""
     try:
         with built_model.user_code("reading the example inputs of the model"):
             for name in ("dummy_inputs", "example_input_array"):
@@ -274,7 +274,7 @@ def _is_of_transformers(built_model: BuiltModel) -> bool:
 
 
 def _add_decoder_ids(built_model: BuiltModel, call: Call) -> Call:
-    """Return the call with the encoder's ids as decoder ids: some decoders need them, others use them anyway."""
+    """Add `decoder_input_ids`, equal to `input_ids`, to a call of an encoder-decoder model."""
     args, kwargs = call
     signature = _get_signature(built_model)
     ids = kwargs.get("input_ids")
@@ -330,7 +330,7 @@ def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> 
 
 
 def _build_from_config(built_model: BuiltModel) -> FoundInputs:
-    """Return images and token ids of the sizes in a transformers config; None for audio and unusual vision models."""
+    """Return images and token ids with the sizes in a transformers config; (None, reason) for other models."""
     config, signature = getattr(built_model.module, "config", None), _get_signature(built_model)
     if not _is_of_transformers(built_model) or signature is None:
         return None, MissingInput(_suggest_shape(built_model.module, signature))
@@ -344,7 +344,7 @@ def _build_from_config(built_model: BuiltModel) -> FoundInputs:
 
 
 def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str | None:
-    """Return the value of `--input` for the first layer: `2x16`, `2x3xHxW`, `int64:2x16<100`; else None.
+    """Suggest a value of `--input` for the model's first layer, such as `2x3xHxW`; None if unknown.
 
     The first layer is the first registered module with parameters. Forward must have a single argument without a
     default.
@@ -367,7 +367,7 @@ def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> st
 
 
 def _format_layer_shape(layer: nn.Module) -> str:
-    """Return the value of `--input` for a layer of torch, with letters for sizes that the layer leaves open."""
+    """Return a value of `--input` for a torch layer; letters stand for sizes that the layer leaves open."""
     from torch import nn
 
     if isinstance(layer, nn.Linear) and layer.in_features:
@@ -428,7 +428,7 @@ def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
 
 
 def iter_leaves(value: Any) -> Iterator[Any]:
-    """Yield the items of tuples, lists, dicts and dataclasses, at any depth."""
+    """Yield the leaves of nested tuples, lists, dicts and dataclasses, at any depth."""
     pending, visited_ids = [value], set()
     while pending:
         current = pending.pop()
@@ -486,7 +486,7 @@ def get_random_state() -> tuple[Any, ...]:
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:
-    """Give the random generators the states of `get_random_state`."""
+    """Set the random generators to the states that `get_random_state` returned."""
     import torch
 
     torch.set_rng_state(state[0])

@@ -1,4 +1,4 @@
-"""All values kept by a model, registered or not: read for comparisons, copy, put into another instance.
+"""Read, copy and restore all values that a model keeps, registered or not.
 
 A slot is a name in a registered module: an attribute, a buffer, a parameter. Attributes of the user's classes and
 variables of their files are slots too, because a new process starts with the values of the file.
@@ -37,7 +37,7 @@ _MAX_VALUES = 200_000
 
 
 class Slot(NamedTuple):
-    """A name in a model.
+    """Place where a model keeps a value: an attribute, a buffer, a parameter or a variable of its file.
 
     Attributes:
         owner_kind: "module", "class" or "file": where the name is looked up.
@@ -51,7 +51,7 @@ class Slot(NamedTuple):
 
     @property
     def fqn(self) -> str:
-        """Name of the slot from the model; `Net.name` in a class, `net.py:name` in a file."""
+        """Full name: `block.name` in a module, `Net.name` in a class, `net.py:name` in a file."""
         if self.owner_kind == "class":
             return f"{self.path.rpartition(':')[2]}.{self.name}"
         if self.owner_kind == "file":
@@ -61,7 +61,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _TensorValue:
-    """Values of a tensor; None if they cannot be copied."""
+    """Copy of a tensor's values. `values` is None if the tensor cannot be copied."""
 
     values: torch.Tensor | None
     requires_grad: bool
@@ -81,7 +81,7 @@ Values = Mapping[Slot, Parts]
 
 
 def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
-    """Return the paths of parts in only one slot, and of differing parts, in order."""
+    """Return the paths of parts that differ or that only one of the two values has."""
     first, second = first or {}, second or {}
     paths = dict.fromkeys((*first, *second))
     return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
@@ -91,7 +91,7 @@ def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]
 
 
 def iter_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
-    """Yield each slot of the registered modules with its value, parameters and buffers last."""
+    """Yield each slot of a model with its value. Registered parameters and buffers come last."""
     for path, part in module.named_modules():
         for name, value in tuple(vars(part).items()):
             if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
@@ -104,7 +104,7 @@ def iter_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
 
 
 def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
-    """Yield attributes of the user's classes, and variables of their files."""
+    """Yield the attributes of the user's classes, and the variables of the files that define them."""
     kinds = {kind: None for part in module.modules() for kind in type(part).__mro__}
     files = {}
     for kind in kinds:
@@ -123,7 +123,7 @@ def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
 
 
 def read_values(module: nn.Module, *, excluded_names: Iterable[str] = ()) -> dict[Slot, Parts]:
-    """Read all slots, except for registered tensors with names in `excluded_names`."""
+    """Read the values of all slots, except registered tensors named in `excluded_names`."""
     reader, left_out = _Reader(_list_registered(module)), frozenset(excluded_names)
     values: dict[Slot, Parts] = {}
     for slot, value in iter_slots(module):
@@ -136,12 +136,12 @@ def read_values(module: nn.Module, *, excluded_names: Iterable[str] = ()) -> dic
 
 
 def read_object(value: object) -> Parts:
-    """Read the parts of any object, such as the state_dict of an optimizer."""
+    """Return the parts of any object, by path. The object may be the state_dict of an optimizer."""
     return _Reader({}).read(value)
 
 
 def _list_registered(module: nn.Module) -> dict[int, str]:
-    """Return the names of registered modules and tensors by id."""
+    """Map the `id` of each registered module and tensor to its name."""
     named = (
         *module.named_modules(remove_duplicate=False),
         *module.named_parameters(remove_duplicate=False),
@@ -152,7 +152,7 @@ def _list_registered(module: nn.Module) -> dict[int, str]:
 
 @dataclass
 class _Reader:
-    """Turns objects into parts. `registered` are the names by id of modules and tensors that are not read."""
+    """Turns objects into parts. `registered` maps the ids of modules and tensors that are not read to their names."""
 
     registered: Mapping[int, str]
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -224,7 +224,7 @@ def _encode_leaf(value: Any) -> object:
 
 
 def is_generator(value: object) -> bool:
-    """Return True for a generator of random numbers, of torch, Python or numpy."""
+    """Return True for a random number generator of torch, Python or numpy."""
     return isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random")
 
 
@@ -233,7 +233,7 @@ def is_generator(value: object) -> bool:
 
 @dataclass(frozen=True)
 class CopiedValues:
-    """Copies of slots. They refer to the registered modules and tensors of `source` itself.
+    """Copies of slot values. They refer to the registered modules and tensors of `source` itself.
 
     `refused` are slots with an object that cannot be copied.
     """
@@ -243,7 +243,7 @@ class CopiedValues:
     refused: frozenset[Slot]
 
     def put_into(self, module: nn.Module, slots: Iterable[Slot]) -> None:
-        """Give another instance of the class the values of `slots`; a slot without a copy is removed there."""
+        """Set `slots` of another instance to the copied values, and remove slots that have no copy."""
         memo = _map_registered(self.source, module)
         for slot in slots:
             if slot in self.values:
@@ -253,7 +253,7 @@ class CopiedValues:
 
 
 def copy_slots(module: nn.Module) -> CopiedValues:
-    """Copy all slots that can be copied, except registered tensors: the instance keeps its own."""
+    """Copy the values of all slots that can be copied."""
     registered = _list_registered(module)
     reader = _Reader(registered)
     memo: dict[int, Any] = dict(_map_registered(module, module))
@@ -282,7 +282,7 @@ def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
 
 
 def _find_holder(module: nn.Module, slot: Slot) -> dict[str, Any] | type | None:
-    """Return where the name of a slot is looked up; None without this module."""
+    """Return the namespace that contains the slot's name, or None if `module` does not have it."""
     if slot.owner_kind == "file":
         return vars(sys.modules[slot.path])
     if slot.owner_kind == "class":
@@ -308,7 +308,7 @@ def _set(module: nn.Module, slot: Slot, value: Any) -> None:
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> bool:
-    """Write values in place, because the optimizer or another name may hold the tensor; return False if impossible."""
+    """Write values in place, because others may refer to the tensor. Return False if that is impossible."""
     if not tensor.is_leaf or tensor.shape != values.shape or tensor.dtype != values.dtype:
         return False
     try:
@@ -350,7 +350,7 @@ def keep_shared_values(module: nn.Module) -> Iterator[None]:
 
 
 def _refill(value: Any, copied_value: Any) -> bool:
-    """Give a list or dict its entries again, because other files may have imported it; else return False."""
+    """Refill a list, dict or set in place, because other files may refer to it. Return False for other types."""
     if type(value) not in (dict, list, set):
         return False
     value.clear()

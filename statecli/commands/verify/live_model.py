@@ -1,4 +1,4 @@
-"""Live models from Python: inputs of forward, copies, and a context that leaves the model unchanged."""
+"""Support for live models from Python: find inputs, copy the model, and leave the original unchanged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _get_texts(python_inputs: object) -> tuple[str, ...]:
 
 
 def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
-    """Return the inputs on the device of the model, if all its tensors with values are on the same device."""
+    """Return the inputs on the device of the model's tensors, or on the CPU if there are several devices."""
     devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     return inputs_found if device.type == "meta" else inputs_found.move(str(device))
@@ -88,7 +88,7 @@ def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
 
 
 def build_copy(module: nn.Module) -> BuiltModel:
-    """Return a live model as a `BuiltModel`: the model is listed, a copy is moved, and `make_instance` copies again.
+    """Return a `BuiltModel` for a live model. Only copies of the model are moved or called.
 
     The copy has values only in small tensors. Raises ModelError if the model cannot be copied.
     """
@@ -106,7 +106,7 @@ def build_copy(module: nn.Module) -> BuiltModel:
 
 @contextmanager
 def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
-    """Restore the process and a live model after the block, in spite of anything done by the model's code.
+    """After the block, restore the state of the process and of a live model, whatever the model's code has done.
 
     Of the process: the random generators (torch's on the CPU and, if CUDA is in use or `cuda` announces its use, on
     each GPU; Python's; numpy's), the grad mode, the default dtype and device, deterministic algorithms, the number of
@@ -151,7 +151,7 @@ def _keep_model(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
-    """Restore the modes and the registrations."""
+    """After the block, restore the training mode and the registered names of each module."""
     with torch._C.DisableTorchFunctionSubclass():
         modes = [(part, part.training) for part in modules if hasattr(part, "training")]
         registries: list[Any] = [registry for part in modules for registry in (part._parameters, part._buffers)]
@@ -171,7 +171,7 @@ def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Restore memory, values and gradients. Gradients are removed before the block, so that no new one is added."""
+    """After the block, restore memory, values and gradients of the tensors. The block starts without gradients."""
     with torch._C.DisableTorchFunctionSubclass():
         memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
         values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]

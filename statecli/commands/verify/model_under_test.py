@@ -1,4 +1,4 @@
-"""The model under test: instances for proofs to change, tensors by name, inputs."""
+"""Model under test: its tensors, its inputs, and a function that builds instances for proofs to change."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class BuildInstance(Protocol):
-    """Build another instance; see `ModelUnderTest`."""
+    """Function that builds another instance of a model; see `ModelUnderTest`."""
 
     def __call__(self, *, values: bool = False, seed: int = 0) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """Model with fresh instances for each proof to spoil.
+    """Model to verify. Each proof gets fresh instances, which it may change.
 
     Attributes:
         target: The user's name of the model.
@@ -79,24 +79,24 @@ class ModelUnderTest:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
     def skip_without_inputs(self, name: Name, how: str = "") -> Check:
-        """Return the check of a proof that calls forward, without inputs."""
+        """Return the check of a proof that is skipped because forward has no inputs."""
         return Check(name, Verdict.SKIPPED, how, str(self.why_no_inputs))
 
     def find_home(self) -> str:
-        """Return the device where the author calls the model: of its first parameter, or of its first buffer."""
+        """Return the device of the first parameter, or else of the first buffer: the author calls the model there."""
         registered = [row for row in self.state.tensors if row.kind in REGISTERED_KINDS]
         first = min(registered, key=lambda row: row.kind is not Kind.PARAMETER, default=None)
         return first.device if first is not None and first.device is not None else "cpu"
 
     def build_used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
-        """Build an instance in its own mode, and call the instance once if forward creates tensors."""
+        """Build an instance in its own mode, and call it once if forward creates tensors."""
         module = self.build_fresh(values=values, seed=seed)
         if self.created_by_forward:
             self.call(module)
         return module
 
     def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
-        """Call `module` with the inputs, in eval mode unless `training`, with a graph if `grad`. Raises ModelError.
+        """Call `module` with the inputs, in eval mode unless `training` is True. Raises ModelError.
 
         The random generators start from `seed`, so two calls draw equal numbers.
         """
@@ -134,7 +134,7 @@ def prepare_built_model(built_model: BuiltModel, target: str) -> ModelUnderTest:
 
 
 def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
-    """Describe different registered names of two instances; None if the names are equal."""
+    """Describe the first name that only one of two instances registers; None if the names are equal."""
     names, second_names = (dict.fromkeys(entry.fqn for entry in walk(module).registered) for module in (first, second))
     for name in (*names, *second_names):
         if not (name in names and name in second_names):
@@ -153,7 +153,7 @@ def prepare_live_model(module: nn.Module) -> ModelUnderTest:
 
 
 def wrap_live_model(module: nn.Module) -> BuiltModel:
-    """Wrap a live model as a `BuiltModel`; only copies of the model may be read or moved."""
+    """Wrap a live model as a `BuiltModel`. Read or move only copies of it."""
     name = type(module).__name__
     return BuiltModel(ModelSpec(name, "", False, name), module, Origins({}), "cpu", True, lambda _, __: module)
 

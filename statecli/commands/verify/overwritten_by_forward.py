@@ -14,14 +14,14 @@ from statecli.live import tensor_bits
 
 @dataclass(frozen=True)
 class OverwrittenParameters:
-    """Parameters with the same values after forward for any values before; or `why_not`, and no parameters."""
+    """Names of parameters that forward overwrites, whatever their values were. `why_not`: reason if unknown."""
 
     names: frozenset[str] = frozenset()
     why_not: str | None = None
 
 
 def find_overwritten(run: Training) -> OverwrittenParameters:
-    """Call forward once with the parameters unchanged, and twice with other values in the written parameters.
+    """Find the parameters to which forward gives the same values, whatever the optimizer wrote to them.
 
     A projected update (to a norm, to a range) survives in part, at least for one of two opposite updates. Updates are
     as large as the values, so that rounding does not swallow updates. The values are restored afterwards.
@@ -55,7 +55,7 @@ def _draw_update(values: torch.Tensor) -> torch.Tensor:
 
 
 def _read_values_after(run: Training, parameters: Tensors, start: Tensors, updates: Tensors, sign: int) -> Tensors:
-    """Return the values after another forward with the same inputs."""
+    """Return the parameters' values after forward started from `start` plus `sign` times `updates`."""
     _write_values(
         parameters, {name: values_ + sign * updates[name] for name, values_ in start.items()} if sign else start
     )

@@ -1,4 +1,4 @@
-"""The frame of a proof: run the proof, and build its check from cells, findings and reasons."""
+"""Base class of the proofs: run a proof, and build its check from cells, findings and reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.core.rule import Rule
 
 
 class Proof(ABC):
-    """A proof about instances of `subject`, done by `how`, with a cell for each tensor in each column.
+    """Base class of proofs about instances of `subject`. A proof fills a cell for each tensor in each column.
 
     An error of the model ends the proof, and is a reason for a weaker verdict; earlier findings and cells are kept.
     """
@@ -26,7 +26,7 @@ class Proof(ABC):
         self._reasons: list[str] = check_builder.list_unreachable_tensors(subject)
 
     def check(self) -> Check:
-        """Run the proof and return its check, without columns that have no cell."""
+        """Run the proof and return its check. Columns without any cell are left out."""
         try:
             self._run()
         except ModelError as error:

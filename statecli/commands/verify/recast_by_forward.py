@@ -1,4 +1,4 @@
-"""Find unregistered tensors that forward casts at each call: they keep their dtype in a cast model without harm."""
+"""Find unregistered tensors that forward casts at each call. They may keep their dtype when the model is cast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECAST_REASON = "forward casts the tensor at each call"
 
 
 def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[torch.dtype]) -> frozenset[str]:
-    """Return the part of `names` read by forward only for a cast to the dtype of the model.
+    """Return those of `names` that forward reads only to cast them to the dtype of the model.
 
     Tried with an instance and inputs of each dtype, in eval and train mode; nothing is proved if a call raises.
     """
@@ -54,7 +54,7 @@ def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, tr
 
 
 class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record the tensors cast to `dtype` by operators, and the tensors read by any other operator."""
+    """Record which tensors an operator casts to `dtype`, and which tensors other operators read."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Find tensors of an earlier forward created again by forward: caches by device, attention maps.
+"""Find tensors that each forward creates again, such as attention maps and caches for a device.
 
 Both are measured. A map is overwritten, and the next forward replaces it. A cache is not read by a forward after a move
 to another device or a cast; instead, forward stores another cache next to the first or in its place. A tensor added by
@@ -39,7 +39,7 @@ RECREATE_HELP = "create the tensor again in forward when the {0} changes, or kee
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
-    """Find tensors created by forward that a second forward replaces with the same bits after an overwrite."""
+    """Return the tensors that a second forward replaces with the same bits after they were overwritten."""
     try:
         module = subject.build_used(values=True)
     except ModelError:
@@ -73,7 +73,8 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors of the first forward, by their use in a forward on another device or of another dtype.
+    """Which tensors of the first forward another forward, on another device or in another dtype, creates again or
+    reads.
 
     `recreated`: created again; `read`: used; `reason`: why the remaining tensors are inconclusive.
     """
@@ -84,7 +85,7 @@ class RecreatedTensors:
 
 
 class Recreation:
-    """Tensors that forward creates again at each call, or after a change of `aspect`: "device" or "dtype".
+    """Tensors that forward creates again: at each call, or after a change of `aspect` ("device" or "dtype").
 
     Both are measured for the first tensor created by forward; `measure_change` measures the change.
     """
@@ -109,7 +110,7 @@ class Recreation:
         return REPLACED_ON_CHANGE_REASON.format(self._aspect) if fqn in self._after_change.recreated else None
 
     def explain_unknown(self, fqn: str) -> str | None:
-        """Return why statecli does not know whether forward replaces a tensor; None if it is known."""
+        """Return why it is unknown whether forward replaces a tensor; None if that is known."""
         if fqn not in self._subject.created_by_forward:
             return None
         if self._after_change.reason is None or fqn in self._after_change.read_names:
@@ -136,7 +137,7 @@ class _Conversion:
 
 
 def convert_inputs(call: Call, destination: torch.device | torch.dtype) -> Call:
-    """Return arguments converted like the model: cast, or moved, also other objects with a `to` (a batch)."""
+    """Return arguments cast to a dtype or moved to a device, like the model. Any object with a `to` is moved."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(destination, torch.dtype):
@@ -148,14 +149,14 @@ def convert_inputs(call: Call, destination: torch.device | torch.dtype) -> Call:
 
 
 def find_recreated_for_dtype(subject: ModelUnderTest, dtype: torch.dtype) -> RecreatedTensors:
-    """Find tensors recreated by a forward of an instance and inputs cast to `dtype`."""
+    """Find the tensors that forward creates again after the model and its inputs were cast to `dtype`."""
     return _try_conversions(
         subject, [_Conversion(dtype, f"as {dtype}", lambda tensor: tensor.dtype == dtype, torch.no_grad)]
     )
 
 
 def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> RecreatedTensors:
-    """Find tensors recreated by a forward on another device: on a real GPU if requested, else on a fake GPU."""
+    """Find the tensors that forward creates again on another device: a requested real GPU, or a fake GPU."""
     is_fake = device_name in (fake_gpu.DISPLAY_NAME, "cpu", "meta")
     device = fake_gpu.DEVICE if is_fake else torch.device(device_name)
     contexts: list[tuple[fake_gpu.FakeGpuContext, bool]] = [(fake_gpu.use_real_gpu, True)]
@@ -176,7 +177,7 @@ def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> Recre
 
 
 def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]) -> RecreatedTensors:
-    """Return the result of the first complete conversion."""
+    """Return the result of the first conversion of the model that forward accepts."""
     result = RecreatedTensors()
     for conversion in conversions:
         result = RecreatedTensors()
@@ -230,7 +231,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read_names
 
 
 def _get_pattern(name: str) -> str:
-    """Return `cache[]` of `cache['cpu']`, and of each other entry."""
+    """Return the name without the keys of containers: `cache[]` for `cache['cpu']`."""
     return re.sub(r"\[[^\]]*\]", "[]", name)
 
 
@@ -239,7 +240,7 @@ def _get_pattern_and_shape(name: str, tensor: torch.Tensor) -> tuple[str, tuple[
 
 
 def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
-    """Return the containers with a new entry after each forward."""
+    """Return the containers that get a new entry in each forward."""
     module = subject.build_used()
     before = measure.map_tensors(module)
     subject.call(module)
@@ -262,5 +263,5 @@ class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _get_key(tensor: torch.Tensor) -> object:
-    """Return a key shared by a tensor and its views; without data, the tensor's own."""
+    """Return a key shared by a tensor and its views. A fake tensor has a key of its own."""
     return (id(tensor), FakeTensor) if isinstance(tensor, FakeTensor) else identify_storage(tensor)[0]

@@ -83,24 +83,24 @@ WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKI
 
 
 def find_worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict; skipped for none."""
+    """Return the worst verdict, or SKIPPED if `verdicts` is empty."""
     return min(verdicts, key=WORST_FIRST.index, default=Verdict.SKIPPED)
 
 
 def list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
-    """Return the reasons of the cells with the verdict, each after the name of its tensor."""
+    """Return `tensor name: reason` for each cell with this verdict."""
     cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
     return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is verdict and cell.reason]
 
 
 def summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
-    """Return the reason of a proof from cells with the verdict; None without such cells."""
+    """Return the first reason of cells with this verdict, and the number of further reasons; or None."""
     reasons = list_reasons(columns, verdict)
     return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
 
 
 def skip_harmless_cells(check: Check) -> Check:
-    """Skip the failed cells of tensors with only notes from the proof, and choose the verdict again."""
+    """Skip failed cells whose tensor has only findings of severity note, and recompute the verdict."""
     harmful = {finding.fqn for finding in check.findings if finding.severity is not Severity.NOTE}
     harmless = {finding.fqn for finding in check.findings} - harmful
     if not harmless or check.verdict is not Verdict.FAILED:

@@ -36,7 +36,7 @@ _LEARNING_RATE, _DECAY = 0.01, 0.9
 
 @dataclass(frozen=True)
 class TrainingCheckpoint:
-    """State saved after `STEPS_BEFORE` steps."""
+    """Checkpoint of model, optimizer, scheduler and random generators after `STEPS_BEFORE` steps."""
 
     model: Any
     optimizer: Any
@@ -46,7 +46,7 @@ class TrainingCheckpoint:
 
 @dataclass
 class TrainingRecord:
-    """Results of a training from `STEPS_BEFORE` on.
+    """Results of the training steps after the first `STEPS_BEFORE`.
 
     Attributes:
         outputs: Floating-point outputs of each step.
@@ -67,7 +67,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class SavedTraining:
-    """The uninterrupted training.
+    """The uninterrupted training, with the checkpoint saved in its middle.
 
     Attributes:
         module: The trained instance.
@@ -89,7 +89,7 @@ class SavedTraining:
 
 
 def find_effect(first: TrainingRecord, second: TrainingRecord, *, excluded_slots: Collection[Slot] = ()) -> str | None:
-    """Describe the first difference in outputs, registered tensors, the optimizer or random numbers; None if equal."""
+    """Describe the first difference between two trainings, outside of `excluded_slots`; None if they are equal."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _have_different_outputs(*outputs):
             return f"the output of step {step} differs"
@@ -110,7 +110,7 @@ def _have_different_outputs(first: list[torch.Tensor], second: list[torch.Tensor
 
 
 class Trainer:
-    """Trains instances of a model on equal inputs."""
+    """Trains instances of a model on the same inputs."""
 
     def __init__(self, subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> None:
         assert subject.inputs is not None  # noqa: S101 - prove has looked
@@ -139,7 +139,7 @@ class Trainer:
             return SavedTraining(module, checkpoint, initial, values, copies, self._finish_training(session), lines)
 
     def resume(self, training: SavedTraining, put_back: Collection[Slot] = ()) -> tuple[Values, TrainingRecord]:
-        """Load the checkpoint into another instance, and train on; return its values after the load, and the record.
+        """Load the checkpoint into a new instance and train on. Return its values after the load, and the record.
 
         The slots `put_back` get the values of the trained instance. Raises ModelError if the model's code raises.
         """
@@ -251,7 +251,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class _Session:
-    """An instance with its optimizer and scheduler; a model without parameters has none."""
+    """An instance with its optimizer and scheduler, which are None for a model without parameters."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer | None = None

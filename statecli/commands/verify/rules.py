@@ -1,4 +1,4 @@
-"""Rules of the proofs of `verify`, in the order of the proofs; rules about moves are in `core/move_rules.py`."""
+"""Rules of the proofs of `verify`, in the order of the proofs. `core/move_rules.py` has the rules about moves."""
 
 from __future__ import annotations
 

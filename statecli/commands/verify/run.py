@@ -54,10 +54,10 @@ FAKE_CUDA = "fake-cuda"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Request for `verify`. `checks` () means DEFAULT_PROOFS; `device` None means a GPU, or FAKE_CUDA without a GPU.
+    """Request for `verify`. Empty `checks` mean DEFAULT_PROOFS. `device` None means a GPU, or else a fake GPU.
 
     `optimizer`: a name in torch.optim, or a class; None for the default of each check. `input`: texts such as
-    `int64:2x16<30522`; `inputs`: the name of a function. Globs are unions.
+    `int64:2x16<30522`; `inputs`: the name of a function. An option with several globs selects what any of them matches.
     """
 
     target: str
@@ -72,14 +72,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
-    """Run the `prove` of the module of this name in `proofs`."""
+    """Run the function `prove` of the module `proofs.<name>`."""
     prove: Callable[..., Check] = getattr(proofs, name.value).prove
     check = prove(subject, *_list_arguments(name, request))
     return proofs.step.skip_unreached(check) if name is Name.STEP and name not in request.checks else check
 
 
 def _list_arguments(name: Name, request: Request) -> list[object]:
-    """Return what a proof needs of the request; [] for the default of the proof."""
+    """Return the arguments that a proof takes from the request; [] if the proof uses its default."""
     option = OPTION_OF_PROOF.get(name)
     value = choose_device(request) if option == "device" else getattr(request, option) if option else None
     return [] if value is None else [value]
@@ -97,9 +97,10 @@ def choose_device(request: Request) -> str:
 def run(
     request: Request, on_check_done: Callable[[Check], None] = lambda _: None, python_inputs: object = None
 ) -> Verification:
-    """Build the model and run the proofs; call `on_check_done` after each. `python_inputs` replace `request.inputs`.
+    """Build the model and run the proofs. `on_check_done` is called after each proof.
 
-    Raises `StateError` where the model cannot be built, `NothingMatched` where the filters leave no tensor.
+    `python_inputs` replace `request.inputs`. Raises `StateError` if the model cannot be built, `NothingMatched` if the
+    filters leave no tensor.
     """
     return verify_model(build_model_under_test(request, python_inputs), request, on_check_done)
 
@@ -153,7 +154,7 @@ def explain_wrong_target(target: str) -> UsageError:
 
 
 def build_model_under_test(request: Request, python_inputs: object = None) -> ModelUnderTest:
-    """Build the model of the request, with the inputs of forward; see `run` for errors."""
+    """Build the model of the request, with inputs for forward. See `run` for the errors."""
     spec = load.find_class_spec(request.target)
     if spec is None:
         raise explain_wrong_target(request.target)
@@ -203,7 +204,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """Add the model's own inputs to the first column of the proof, unless the proof reports a failed input."""
+    """Add the model's sample inputs as skipped cells to the proof's first column, except inputs that failed."""
     if not check.columns:
         return check
     first, *others = check.columns
@@ -213,7 +214,7 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
 
 
 def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
-    """Make tensors of the proof inconclusive if a copy of the model holds them in another way than the model."""
+    """Make passed tensors inconclusive if copies of the model hold them differently from the model itself."""
     messages = {oddity.fqn: oddity.message for oddity in state.oddities if oddity.kind is OddityKind.UNLIKE_COPY}
     if not messages:
         return check
@@ -257,7 +258,7 @@ def _restrict_to_selection(check: Check, state: ModelState, full_state: ModelSta
 
 
 def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tuple[Finding, ...]) -> Check:
-    """Return the proof for the given cells and findings: their worst verdict, or the reason against any verdict."""
+    """Recompute the verdict of a proof from the given columns and findings."""
     restricted = replace(check, columns=columns, findings=findings)
     if check.verdict is Verdict.SKIPPED or any(finding.severity is not Severity.NOTE for finding in findings):
         return restricted

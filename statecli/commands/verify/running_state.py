@@ -1,4 +1,4 @@
-"""Find tensors with a running state: forward in train mode computes their next value from their present value.
+"""Find tensors with a running state: forward in train mode computes the next value from the present value.
 
 An average, a counter and a codebook are running states. A cache is not: forward writes the same elements again, for any
 earlier elements.
@@ -19,7 +19,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the part of `names` with a running state; none without inputs, or if forward raises.
+    """Return those of `names` that have a running state; an empty set if forward cannot be called.
 
     Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward.
     """
@@ -42,9 +42,9 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
 def call_once(
     subject: ModelUnderTest, names: frozenset[str], *, sign: int = 0, seed: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the values before and after a call in train mode, which begins with values changed by `sign`.
+    """Call forward in train mode once. Return the values of the tensors `names` before and after the call.
 
-    `seed` is for the inputs.
+    `sign` 1 or -1 makes the values larger or smaller before the call. `seed` is for the inputs.
     """
     module = subject.build_fresh(values=True)
     tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
@@ -67,7 +67,7 @@ def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
 
 
 def _change_values(tensor: torch.Tensor, sign: int) -> None:
-    """Change each element: much, so that a maximum changes, but integers by 1, so that an index stays close."""
+    """Change floats by much, so that a maximum changes, and integers by 1, so that an index stays close."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if tensor.dtype is torch.bool:
             tensor.logical_not_()
@@ -78,7 +78,7 @@ def _change_values(tensor: torch.Tensor, sign: int) -> None:
 
 
 def _depends_on_earlier_values(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
-    """Return True if an element changed by forward has another value after a change before forward."""
+    """Return True if an element that forward changes gets another value when forward starts from other values."""
     if not before.shape == after.shape == other_after.shape:
         return False
     is_same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)

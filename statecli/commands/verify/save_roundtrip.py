@@ -19,12 +19,12 @@ _REFUSED_GLOBAL = compile_on_use(r"GLOBAL ([\w.]+)")
 
 
 def copy_module(module: nn.Module) -> Any:
-    """Copy a module by pickling; its class may give an object of any type. Errors of its code and of pickle pass."""
+    """Copy a module by pickling. The class's code decides the type of the result, and may raise any error."""
     return torch.load(_write(module), weights_only=False)
 
 
 class StateDictCopy(NamedTuple):
-    """Copy of a state_dict, and the name of a class that a load with `weights_only=True` refuses ("" if unknown)."""
+    """Copy of a state_dict. `refused_class`: class that `weights_only=True` refuses, "" if unknown, None if none."""
 
     state: Any
     refused_class: str | None

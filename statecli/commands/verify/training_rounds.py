@@ -72,7 +72,7 @@ class LeafRecord:
 
     @property
     def is_new(self) -> bool:
-        """Return True if the last round gave the first finite gradient other than zero."""
+        """Return True if the leaf got its first finite gradient other than zero in the last round."""
         return any(map(_is_usable, self.peaks[-1:])) and not any(map(_is_usable, self.peaks[:-1]))
 
     @property
@@ -83,12 +83,12 @@ class LeafRecord:
 
     @property
     def is_missing(self) -> bool:
-        """Return True if the optimizer has the leaf and no round gave a gradient."""
+        """Return True if the optimizer trains the leaf, but each round gave no gradient or zero."""
         return self.trained and self.peak is None and self.first_bad_round is None
 
     @property
     def is_settled(self) -> bool:
-        """True if another round could show nothing new."""
+        """True if another round could show nothing new about the leaf."""
         return self.first_bad_round is not None or (
             self.peak is not None and (self.updated is True or not self.trained)
         )
@@ -100,7 +100,7 @@ def _is_usable(peak: float | None) -> bool:
 
 @dataclass(frozen=True)
 class GradientsInMode:
-    """The largest |gradient| in another mode of each leaf without a gradient, by FQN; or `why_not` and no peaks."""
+    """Largest |gradient| of each leaf in another mode, by FQN. `why_not` is the reason if it was not measured."""
 
     peaks: dict[str, float | None]
     why_not: str | None = None
@@ -108,13 +108,13 @@ class GradientsInMode:
 
 @dataclass
 class Training:
-    """An instance in training. `seen` has the leaves that require grad, by FQN, `frozen` the other parameters.
+    """An instance in training. `leaf_records` has the leaves that require grad, `frozen` the other parameters.
 
-    `changed_by`: "forward" or, for tensors without training, "step", by the FQN of a tensor with changed values.
-    `written`: trained parameters written by forward, with or without a change. `is_cut_off`: no output required grad.
-    `initial_non_leaves`: names of tensors that the constructor computed from parameters.
-    `finite`: every output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last round
-    repeated in eval mode if forward draws, and with only batch norms in eval mode, if the model has batch norms.
+    `changed_by`: causes by the FQN of a tensor whose values changed: "forward" or, for tensors without training,
+    "step". `written_names`: trained parameters that forward writes, with or without a change. `is_cut_off`: no output
+    required grad. `initial_non_leaves`: names of tensors that the constructor computed from parameters. `finite`: every
+    output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last round repeated in eval
+    mode if forward draws, and with only batch norms in eval mode if the model has batch norms.
     """
 
     subject: ModelUnderTest
@@ -136,14 +136,14 @@ class Training:
     _trained_ids: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
-        """Return True if a leaf may get a gradient in another round: eval mode gives a gradient, or is inconclusive."""
+        """Return True if a leaf may get a gradient in another round, because random numbers decide in train mode."""
         if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
         return in_eval != 0 if 0 in self.leaf_records[name].peaks else bool(in_eval)
 
     def get_cancelled_gradient(self, name: str) -> float | None:
-        """Return the gradient without batch statistics, which cancel for instance the bias before a BatchNorm."""
+        """Return the gradient with batch norms in eval mode, for a leaf whose gradient batch statistics cancel."""
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
 
     @property
@@ -229,7 +229,7 @@ def _choose_options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _is_settled(run: Training) -> bool:
-    """Return True if another round could show nothing new."""
+    """Return True if another round could show nothing new about any leaf."""
     if not run.rounds:
         return False
     return not (run.rounds == 1 and _needs_second_round(run)) and all(
@@ -242,7 +242,7 @@ def _has_new_gradients(run: Training) -> bool:
 
 
 def _needs_second_round(run: Training) -> bool:
-    """Return True for effects visible only in a forward after a step.
+    """Return True if only a second round, after a step, can show an effect.
 
     The instance keeps its graph; or a tensor has the shape and initial values of a trained tensor, and may follow this
     tensor (an EMA, a target network).
@@ -308,7 +308,7 @@ def call_forward(run: Training, mode: str = "train mode") -> Any:
 
 
 def _read_generators() -> tuple[Any, ...]:
-    """Return the states of the random generators available to forward."""
+    """Return the states of the random generators of torch, Python and numpy."""
     numpy: Any = sys.modules.get("numpy")
     _, state, *state_fields = numpy.random.get_state() if numpy else (None, b"")
     return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), state_fields
@@ -333,7 +333,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of each output times random weights; infinite values (a mask of -inf) and NaN count as 0."""
+    """Return the sum of the outputs weighted with random numbers. NaN and infinite values count as 0."""
     total = torch.zeros(())
     for values in map(_widen, outputs):
         values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
@@ -342,7 +342,7 @@ def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _widen(output: torch.Tensor) -> torch.Tensor:
-    """Return all values of a tensor, as real numbers of 32 bits or more."""
+    """Return the values of a tensor as real numbers of at least 32 bits."""
     values = _get_strided_values(output)
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -363,12 +363,12 @@ def _run_step(run: Training, loss: torch.Tensor) -> None:
 
 
 def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Return True for a single dense block of values."""
+    """Return True for a tensor with strided layout that is not nested."""
     return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
 
 
 class _ValuesBefore:
-    """Values of a tensor before the step; of a large tensor a sample, enough to prove an update."""
+    """Values of a tensor before the optimizer step; of a large tensor only a sample."""
 
     def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
         self._tensor, self._stride = tensor, 1
@@ -382,13 +382,13 @@ class _ValuesBefore:
         return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
 
     def was_updated(self) -> bool | None:
-        """Return True if the values changed; None if inconclusive, until the next round compares all values."""
+        """Return True if the values changed. Return None if unknown, for example if only a sample is equal."""
         is_unchanged = tensor_bits.is_same(self._values, self._read_values())
         return None if is_unchanged is None or (is_unchanged and self._stride > 1) else not is_unchanged
 
 
 def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the largest |value| if a step of the learning rate is less than its rounding; None otherwise."""
+    """Return the largest |value| if a step of the learning rate is too small to change it; otherwise None."""
     peak, rate = _find_peak(tensor), float(optimizer.defaults.get("lr", MIN_LEARNING_RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
 
@@ -401,7 +401,7 @@ def _list_missing(run: Training) -> list[str]:
 
 
 def _measure_other_modes(run: Training) -> None:
-    """Measure leaves without gradient in modes without batch statistics and without random drops."""
+    """Measure leaves without gradient again: with batch norms in eval mode, and with all modules in eval mode."""
     norms = [submodule for submodule in run.module.modules() if _is_batch_norm(submodule)]
     if norms and any(0 in run.leaf_records[name].peaks for name in _list_missing(run)):
         run.in_running = _measure_in_mode(run, "train mode, with its batch norms in eval mode", norms)
@@ -415,9 +415,10 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
-    """Return gradients of leaves without gradient, with the modules `only`, or all, in eval mode; no step is made.
+    """Repeat the last round with the modules `only`, or all, in eval mode, and return the gradients.
 
-    Repeats the last round with the same inputs and seed, so that only the mode differs, and restores the modes.
+    Inputs and seed are those of the last round, so that only the mode differs. The modes are restored, and no step is
+    made.
     """
     modes = [(module_, module_.training) for module_ in run.module.modules() if hasattr(module_, "training")]
     run.rounds -= 1
@@ -447,7 +448,7 @@ def _measure_peaks(run: Training, mode: str, only: list[nn.Module] | None) -> di
 
 
 def _find_leaves(run: Training) -> None:
-    """Find every leaf that requires grad, in the optimizer or not. Forward may create or replace leaves."""
+    """Record every leaf that requires grad, in the optimizer or not. Forward may create or replace leaves."""
     for entry in walk(run.module).registered:
         if entry.is_parameter and entry.tensor is not None and not entry.tensor.requires_grad:
             run.frozen.add(entry.fqn)
@@ -462,7 +463,7 @@ def _find_leaves(run: Training) -> None:
 
 @contextmanager
 def _record_calls() -> Iterator[dict[int, bool]]:
-    """Record for each module called in the block, by id, whether a call returned tensors with elements."""
+    """Record for each module called in the block, by `id`, whether a call returned tensors with elements."""
     gave: dict[int, bool] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
@@ -483,7 +484,7 @@ def _is_empty_output(output: Any) -> bool:
 
 
 def _note_idle(run: Training, gave: dict[int, bool]) -> None:
-    """Count the round for each leaf of a module called without work to do."""
+    """Count a round as idle for each leaf of a module that was called but returned only empty tensors."""
     if all(gave.values()):
         return
     named_modules = run.module.named_modules(remove_duplicate=False)
@@ -493,7 +494,7 @@ def _note_idle(run: Training, gave: dict[int, bool]) -> None:
 
 
 def _read_gradients(run: Training) -> None:
-    """Record the size of each gradient and scale it to the size of the round; drop non-finite gradients."""
+    """Record the peak of each gradient, scale the gradient for the round, and drop gradients that are not finite."""
     peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for leaf in run.leaf_records.values():
@@ -504,7 +505,7 @@ def _read_gradients(run: Training) -> None:
 
 
 def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
-    """Scale a gradient so that the largest |value| is `to`; return the largest |value| before."""
+    """Scale the gradient so that its largest |value| is `to`. Return the largest |value| before, or None."""
     if tensor.grad is None:
         return None
     peak = _find_peak(tensor.grad)
@@ -516,7 +517,7 @@ def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
 
 
 def _find_peak(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value; NaN if there is a NaN."""
+    """Return the largest absolute value of a tensor; NaN if it contains a NaN."""
     values = _get_strided_values(tensor.detach())
     return float(torch.linalg.vector_norm(values, float("inf"))) if values.numel() else 0.0
 
@@ -531,7 +532,7 @@ def _get_strided_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) -> None:
-    """Record which tensors differ from the kept values, and keep the new values."""
+    """Record which tensors differ from `copies`, and update `copies`."""
     for name, tensor in run.map_tensors().items():
         if name in copies and tensor_bits.is_same(copies[name], tensor) is False:
             run.changed_by.setdefault(name, set()).add(cause)
@@ -557,7 +558,7 @@ class _ParameterMark:
             return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLED_VALUES or 1].clone()
 
     def find_changes(self) -> tuple[bool, bool]:
-        """Return whether the parameter was written to since, and whether the values differ."""
+        """Return two bools: was the parameter written to since the mark, and do its values differ?"""
         place, sample = self._read_mark()
         has_samples = self._sample is not None and sample is not None
         has_changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]
@@ -573,6 +574,6 @@ def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
 
 
 def copy_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the values outside of any graph."""
+    """Return a copy of the tensor without its autograd graph."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         return tensor.detach().clone()

@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class _Candidate(msgspec.Struct):
-    """A path that may be a checkpoint: versions of its files, the time since which they are unchanged, its progress."""
+    """A path that may be a checkpoint: the versions of its files, and since when they have not changed."""
 
     versions: Versions
     since: float
@@ -104,7 +104,7 @@ def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], ta
 
 
 def _look(targets: Sequence[str], candidates: dict[str, _Candidate], now: float) -> list[str]:
-    """Look at the folders; return the paths that are not done and whose files did not change since the last look."""
+    """Look at the folders once. Return paths that are not done and whose files did not change since the last look."""
     present: set[str] = set()
     finished: list[str] = []
     for target in expand_targets(targets, allow_empty=True):
@@ -131,7 +131,7 @@ def _read_versions(path: str) -> Versions:
 
 
 def _order(paths: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the paths in the order of the numbers in their names."""
+    """Sort the paths by the numbers in their names."""
 
     def make_key(path: str) -> tuple[int, str]:
         number = _find_number(path, targets)
@@ -141,7 +141,7 @@ def _order(paths: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def _find_number(path: str, targets: Sequence[str]) -> int | None:
-    """Return the step in the path below the typed folder."""
+    """Return the step that the path names below the folder that the user typed."""
     folder = next((target.rstrip("/") for target in targets if path.startswith(f"{target.rstrip('/')}/")), "")
     return find_step_in_name(path[len(folder) + 1 :] if folder else shorten_paths([path])[0])
 

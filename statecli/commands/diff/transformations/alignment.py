@@ -1,4 +1,4 @@
-"""Align the rows of two tensors by checksums of all rows; one tensor lacks rows of the other in several places."""
+"""Align the rows of two tensors by checksums, if one of them lacks rows in several places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RowPair = tuple[str, TensorData, TensorData]
 def compute_digests_of_pairs(
     pairs: Mapping[int, RowPair], *, jobs: int, is_strong: bool = False
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the checksums of the rows of both sides, without unreadable pairs; values are cast to the dtype after."""
+    """Return the row checksums of both sides of each readable pair, with values cast to the dtype after."""
     tasks = [
         RowTask(name, side, None if before.dtype == after.dtype else after.dtype, is_strong=is_strong)
         for name, before, after in pairs.values()
@@ -30,7 +30,7 @@ def compute_digests_of_pairs(
 
 
 class Segment(NamedTuple):
-    """Rows that follow each other on both sides: `size` rows of the shorter side from `start` on.
+    """Rows that are consecutive on both sides: `size` rows of the shorter side from row `start` on.
 
     The same rows of the longer side begin at `start + offset`.
     """
@@ -41,7 +41,7 @@ class Segment(NamedTuple):
 
 
 def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
-    """Return the segments of all rows of the shorter side, in order. Empty if no row occurs once on both sides.
+    """Align the shorter side's rows with the longer side's. Return [] if no row is unique on both sides.
 
     Rows that occur once on both sides decide; other rows, such as zeros, are at the first equal place between the
     decided rows, and wrong rows follow the row before.
@@ -71,7 +71,7 @@ def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
 
 
 def _select_ascending(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest selection whose offsets never decrease."""
+    """Return the longest subsequence whose offsets never decrease."""
     ends: list[int] = []
     places: list[int] = []
     previous: list[int] = []

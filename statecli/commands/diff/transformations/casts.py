@@ -1,4 +1,4 @@
-"""Recognise casts to a narrower float type: is each value rounded, and how?"""
+"""Recognise casts to a narrower float type: was each value rounded, and how?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIN_ROUNDED = 8
 
 
 def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
-    """Return the casts by the index of the change. The tasks follow from the types alone, so shards can plan them.
+    """Return the casts, by index in `changes`. The tasks follow from the types alone, so shards can plan them.
 
     Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
     or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the
@@ -41,7 +41,7 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
 
 def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
-    """Return True if it cannot be chance that the tensors without exceptions are equal after rounding."""
+    """Return True if the tensors without exceptions cannot have equal rounded values by chance."""
     bits = 0.0
     for n, cast in casts.items():
         if not cast.exceptions:
@@ -73,7 +73,7 @@ def _count_exceptions(result: CheckResult, rounding: Rounding | None) -> int:
 
 
 def _build_cast(result: CheckResult, rounding: Rounding | None) -> Transformation:
-    """Return the cast; a tensor that follows another rule than most is named by its own rule."""
+    """Return the cast, with the tensor's own rounding rule if `rounding`, the rule of most tensors, does not fit."""
     rules = (rounding, Rounding.NEAREST, Rounding.TRUNCATED, Rounding.STOCHASTIC)
     fitting_rule = next((rule for rule in rules if not _count_exceptions(result, rule)), None)
     exceptions = result.not_neighbours if fitting_rule is None and rounding is not None else 0

@@ -1,4 +1,4 @@
-"""Distinguish constant tensors, which are evidence of nothing, from all other tensors."""
+"""Distinguish constant tensors from others, because equal constants prove nothing about a transformation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
-    """Return the indexes of the rows that are not constant. For most, samples decide, which are read together."""
+    """Return the indexes of the tensors that are not constant. Samples of them are read first, together."""
     pairs = {n: pair for n, row in enumerate(rows) if (pair := _pair_neighbours(take_sample(row))) is not None}
     outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
     varied = {n for n, outcome in zip(pairs, outcomes, strict=True) if isinstance(outcome, Delta) and outcome.changed}
@@ -21,7 +21,7 @@ def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
 
 
 def _pair_neighbours(sample: TensorInfo) -> Pair | None:
-    """Pair the sample without its last index along an axis with the sample without its first; None for one element."""
+    """Pair a sample without its last index with the sample without its first index, along an axis of size > 1."""
     data = sample.data
     axis = next((n for n, size in enumerate(data.shape) if size > 1), None) if data is not None else None
     if data is None or axis is None:

@@ -1,4 +1,4 @@
-"""Recognise tensors that are a multiple of the tensor before, or its transpose."""
+"""Recognise tensors that became a multiple of their old values, or their transpose."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _MAX_DISTANCE_SHARE = 0.5
 
 
 def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors that became a multiple of their old values, by the index of the change.
+    """Return the tensors that became a multiple of their old values, by index in `changes`.
 
     A factor is a short decimal or fraction, the square root of a whole number, or has the digits of float32.
     """
@@ -70,7 +70,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the matrices that became their transpose, or a multiple of it, by the index of the change."""
+    """Return the matrices that became their transpose or a multiple of it, by index in `changes`."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = get_sampled(change.before), get_sampled(change.after)
@@ -95,7 +95,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
 
 
 def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterator[tuple[int, CheckTask, CheckResult]]:
-    """Yield the number, the check and the result of each trial that fits all elements."""
+    """Yield each trial that all elements fit: index of the change, check and result."""
     fitting = _try_samples(trials, jobs)
     limits = [MAX_EXCEPTIONS * math.prod(task.after.shape) for _, task in fitting]
     tasks = [replace(task, max_exceptions=limit) for (_, task), limit in zip(fitting, limits, strict=True)]
@@ -110,7 +110,7 @@ def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterato
 
 
 def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the matrices that became similar to their transpose, with the cosine of both, by the index of the change.
+    """Return the matrices that became similar to their transpose, by index in `changes`, each with the cosine.
 
     Samples must correlate, and the transpose must be much nearer than the old matrix itself.
     """
@@ -134,7 +134,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
 
 
 def pair_with_transpose(change: Change) -> Pair | None:
-    """Return the old transpose and the new matrix if a float matrix was replaced and samples of both correlate."""
+    """Return the transposed old matrix and the new matrix, if samples of both correlate; otherwise None."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or change.before is None or change.after is None:
         return None
@@ -157,7 +157,7 @@ def _count_ways(task: CheckTask) -> int:
 
 
 def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[CheckTask]:
-    """Yield the checks of factors that a sample suggests."""
+    """Yield a check for each factor that samples of both tensors suggest."""
     if before.dtype != after.dtype or "float" not in before.dtype:
         return
     for factor in _list_factors(estimate_factor(take_places(before), take_places(after), name)):
@@ -171,7 +171,7 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return the trial whose samples fit best, for each change where one fits."""
+    """Return, for each change, the trial whose samples fit best; changes without a fitting trial are left out."""
     samples = [
         (number, CheckTask(task.name, task.operation, *sides, task.factor))
         for number, (_, task) in enumerate(trials)
@@ -190,12 +190,12 @@ def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tup
 
 
 def _fits(result: CheckResult, max_share: float) -> bool:
-    """Return True if all elements but a few are as claimed."""
+    """Return True if at most the fraction `max_share` of the elements are exceptions."""
     return bool(result.elements) and result.exceptions <= max_share * result.elements
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
-    """Yield factors near a ratio of after to before, short factors first; a factor near 1 is a step of training."""
+    """Yield factors near the ratio of after to before, short factors first; none near 1, as training gives."""
     if not ratio or abs(ratio - 1) < MIN_CHANGE:
         return
     candidates = [*_list_short_factors(ratio), *_list_roots(ratio)]
@@ -212,7 +212,7 @@ def _list_short_factors(ratio: float) -> list[float]:
 
 
 def _list_roots(ratio: float) -> list[float]:
-    """Return the square root of a whole number near the ratio, or the inverse of the root."""
+    """Return the square root of the whole number nearest to the squared ratio, or the inverse of such a root."""
     square = ratio * ratio
     number, divisor = (
         round(value) if value < _MAX_ROOT else 0 for value in (square, 1 / square if square else math.inf)

@@ -1,4 +1,4 @@
-"""Try all kinds of transformations on the changes that the plain diff left unexplained."""
+"""Try to explain each change that the plain diff left unexplained as a transformation."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _list_searches(
     inexact: Mapping[int, Transformation],
     jobs: int,
 ) -> tuple[_Search, ...]:
-    """Return the searches, each for changes that earlier searches left. `inexact`: casts by `id` of the change."""
+    """Return the searches in order. Each gets the changes that earlier searches did not explain."""
     return (
         partial(find_moves, all_changes=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, all_changes=changes, sections=sections, jobs=jobs),
@@ -132,7 +132,7 @@ def _is_inexact_resize(change: Change) -> bool:
 
 
 def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:
-    """Return True for another tensor of a recognised quantized weight: its scales, or the unquantized weight."""
+    """Return True if the tensor is part of a recognised quantized weight: its scales, or the unquantized weight."""
     return change.status in (Status.ADDED, Status.REMOVED) and (change.section, change.fqn) in parts
 
 
@@ -141,7 +141,7 @@ def _is_open(change: Change) -> bool:
 
 
 def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return the changes whose values are as far from the values before as independent values would be."""
+    """Return the replaced tensors whose values are as far from their old values as independent values would be."""
     unrelated = {}
     for n, change in enumerate(changes):
         values = change.values

@@ -1,4 +1,4 @@
-"""Recognise rows that were added or removed in front, in the middle or in several places, by checksums of all rows."""
+"""Recognise added or removed rows at the start, in the middle or in several places, by checksums of all rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PLACES = 64
 
 
 class _Pair(NamedTuple):
-    """Both sides of a tensor, with the dimension whose size differs moved to the front."""
+    """Both sides of a tensor, with the resized dimension moved to the front."""
 
     name: str
     axis: int
@@ -33,7 +33,7 @@ class _Pair(NamedTuple):
 
 
 def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resizes by the index of the change; at most half of the common rows may differ.
+    """Return tensors with added or removed rows, by index in `changes`. At most half of the common rows differ.
 
     The rows were added or removed in a single place before the end, or in several places.
     """
@@ -64,7 +64,7 @@ def _build_pair(change: Change) -> _Pair | None:
 
 
 def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[list[Segment]]:
-    """Yield possible places of the rows of the shorter side in the longer side: split at one place, or at several."""
+    """Yield possible alignments of the shorter side's rows with the longer side's: one gap, or several gaps."""
     short, long = sorted((before, after), key=len)
     extra = len(long) - len(short)
     for place in _find_places(short, long):
@@ -79,7 +79,7 @@ def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[li
 
 
 def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]:
-    """Return each place where only the longer side has rows: the next row of the shorter side, and their number."""
+    """Return the gaps: the row of the shorter side before which the rows are missing, and how many."""
     gaps, offset, end = [], 0, 0
     for segment in segments:
         gaps.append((segment.start, segment.offset - offset))
@@ -88,7 +88,7 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the smallest and the largest number of common rows in front for which the most rows are equal.
+    """Return the first and the last row before which a single gap leaves the most rows equal.
 
     A differing row next to the place may be on either side of the place. The end is left out: `resizes` reports the
     end. Empty if fewer than half of the rows of the shorter side are equal.
@@ -108,7 +108,7 @@ def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
 def _check_alignments(
     alignments: Sequence[tuple[_Pair, Sequence[Segment]]], jobs: int
 ) -> Iterator[Transformation | None]:
-    """Check each element of the rows of each alignment; yield the resize, or None without enough evidence."""
+    """Check every element of the aligned rows. Yield the resize, or None if the evidence is too weak."""
     tasks = [_build_task(pair, segment) for pair, segments in alignments for segment in segments]
     results = iter(check_elements(tasks, jobs=jobs))
     for pair, segments in alignments:
@@ -144,7 +144,7 @@ def _check_alignments(
 
 
 def _find_start(pair: _Pair, segment: Segment) -> int:
-    """Return the first row of the segment in the tensor before."""
+    """Return the index of the segment's first row in the tensor before."""
     return segment.start + (segment.offset if pair.extra < 0 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Recognise fused tensors whose parts alternate: the rows of q, k and v of each head, or of each group of heads."""
+"""Recognise fused tensors with alternating parts: rows of q, k and v for each head or group of heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_BLOCKS = 4
 
 
 class Interleaving(NamedTuple):
-    """How parts alternate in a whole: `blocks` are (index of the part, number of rows), and repeat throughout.
+    """How parts alternate in a fused tensor: a repeated list of blocks (index of the part, number of rows).
 
     `wrong_rows` are the rows of each part that are not at their place, by the number of the part.
     """

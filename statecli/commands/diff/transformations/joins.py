@@ -1,4 +1,4 @@
-"""Recognise fused tensors: the rows of several tensors after each other, and stacks of tensors."""
+"""Recognise fused tensors: tensors concatenated along the rows, and stacks of tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
 
 class _Row(NamedTuple):
-    """A tensor that only one side has; `number` is the index of its change, and `data` has strides."""
+    """A tensor on one side only. `number` is the index of its change, and `data` has strides."""
 
     number: int
     row: TensorInfo
@@ -57,7 +57,7 @@ class _Row(NamedTuple):
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return joins and splits, by the index of the change of the joined tensor.
+    """Return the joined and the split tensors, by the index in `changes` of the joined tensor.
 
     Only one side has the parts: in the same module or the module above, or else under names with the same numbers. The
     join may be transposed as a whole. The values of parts may have been rounded to another dtype. At least one part is
@@ -95,7 +95,7 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 def _find_concatenations_anywhere(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the joins of parts in the same module, or below another module; each as stored, or else transposed."""
+    """Return the concatenations of parts from the same or any other module, as stored or transposed."""
     by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
     transposes = {
         whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
@@ -117,7 +117,7 @@ def _is_matrix(row: _Row) -> bool:
 def _find_concatenations(
     candidates: Sequence[tuple[_Row, Sequence[_Row]]], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the joins of parts of the same dtype, among the tensors that may be parts of each whole."""
+    """Return the concatenations of parts with equal dtype, given the candidate parts of each whole."""
     fitting_of = [
         (whole, same_dtype_rows)
         for whole, rows in candidates
@@ -174,12 +174,12 @@ def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey
 
 
 def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
-    """Return the fraction of the rows that are anywhere in the whole."""
+    """Return the fraction of the part's rows that occur anywhere in the whole."""
     return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 
 
 def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
-    """Group tensors by a module at most two levels above the tensor's own, and by the last component of the name."""
+    """Group tensors by (module one or two levels above the tensor, last component of the name)."""
     groups: dict[tuple[str, str], list[_Row]] = {}
     for row in parts:
         *modules, leaf = row.fqn.split(".")
@@ -190,7 +190,7 @@ def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]
 
 
 def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row]]) -> list[_Row]:
-    """Return the tensors of the module, or of the module above, whose rows may be rows of the whole."""
+    """Return the tensors in the same module, or in the module above, whose rows may be rows of the whole."""
     *modules, leaf = whole.fqn.split(".")
     leaves = dict.fromkeys((leaf, leaf.rpartition("_")[2]))  # in_proj_weight has the rows of q_proj.weight
     fitting: dict[int, _Row] = {}
@@ -203,12 +203,12 @@ def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row
 
 
 def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str], list[_Row]]:
-    """Group tensors by the numbers in their names, and by the last component."""
+    """Group tensors by (numbers in the name, last component of the name)."""
     return group_by(parts, lambda row: (_list_numbers(row.fqn), row.fqn.rpartition(".")[2]))
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return the tensors of the same layer in any module whose rows may be rows of the whole; [] if too many."""
+    """Return tensors with the same numbers in their names whose rows may be rows of the whole; [] if too many."""
     rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
     fitting = [row for row in rows if _may_be_part(row, whole)]
     return fitting if len(fitting) <= _MAX_CANDIDATES else []
@@ -228,7 +228,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield two or three related tensors and the only tensor with as many rows as are missing; it may be wrong."""
+    """Yield two or three related tensors plus the only tensor with exactly the missing number of rows."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
@@ -277,7 +277,7 @@ _SPLITTING_KINDS = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTA
 
 
 def _build_copy_task(name: str, part: TensorData, of_whole: TensorData, kind: TransformationKind) -> CheckTask:
-    """Return the check of a part: values are rounded from the side before to the side after."""
+    """Return the check that a part of the whole equals `part`, after rounding to the dtype of the side after."""
     sides = (of_whole, part) if kind in _SPLITTING_KINDS else (part, of_whole)
     return CheckTask(name, Operation.COPY, *sides)
 
@@ -291,7 +291,7 @@ def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
 def _check_interleaving(
     whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the join if the rows of the parts alternate in the whole, head by head; else None."""
+    """Return the join if the rows of the parts alternate in the whole; otherwise None."""
     order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
     if order is None:
         return None
@@ -319,7 +319,7 @@ def _check_interleaving(
 def _judge(
     results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
 ) -> Transformation | None:
-    """Return the join if at least one part is exact and at least half of the rows of every part are equal.
+    """Return the join if at least one part is exact and at least half of the rows of each part are equal.
 
     A single part of three or more, and a quarter of many, may be wholly different if all other parts are exact.
     """
@@ -352,7 +352,7 @@ def _judge(
 def _find_stacks(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the stacks of numbered tensors, or of pairs of them, whose names have the same other numbers."""
+    """Return the stacks of tensors, or of pairs of tensors, whose names differ only in a number."""
     groups: dict[tuple[str, str], dict[int, _Row]] = {}
     for row in parts:
         for number in _NUMBER.finditer(row.fqn):
@@ -382,7 +382,7 @@ def _list_numbers(name: str) -> tuple[str, ...]:
 def _check_stack(
     whole: _Row, items: Sequence[tuple[_Row, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the stack if each item of the whole is a tensor, or two tensors after each other; else None."""
+    """Return the stack if each item of the whole equals a tensor, or two concatenated tensors; otherwise None."""
     rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
@@ -409,7 +409,7 @@ def _check_stack(
 def _check_other_order(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the stack if the whole has the items in another order, such as their names sorted as text; else None.
+    """Return the stack if its items are in another order, such as that of names sorted as text; otherwise None.
 
     Checksums of the first elements of each item decide about the order; items without a place take the remaining
     places.
@@ -445,7 +445,7 @@ def _check_other_order(
 
 
 def _add_axis(data: TensorData) -> TensorData:
-    """Return the tensor as the only item along a new first axis. `data` has strides."""
+    """Return the tensor with a new first axis of size 1. `data` has strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     return replace(data, shape=(1, *data.shape), strides=(0, *data.strides))
 
@@ -453,7 +453,7 @@ def _add_axis(data: TensorData) -> TensorData:
 def _build_stack_tasks(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind
 ) -> Iterator[CheckTask]:
-    """Yield a check for each tensor; fewer if the shapes do not fit."""
+    """Yield a check for each tensor of a stack, as far as the shapes fit."""
     axis = order.index(0) if order else 0
     for n, item in enumerate(items):
         target, start = select(whole.data, n), 0

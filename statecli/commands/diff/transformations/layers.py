@@ -1,10 +1,10 @@
-"""Names of numbered layers."""
+"""Compare names of numbered layers."""
 
 from __future__ import annotations
 
 
 def split_moved_layer(before: str, after: str) -> tuple[str, str] | None:
-    """Return the names of both layers, up to the number; None if the names differ by more than a number."""
+    """Return both names up to the only number in which they differ, or None if they differ otherwise."""
     old, new = before.split("."), after.split(".")
     differing_positions = [n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
     if len(old) != len(new) or len(differing_positions) != 1:

@@ -52,7 +52,7 @@ class LoraAdapter(NamedTuple):
 
 
 def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) -> LoraAdapter:
-    """Return the updates of an adapter. `settings` has `adapter_config.json`, each key after `adapter_config.`."""
+    """Return the updates of a LoRA adapter. `settings` contains its config under keys `adapter_config.*`."""
     factors: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
     other_rows: list[TensorInfo] = []
     for row in rows:
@@ -89,7 +89,7 @@ def _compute_scale(settings: Mapping[str, Scalar], alpha: float | None, rank: in
 
 
 def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
-    """Return the alpha of the first pattern that is the end of the module's name, as peft searches; None if unsure."""
+    """Return the alpha of the first `alpha_pattern` that the module's name ends with, or else the default."""
     start = f"{_CONFIG}.alpha_pattern."
     patterns = {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
     if settings.get(start[:-1]) not in (None, "{}") or not all(map(_PLAIN_KEY.fullmatch, patterns)):

@@ -1,4 +1,4 @@
-"""Check whether the weights after are the weights before with a given LoRA adapter merged."""
+"""Check whether the weights after are the weights before, merged with a given LoRA adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli.values.merged_update import MergeResult, MergeTask
 
 
 class MergeCheck(NamedTuple):
-    """Effects of a merge on the changes, by index, and the pairs that could not be checked.
+    """What a merged adapter did to each changed tensor, by index of the change, and pairs that were not checked.
 
     Unchanged tensors have a transformation only if the adapter has an update larger than rounding.
     """
@@ -91,7 +91,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
 def _list_copies(
     replaced: Mapping[str, TensorInfo], numbers: Mapping[str, int], changes: Sequence[Change]
 ) -> list[tuple[int, CheckTask]]:
-    """Return a check of each tensor that the adapter replaces, with the index of its change."""
+    """Return a check for each tensor that the adapter replaces, with the index of its change."""
     return [
         (number, CheckTask(name, operation, *sides))
         for name, row in replaced.items()
@@ -101,7 +101,7 @@ def _list_copies(
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
-    """Return the index of this name, or else of the only name that ends in `name` or is the end of `name`."""
+    """Return the index of this name, or of the only name that equals it but for a prefix on either side."""
     if name in numbers:
         return numbers[name]
     similar = [n for other, n in numbers.items() if other.endswith(f".{name}") or name.endswith(f".{other}")]
@@ -116,7 +116,7 @@ def _pair(before: TensorInfo | None, after: TensorInfo | None) -> tuple[TensorDa
 
 
 def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
-    """Return the checks of a weight, or why the weight cannot be checked.
+    """Return the checks of a merged weight, or the reason why the weight cannot be checked.
 
     The update of a Conv1D (GPT-2), whose weight is [in, out], is transposed. The configuration does not reliably show
     the affected layers, so a square weight is checked both ways.

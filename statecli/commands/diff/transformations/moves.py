@@ -41,7 +41,7 @@ def find_moves(
     jobs: int,
     looks_at_renames: bool = False,
 ) -> dict[int, Transformation]:
-    """Return the moves by the index of the change; `sections` are the paired sections, before → after.
+    """Return the moved tensors, by index in `changes`. `sections` maps the sections before to those after.
 
     A tensor moved if its values equal those of another tensor before, bit for bit or after rounding to another dtype.
     Two tensors with each other's values were swapped. A few elements may differ. A sample of first elements selects the
@@ -66,7 +66,7 @@ def find_moves(
 
 
 class MoveSource(NamedTuple):
-    """The tensor before whose values a tensor after has, and the number of elements that differ (`exceptions`)."""
+    """Tensor before that has the values of a tensor after. `exceptions`: number of elements that differ."""
 
     row: TensorInfo
     exceptions: int
@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Return, by index of the change, the first old tensor with an equal sample, unless its own old sample is equal."""
+    """Return the first old tensor with the same sample, by index of the change, except for unchanged samples."""
     samples = [sample(row) for _, row in (*before, *after)]
     fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
     sources: dict[object, Rows] = {}
@@ -90,7 +90,7 @@ def _find_candidates(
 
 
 def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) -> Sequence[object]:
-    """Return fingerprints that are equal for equal samples; if dtypes differ, values are first rounded to `dtype`."""
+    """Return fingerprints of the samples. If their dtypes differ, the values are first rounded to `dtype`."""
     if all(sample.dtype == dtype for sample in samples):
         return compute_fingerprints(samples, jobs=jobs, derived=True)
     tasks = [RowTask(sample.fqn, data, dtype) for sample in samples if (data := sample.data) is not None]
@@ -103,7 +103,7 @@ def follow_layers(
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
-    """Return the tensors before of the other tensors in moved layers, because norms near 1 do not show their layer.
+    """Return the sources of other tensors in moved layers: norm weights near 1 do not show their layer.
 
     A layer is a name up to a number; the layer moved if all of its tensors with a known source came from a single
     layer.
@@ -134,7 +134,7 @@ def group_rows(
     *,
     looks_at_renames: bool = False,
 ) -> list[tuple[Rows, Rows]]:
-    """Return rows before and after that may have the same values, with the indexes of their changes.
+    """Group old and new tensors that may have the same values, each with the index of its change.
 
     The rows after have one dtype, and the rows before a dtype that can be cast to it. A row after was replaced or
     added, a row before is any row, because layers are also copied. The index of a change outside `changes` is -1.
@@ -219,7 +219,7 @@ def _build_cast_task(pair: Pair) -> CheckTask | None:
 def build_moves(
     changes: Sequence[Change], sources: Mapping[int, MoveSource], sections: Mapping[str, str]
 ) -> dict[int, Transformation]:
-    """Return the moves by the index of the change; two tensors that have each other's values are swapped."""
+    """Return the moves, by index in `changes`. Two tensors are swapped if each has the other's old values."""
     moves: dict[int, Transformation] = {}
     numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
     for n, (row, exceptions) in sources.items():

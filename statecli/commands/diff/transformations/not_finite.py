@@ -1,4 +1,4 @@
-"""Count new NaN and infinities in recognised tensors that the plain diff did not compare (added or resized)."""
+"""Count new NaN and infinities in added or resized tensors, which the plain diff did not compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS_WITH_NEW_ELEMENTS = (TransformationKind.RESIZED, TransformationKind.ADAPT
 
 
 def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, Delta]:
-    """Return the counts by the index of the change; tensors without new NaN and infinities are left out.
+    """Return the counts, by index in `changes`. Tensors without new NaN and infinities are left out.
 
     Other measures of the difference are None. The number of differing elements is the number of exceptions, or of new
     NaN and infinities if larger.
@@ -42,7 +42,7 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
 
 
 def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], list[TensorInfo]]]:
-    """Return the tensors before and after of each transformation that may have new elements, by index."""
+    """Return the tensors before and after for each transformation that may add elements, by index in `changes`."""
     old = {(row.section, row.fqn): row for change in changes if (row := change.before) is not None}
     added_rows = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
     sides = {}

@@ -1,4 +1,4 @@
-"""Recognise tensors whose rows or columns were put in another order, such as that of a sorted vocabulary."""
+"""Recognise tensors whose rows or columns were reordered, for example by sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_COMPARED = 8
 
 
 def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors with the same rows in another order, or else the same columns, by the index of the change.
+    """Return the tensors with reordered rows, or else reordered columns, by index in `changes`.
 
     Nine in ten rows are equal bit for bit, or after rounding to the dtype after. In a few other rows, the elements that
     differ from the most similar remaining row are the exceptions. If there are many other rows, all of their elements
@@ -39,7 +39,7 @@ def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Tran
 
 
 def _list_sides(change: Change, axis: int) -> tuple[TensorData, TensorData] | None:
-    """Return both sides with the axis in front; None for tensors that are not replaced or have fewer dimensions."""
+    """Return both sides with `axis` in front; None if the tensor kept its values or has fewer than two dimensions."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or before.shape != after.shape or not was_replaced(change):
         return None
@@ -95,7 +95,7 @@ def _count_exceptions(
     unmatched_after: Sequence[int],
     jobs: int,
 ) -> int:
-    """Return how many elements of unmatched rows differ, each row compared with its most similar unmatched old row."""
+    """Count differing elements of the unmatched rows, each compared with its most similar unmatched old row."""
     row_pairs = [(old, new) for new in unmatched_after for old in unmatched_before]
     tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in row_pairs]
     results = check_elements(tasks, jobs=jobs)

@@ -1,4 +1,4 @@
-"""Recognise quantized weights, and measure the error after dequantizing against the weight on the other side."""
+"""Recognise quantized weights, and measure how far they are, dequantized, from the weight on the other side."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "
 
 
 class _Pair(NamedTuple):
-    """A quantized weight, the weight on the other side (`dense`), and the change with the codes."""
+    """A quantized weight and the dense weight on the other side. `number` is the index of the codes' change."""
 
     number: int
     weight: QuantizedWeight
@@ -52,14 +52,14 @@ class _Pair(NamedTuple):
 
 
 class ComparedCodes(NamedTuple):
-    """A transformation of codes, and how the values differ after dequantizing, because codes alone mean nothing."""
+    """Transformation of quantized codes, and how the dequantized values differ."""
 
     transformation: Transformation
     values: Delta | None
 
 
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
-    """Return the quantized and dequantized weights by the index of the change of the codes, each with its error.
+    """Return the weights that were quantized or dequantized, by the index in `changes` of their codes.
 
     `sections` are the paired sections, before → after. If codes are far from the weight of the other side, all elements
     are exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
@@ -71,7 +71,7 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
 
 
 def _reverse(change: Change) -> Change:
-    """Return the change from after to before; a change without a difference stays the same."""
+    """Return the change with before and after swapped, unless both sides are identical."""
     if change.status is Status.IDENTICAL:
         return change
     status = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}.get(change.status, change.status)
@@ -110,7 +110,7 @@ def _find_in_one_direction(
 
 
 def find_float_codes(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return float8 codes without a known scale, by index: far from the weight, or roughly a multiple of it.
+    """Return changes that look like float8 codes without a known scale, by index in `changes`.
 
     Casts, even those with exceptions, were recognised before.
     """
@@ -130,7 +130,7 @@ def _may_be_float_codes(change: Change) -> bool:
 
 
 def drop_numbers_of_codes(change: Change) -> Change:
-    """Return the change without the difference of codes that are not compared as numbers."""
+    """Remove the numeric difference from a change of quantized codes, because codes are not numbers."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.CODES or change.values is None:
         return change
@@ -138,7 +138,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Return only the counts of NaN and infinities, which codes of a float type have too; None if all are finite."""
+    """Return only the counts of NaN and infinities, which also count in float8 codes; None if all are finite."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}
@@ -177,7 +177,7 @@ def _may_be_dense(row: TensorInfo) -> bool:
 
 
 def _list_modules(fqn: str) -> Iterator[str]:
-    """Yield the modules that may own a part: bitsandbytes names a part `weight.quant_state.bitsandbytes__nf4`."""
+    """Yield the modules that may own part `fqn` of a quantized weight, the innermost first."""
     for _ in range(_MAX_PART_NAMES):
         fqn = fqn.rpartition(".")[0]
         yield fqn
@@ -213,7 +213,7 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
 
 
 def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, ...] | None:
-    """Return the shape of the block with one scale: the whole, rows, part of a row, a square, or a number of values.
+    """Return the shape of the block of weight values that share a scale.
 
     None for codes and scales of other shapes.
     """
@@ -277,7 +277,7 @@ def _build_transformation(pair: _Pair, error: QuantizedError, kind: Transformati
 
 
 def _describe_blocks(change: Change, kind: TransformationKind) -> Transformation | None:
-    """Return the quantization into blocks of GGUF, whose error the plain diff has measured."""
+    """Return the quantization of a GGUF tensor in blocks, with the error that the plain diff measured."""
     before, after, values = change.before, change.after, change.values
     if before is None or after is None or values is None or values.relative_l2 is None or values.left_out:
         return None

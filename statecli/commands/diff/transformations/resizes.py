@@ -1,4 +1,4 @@
-"""Recognise resized dimensions: are the rows that both sides have the same?"""
+"""Recognise resized dimensions, where the rows that both sides have are equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from statecli.values.similarity import find_most_similar
 
 
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resizes by the index of the change; at most half of the common rows may differ.
+    """Return the resized tensors, by index in `changes`. At most half of the common rows may differ.
 
     At least half of the smaller tensor must be common, and the rows must not be equal by chance.
 
@@ -51,7 +51,7 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_similar_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resized tensors whose common part was then trained, with its cosine and relative change.
+    """Return resized tensors whose common part was then trained, with its cosine and its relative change.
 
     A sample of the common part must correlate: the cosine of any values near 1 is near 1.
     """

@@ -1,4 +1,4 @@
-"""Recognise projections whose rows in each head were put in the other order used for rotary position embeddings.
+"""Recognise projections whose rows in each head were reordered for the other form of rotary embeddings.
 
 The original LLaMA rotates neighbouring rows of q and k (interleaved). transformers rotates a row of the first half of a
 head with a row of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).
@@ -31,7 +31,7 @@ _MIN_ROW_SHARE = 0.5
 
 
 def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors whose rows in each head have the other order, by index; checksums of rows show the heads."""
+    """Return the tensors with reordered rows in each head, by index in `changes`."""
     sides: dict[int, tuple[TensorData, TensorData]] = {}
     for n, change in enumerate(changes):
         before, after = get_data(change.before), get_data(change.after)
@@ -67,7 +67,7 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
 def _select_with_ends(
     changes: Sequence[Change], sides: dict[int, tuple[TensorData, TensorData]], jobs: int
 ) -> dict[int, tuple[TensorData, TensorData]]:
-    """Return the pairs whose first or last row is equal: both orders keep these rows in place.
+    """Return the pairs whose first or last row is equal, because both orders keep these rows in place.
 
     Two rows are read instead of all, but not rows that are costly to read from a remote file.
     """
@@ -88,7 +88,7 @@ def _select_with_ends(
 
 
 def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, RowOrder]]:
-    """Yield the number of heads and the order by which the most rows are at their place, if at least half are."""
+    """Yield the number of heads and the order that put the most rows in place, if at least half of the rows."""
     best = 0
     best_order: tuple[int, RowOrder] | None = None
     for size in range(_MIN_HEAD, min(_MAX_HEAD, len(old)) + 1, 2):
@@ -110,7 +110,7 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, order: RowOrder) -> CheckTask:
-    """Return the check of both sides as [heads, rows of a half, halves, rest], in the order of the interleaved side."""
+    """Return the check of both sides in the interleaved order, as [heads, rows of a half, halves, rest]."""
     size = pair[0].shape[0] // heads
     views = []
     for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):

@@ -1,4 +1,4 @@
-"""Recognise tensors that were moved and then trained: their values are similar to those of another tensor before."""
+"""Recognise tensors that were moved and then trained, because their values resemble another old tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SHARE_OF_CHANGE = 0.5
 def find_similar_moves(
     changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the moves by the index of the change, each with the cosine of the values before and after.
+    """Return the moves, by index in `changes`, each with the cosine between the old and the new values.
 
     `all_changes`: see `find_moves`.
     """
@@ -41,7 +41,7 @@ def find_similar_moves(
 def _find_candidates(
     before: Sequence[tuple[int, TensorInfo]], after: Sequence[tuple[int, TensorInfo]]
 ) -> Iterator[tuple[int, TensorInfo]]:
-    """Yield the index of each change whose new tensor best resembles an old tensor of another name, and the latter."""
+    """Yield (index of a change, the old tensor of another change that its new tensor resembles most)."""
     old, new = ([take_sample(row) for _, row in side] for side in (before, after))
     for (n, _), best in zip(after, find_most_similar(new, old), strict=True):
         if best is not None and before[best][0] != n:

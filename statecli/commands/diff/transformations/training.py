@@ -1,4 +1,4 @@
-"""Recognise ordinary training by the differences alone, so that no tensor is read again. Needs no numpy."""
+"""Recognise ordinary training from the differences alone, without another read of a tensor and without numpy."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def is_training(changes: Sequence[Change]) -> bool:
 
 
 def _is_step(change: Change) -> bool:
-    """Return True for a tensor that kept its values, more or less, and is not a multiple."""
+    """Return True for a tensor that stayed close to its old values and is not a multiple of them."""
     return _is_same_kind(change) and not was_replaced(change) and not may_be_scaled(change)
 
 
 def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, int]) -> bool:
-    """Return True for a replaced vector, such as a bias, that is the only one of its shape: it cannot have moved."""
+    """Return True for a replaced vector with a unique shape: it cannot come from another tensor."""
     row, values = change.before, change.values
     if row is None or row.shape is None or len(row.shape) != 1 or shapes[row.shape] > 1:
         return False
@@ -59,7 +59,7 @@ def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, i
 
 
 def _is_same_kind(change: Change) -> bool:
-    """Return True for a tensor with the same shape and type on both sides, without codes, and with compared values."""
+    """Return True for a tensor that kept its shape and dtype, is not quantized, and whose values were compared."""
     before, after = change.before, change.after
     return (
         before is not None
@@ -73,13 +73,13 @@ def _is_same_kind(change: Change) -> bool:
 
 
 def was_replaced(change: Change) -> bool:
-    """Return True if the values after have little to do with the values before."""
+    """Return True if the new values have little to do with the old values: their cosine is low."""
     cosine = change.values.cosine if change.values is not None else None
     return cosine is not None and cosine < MAX_COSINE
 
 
 def are_few(change: Change, exceptions: int) -> bool:
-    """Return True if few elements differ from another tensor, and fewer than from the tensor's own values before."""
+    """Return True if `exceptions` is small, and fewer elements differ than from the tensor's own old values."""
     after, values = change.after, change.values
     if after is None or (values is not None and values.changed <= exceptions):
         return False
@@ -91,7 +91,7 @@ def find_namesakes(
     all_changes: Sequence[Change],
     explained_numbers: Container[int],
 ) -> dict[int, TensorInfo]:
-    """Return, for each remaining tensor, a tensor of the same name in another section, or below another first part.
+    """Return, for each unexplained tensor, an old tensor whose name is equal but for the section or first component.
 
     An averaged copy (`ema`) differs little from the model, so a cosine cannot show that the copy replaced the model.
     """
@@ -118,13 +118,13 @@ def find_namesakes(
 
 
 def _list_names(row: TensorInfo) -> tuple[str, ...]:
-    """Return the name, and a pattern of the name with any first part."""
+    """Return the name, and the name with `*` in place of its first component."""
     _, dot, tail = row.fqn.partition(".")
     return (row.fqn, f"*.{tail}") if dot else (row.fqn,)
 
 
 def may_be_scaled(change: Change) -> bool:
-    """Return True if the values changed by more than in training; a constant tensor always fits some factor."""
+    """Return True if the values changed by more than training steps explain, so that a factor is worth a check."""
     values = change.values
     if values is None or values.relative_l2 is None or values.left_out > MAX_EXCEPTIONS * values.elements:
         return False
@@ -137,7 +137,7 @@ def may_be_scaled(change: Change) -> bool:
 
 
 def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> bool:
-    """Return True if after may be a multiple of before: rounding and wrong elements can explain the distance.
+    """Return True if the new values may be a multiple of the old values, given rounding and a few wrong elements.
 
     Without this test, each pair of different values would be sampled.
     """
@@ -158,7 +158,7 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
-    """Return True if after · before equals before · before, as after steps that are orthogonal to the values."""
+    """Return True if after · before equals before · before, as when a step is orthogonal to the old values."""
     if cosine is None:
         return False
     return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))

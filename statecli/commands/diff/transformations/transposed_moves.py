@@ -15,7 +15,7 @@ from statecli.core.tensor_parts import replace_data
 def find_transposed_moves(
     changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the moves of transposed matrices by the index of the change.
+    """Return the matrices that were transposed and moved, by index in `changes`.
 
     `changes`, `all_changes` and `sections`: see `find_moves`, which searches the transposes of all matrices before.
     """
@@ -31,7 +31,7 @@ def find_transposed_moves(
 
 
 def _transpose_before(change: Change) -> Change | None:
-    """Return the change with the matrix before transposed; None for other tensors, and for a row or a column."""
+    """Return the change with its old matrix transposed; None if it is not a matrix or has a single row or column."""
     row = change.before
     data = get_data(row)
     if row is None or data is None or len(data.shape) != 2 or min(data.shape) == 1 or not is_cheap_to_sample(row):

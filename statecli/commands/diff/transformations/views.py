@@ -27,7 +27,7 @@ _MAX_REMOTE_SHARE = 1 / 64
 
 
 def get_data(row: TensorInfo | None) -> TensorData | None:
-    """Return the data of a tensor that is a single strided view of numbers; None for any other tensor."""
+    """Return the data of a non-empty tensor of plain numbers in a single strided view; None for other tensors."""
     if row is None or row.data is None or row.parts or row.damage is not None or row.shape is None:
         return None
     element = find_element(row.data.dtype)
@@ -42,7 +42,7 @@ def get_sampled(row: TensorInfo | None) -> TensorData | None:
 
 
 def is_cheap_to_sample(row: TensorInfo) -> bool:
-    """Return True if reading a few elements costs little: on disk, or far fewer bytes than the tensor."""
+    """Return True if a few elements can be read cheaply: from disk, or by a remote read of far fewer bytes."""
     data = row.data
     if data is None or not files.reads_are_requests(data.storage.path):
         return data is not None
@@ -50,13 +50,13 @@ def is_cheap_to_sample(row: TensorInfo) -> bool:
 
 
 def locate(data: TensorData, name: str) -> TensorData:
-    """Return the tensor at its exact location, with strides. Raises as `resolve_data` does."""
+    """Return the data with its location in the file and its strides. Raises as `resolve_data` does."""
     data = resolve_data(data, name)
     return replace(data, strides=tuple(data.strides or contiguous_strides(data.shape)))
 
 
 def narrow(data: TensorData, axis: int, start: int, size: int) -> TensorData:
-    """Return `size` indexes of an axis, from `start` on. `data` must have strides."""
+    """Return the part of a tensor from index `start` of an axis, with size `size`. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (*data.shape[:axis], size, *data.shape[axis + 1 :])
     return replace(data, shape=shape, offset=data.offset + start * data.strides[axis])
@@ -78,14 +78,14 @@ def split_rows(data: TensorData, rows: int) -> TensorData:
 
 
 def select(data: TensorData, index: int) -> TensorData:
-    """Return an item along the first axis, without this axis. `data` has strides."""
+    """Return item `index` along the first axis. `data` must have strides."""
     first = narrow(data, 0, index, 1)
     assert first.strides is not None  # noqa: S101 - narrows the type
     return replace(first, shape=first.shape[1:], strides=first.strides[1:])
 
 
 def flatten(data: TensorData) -> TensorData | None:
-    """Return the tensor as a matrix with the same first dimension; None for other strides or fewer dimensions.
+    """Return the tensor as a matrix with the same first dimension, or None if its strides do not allow that.
 
     `data` has strides.
     """
@@ -98,7 +98,7 @@ def flatten(data: TensorData) -> TensorData | None:
 
 
 def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
-    """Return the first elements, about `count`: as few indexes along each axis as that needs. `data` has strides."""
+    """Return about the first `count` elements, with as few indexes along each axis as possible."""
     for axis, size in enumerate(data.shape):
         inner = prod(data.shape[axis + 1 :])
         data = narrow(data, axis, 0, min(size, max(1, count // max(1, inner))))
@@ -106,7 +106,7 @@ def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
 
 
 def take_places(data: TensorData) -> list[TensorData]:
-    """Return about a thousand elements from several places, because a few wrong rows are in a single place.
+    """Return about a thousand elements from several places, because wrong rows may be in one place only.
 
     The places are along the longest dimension. `data` has strides.
     """
@@ -119,13 +119,13 @@ def take_places(data: TensorData) -> list[TensorData]:
 
 
 def take_sample(row: TensorInfo) -> TensorInfo:
-    """Return a tensor of the first elements of `row`, a single strided view."""
+    """Return the first elements of `row` as a tensor. `row` must be a single strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
     return replace_data(row, take_rows(locate(row.data, row.fqn)))
 
 
 def take_second_sample(row: TensorInfo) -> TensorInfo:
-    """Return a tensor of elements from the second half of `row`, a single strided view."""
+    """Return elements from the second half of `row` as a tensor. `row` must be a single strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
     data = locate(row.data, row.fqn)
     axis = data.shape.index(max(data.shape)) if data.shape else 0
@@ -134,10 +134,10 @@ def take_second_sample(row: TensorInfo) -> TensorInfo:
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:
-    """Return the rounding of values in a verified copy; None for a copy of the same dtype."""
+    """Return the rounding of a verified copy with another dtype; None if the dtype is the same."""
     return None if before == after else Rounding.NEAREST
 
 
 def is_exact(result: CheckResult | StateError) -> bool:
-    """Return True if every element was checked and fits."""
+    """Return True if every element was checked and has the expected value."""
     return isinstance(result, CheckResult) and bool(result.elements) and not result.exceptions

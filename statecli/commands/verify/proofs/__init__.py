@@ -1,4 +1,4 @@
-"""A module for each proof."""
+"""Proofs of `verify`, one module for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prove `cast`: cast the model to other dtypes, and read the dtype and the integers of each tensor after each cast.
+"""Run the proof `cast`: cast the model to other dtypes, and compare the dtypes and integers of its tensors.
 
 `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype; on a single instance as long as
 all is well, else each on its own. Floating-point tensors must follow each cast, integers and bools must stay unchanged,
@@ -46,7 +46,7 @@ _CASTS: tuple[_Cast, ...] = (
 
 
 def prove(subject: ModelUnderTest, dtype: str | None = None) -> Check:
-    """Cast an instance to `dtype`, or in turn to three. Raises UsageError for dtypes that torch casts no module to."""
+    """Cast an instance to `dtype`, or in turn to three dtypes. Raises UsageError for an invalid `dtype`."""
     casts = _CASTS if dtype is None else (_parse_dtype(dtype),)
     return check_builder.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
 
@@ -63,7 +63,7 @@ def _parse_dtype(text: str) -> _Cast:
 
 @dataclass
 class _TensorCasts:
-    """Dtypes of a tensor after each way of casting, and by way the broken rule with a line about it.
+    """Dtypes of a tensor after each cast. `wrong` maps a cast to the rule that it broke and an explanation.
 
     `declined`: the way for which the tensor's class has its own method, which keeps the dtype.
     """
@@ -79,7 +79,7 @@ class _TensorCasts:
         return " → ".join(_format_dtype(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
 
     def find_fault(self) -> tuple[Rule, str] | None:
-        """Return the first broken rule and an explanation, with the ways followed by the tensor; None without."""
+        """Return the first broken rule and its explanation, or None if the tensor followed all casts."""
         if not self.wrong:
             return None
         rule, explanation = next(iter(self.wrong.values()))
@@ -118,7 +118,7 @@ class _Proof(Proof):
     # --- one way ---------------------------------------------------------------------------------------------------
 
     def _cast(self, module: nn.Module | None, cast: _Cast) -> nn.Module | None:
-        """Cast `module`, or a fresh instance; return the instance, or None if the next way needs a fresh instance."""
+        """Cast `module`, or a new instance for None. Return it, or None if the next cast needs a new instance."""
         try:
             start = self._build_fresh() if module is None else module
         except ModelError as error:
@@ -151,7 +151,7 @@ class _Proof(Proof):
         return start
 
     def _find_faults(self, cast: _Cast, before: dict[str, torch.dtype]) -> dict[str, tuple[Rule, str]]:
-        """Find the rule broken by each tensor, with a line about it."""
+        """Return, for each tensor that broke a rule, the rule and an explanation."""
         call_text, dtype, _ = cast
         tensors = {name: tensor for name, tensor in self._tensors.items() if name in self._steps}
         cast_names = [name for name, tensor in tensors.items() if tensor.dtype != before.get(name)]
@@ -212,7 +212,7 @@ class _Proof(Proof):
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
     def _choose_help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
-        """Return the fix for a row without a fix."""
+        """Return the fix for a tensor that broke `rule`; None if the fix recorded for the tensor applies."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL_HELP
         if row.fqn in self._subject.created_by_forward:
@@ -225,7 +225,7 @@ class _Proof(Proof):
         )
 
     def _build_excused_cell(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
-        """Return the cell of a tensor that keeps its dtype without harm, or perhaps without harm."""
+        """Return the cell of a tensor that may keep its dtype, or None if keeping the dtype is a fault."""
         dtypes = {"before": _format_dtype(steps.before), "after": steps.format_dtypes()}
         harmless = self._describe_harmless(row)
         if harmless:
@@ -248,7 +248,7 @@ class _Proof(Proof):
 
     @functools.cached_property
     def _held_by_tensors(self) -> dict[str, str]:
-        """Return the class of the registered tensor that holds the tensor of each name, if the class has a `.to`."""
+        """Map each tensor held by a registered tensor whose class overrides `.to` to the name of that class."""
         entries = [(entry.fqn, find_holding_tensor(entry)) for entry in walk(self._cast_model).unregistered]
         return {
             fqn: type(holder).__name__ for fqn, holder in entries if holder is not None and has_own_to(type(holder))
@@ -267,7 +267,7 @@ class _Proof(Proof):
         return map_stale_views(self._stand_in)
 
     def _fail_stale_aliases(self, row: TensorInfo) -> None:
-        """Fail further names of a cast tensor that still refer to the old memory."""
+        """Fail the other names of a cast tensor that still refer to the memory from before the cast."""
         for name in row.aliases:
             steps = self._steps.get(name)
             fault = steps.find_fault() if steps else None
@@ -338,7 +338,7 @@ def _find_declining_modules(module: nn.Module, call_text: str, cast_names: list[
 
 
 def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy of values to keep; None for tensors to be cast, and without values to copy."""
+    """Return a copy of an integer tensor; None for other tensors and for tensors that cannot be copied."""
     with torch._C.DisableTorchFunctionSubclass():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or is_lazy(tensor):
             return None

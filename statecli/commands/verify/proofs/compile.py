@@ -1,4 +1,4 @@
-"""Prove `compile`: capture the model by torch.compile with the backend "eager", and find state treated as fixed.
+"""Run the proof `compile`: capture the model by torch.compile, and find state that the graph takes as fixed.
 
 torch.compile reads tensors and numbers of the model when it captures a graph, and checks the numbers before each call.
 So two things go wrong. A number changed by each call is captured again each time, until torch.compile gives up. And a
@@ -54,7 +54,7 @@ MAX_TENSORS = 100
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Call compiled instances several times in both modes, change their tensors, and compare with equal instances."""
+    """Compare compiled with uncompiled instances, over several calls and after a change of their tensors."""
     missing = check_builder.check_without_values(subject, Name.COMPILE, HOW, "compute with")
     if missing is None and subject.inputs is None:
         missing = subject.skip_without_inputs(Name.COMPILE, HOW)
@@ -106,7 +106,7 @@ class _Proof(Proof):
     def _capture(
         self, changed_attributes: list[ChangedAttribute], reported_attributes: list[ChangedAttribute], *, training: bool
     ) -> list[ChangedAttribute]:
-        """Call the instances; return the attributes that make torch.compile capture the model at each call."""
+        """Call the instances. Return the attributes because of which torch.compile captures the model at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
         failures: list[list[str]] = []
         with check_builder.keep_class_attributes(pair.module):
@@ -153,7 +153,7 @@ class _Proof(Proof):
         return [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)]
 
     def _explain_difference(self) -> str:
-        """Return why outputs of a compiled instance differ; equal instances may differ too."""
+        """Return why the outputs of a compiled and an uncompiled instance differ."""
         others = [self._subject.build_used(values=True) for _ in range(2)]
         first, second = (self._call(instance, instance, seed=0) for instance in others)
         if len(first) == len(second) and all(map(_is_close, first, second)):
@@ -168,7 +168,7 @@ class _Proof(Proof):
     def _judge_captures(
         self, changed_attributes: list[ChangedAttribute], failures: list[list[str]]
     ) -> list[ChangedAttribute]:
-        """Report and return attributes that are a reason of each capture after the first calls."""
+        """Report and return the attributes that cause a new capture at each call after the first calls."""
         late_failures = failures[_CAPTURING_CALLS:]
         if not all(late_failures):
             return []
@@ -240,7 +240,7 @@ class _Proof(Proof):
 
 
 class _Caller(nn.Module):
-    """Calls `function` in the place of a module, in the mode of the module."""
+    """Module that calls `function` in place of `module`, in the mode of `module`."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class _Caller(nn.Module):
 
 @contextmanager
 def _use_compiler() -> Iterator[None]:
-    """Begin and end without captured graphs, and let torch.compile capture more graphs than by default."""
+    """Reset torch.compile before and after the block, and raise its limit of captured graphs inside."""
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch({_LIMIT_SETTING: MAX_GRAPHS}), _leave_guards_untimed():
@@ -264,7 +264,7 @@ def _use_compiler() -> Iterator[None]:
 
 @contextmanager
 def _leave_guards_untimed() -> Iterator[None]:
-    """Skip a measurement for torch's log, 40 ms for each graph, because it first empties the processor's cache."""
+    """Skip torch's timing of guards: it takes 40 ms for each graph, because it empties the processor's cache."""
     measure = getattr(guards, _GUARD_TIMER, None)
     if measure is None:
         yield
@@ -277,14 +277,14 @@ def _leave_guards_untimed() -> Iterator[None]:
 
 
 def _find_reasons(attribute: ChangedAttribute, reasons: list[str]) -> list[str]:
-    """Return the reasons of a capture that name an attribute: `0/1: self.n == 2   # self.n += 1  # net.py:9`."""
+    """Return those reasons for a new capture that name the attribute."""
     name = re.escape(attribute.name)
     pattern = re.compile(rf"(?:\.{name}|\[['\"]{name}['\"]\])(?!\w)")
     return [reason for reason in reasons if pattern.search(reason.partition("#")[0])]
 
 
 def _shorten(reason: str) -> str:
-    """Return `self.n == 2 (net.py:9)` of a reason."""
+    """Return the reason without its number and hint, as in `self.n == 2 (net.py:9)`."""
     text = re.sub(r"^\d+/\d+: ", "", reason.partition("\n")[0])
     return re.sub(r"\s+", " ", text.partition(" (HINT")[0]).strip()
 

@@ -1,4 +1,4 @@
-"""Prove `copy`: deep-copy and pickle the model, and compare each copy with the model.
+"""Run the proof `copy`: deep-copy and pickle the model, and compare each copy with the model.
 
 Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from other tensors
 (a non-leaf) breaks `copy.deepcopy`, and so EMA, swapped weights and every library that copies models. Non-leaves and
@@ -33,7 +33,7 @@ from statecli.live.walk import walk
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Copy an instance both ways."""
+    """Copy an instance with `copy.deepcopy` and by pickling, and compare each copy with the instance."""
     return check_builder.check_empty_model(subject, Name.COPY) or _Proof(subject).check()
 
 
@@ -85,7 +85,7 @@ class _Proof:
         return check_builder.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
 
     def _build_instance(self) -> nn.Module:
-        """Build an instance; if instances are copies and copying fails, return the model itself, which is only read."""
+        """Build an instance, or return the live model itself, for reading, if it cannot be copied."""
         try:
             return self._call_instance() or self._subject.build_used()
         except ModelError:
@@ -94,7 +94,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Return an instance after a call with a graph, as by a user, if forward leaves tensors behind; else None.
+        """Return an instance called with gradients, if forward leaves tensors behind; else None.
 
         None too if forward works only without gradients, because then no copy follows a call with a graph.
         """
@@ -129,7 +129,7 @@ class _Proof:
             )
 
     def _fail_uncopyable_tensors(self) -> list[str]:
-        """Fail tensors that cannot be copied even alone; return a reason for each."""
+        """Fail each tensor that cannot be copied on its own. Return the reasons."""
         rows, reasons = self._subject.rows_by_fqn, []
         uncopyable = {
             name: tensor_
@@ -159,7 +159,7 @@ class _Proof:
         return reasons
 
     def _fail_obstacles(self, module: nn.Module) -> list[str]:
-        """Report other attributes that cannot be copied even alone; return a reason for each."""
+        """Report each other attribute that cannot be copied on its own. Return the reasons."""
         obstacles = _find_obstacles(self._subject, module)
         reasons = [f"{name}: {why}, so copy.deepcopy of the model raises an error" for name, why in obstacles.items()]
         for name, reason in zip(obstacles, reasons, strict=True):
@@ -237,14 +237,14 @@ class _Proof:
         *,
         severity: Severity | None = None,
     ) -> None:
-        """Add a finding for each tensor and rule once, from the first copy with the fault."""
+        """Add a finding, unless the rule was already reported for the tensor."""
         finding = check_builder.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
         self._findings.setdefault((rule.name, fqn), finding)
 
     def _fail_broken_ties(
         self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], copy_kind: str
     ) -> None:
-        """Fail the later name of each tie parted by the copy, and each further name that refers to the original."""
+        """Fail each name that no longer shares storage in the copy, and each name that refers to the original."""
         for names in check_builder.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
         ):
@@ -285,7 +285,7 @@ def _is_copyable(tensor: torch.Tensor) -> bool:
 
 
 def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str]:
-    """Return errors of copying plain attributes of submodules alone, by name; tensors and modules are skipped."""
+    """Return the error of copying each plain attribute on its own, by name. Tensors and modules are left out."""
     memo: dict[int, Any] = {
         id(module_): module_ for module_ in (*module.modules(), *measure.map_tensors(module).values())
     }
@@ -309,7 +309,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
-    """Return a reason against pickling unrelated to the state of the model; None without such a reason."""
+    """Return why the model cannot be pickled if its state is not the cause; otherwise None."""
     meaning_ = next((meaning for words, meaning in _PICKLE_ERRORS_BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_
@@ -326,7 +326,7 @@ def _describe_form(tensor: torch.Tensor) -> str:
 
 
 def _find_flat_weights(module: nn.Module) -> frozenset[str]:
-    """Find the flat weights of parametrized RNNs, refilled by torch if forward finds a change."""
+    """Return the names of `_flat_weights` of parametrized RNNs, which torch fills again in forward."""
     rnns = [(prefix, rnn) for prefix, rnn in module.named_modules() if isinstance(rnn, nn.RNNBase)]
     return frozenset(
         f"{prefix}{'.' if prefix else ''}_flat_weights[{number}]"

@@ -1,4 +1,4 @@
-"""Prove `export`: capture the model by torch.export, and find state of the class turned into a constant.
+"""Run the proof `export`: capture the model by torch.export, and find state that became a constant.
 
 An exported program takes parameters and buffers from its state. Each other tensor read by forward becomes a constant
 with the value of today, and so does each number. A number is only a finding if forward changes it between calls: the
@@ -57,7 +57,7 @@ _CONSEQUENCES = {
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Export an instance, and compare the constants of the program with the tensors of the instance."""
+    """Export an instance, and compare the constants of the exported program with the instance's tensors."""
     skipped = check_builder.check_empty_model(subject, Name.EXPORT)
     if skipped is None and subject.inputs is None:
         skipped = subject.skip_without_inputs(Name.EXPORT, HOW)
@@ -95,7 +95,7 @@ class _Proof(Proof):
         self._judge_views(module, tensors, program)
 
     def _judge_views(self, module: nn.Module, tensors: dict[str, torch.Tensor], program: ExportedProgram) -> None:
-        """Report constants with the memory of a registered tensor: views, and results of detach() or .data."""
+        """Report constants that share memory with a registered tensor, such as views and results of `detach()`."""
         owners = {
             _get_key(tensors[row.fqn]): row
             for row in self._subject.state.tensors
@@ -115,7 +115,7 @@ class _Proof(Proof):
     def _report_variable(
         self, module: nn.Module, target: str, constant: torch.Tensor, program: ExportedProgram
     ) -> None:
-        """Report a constant from a variable of a file, unlike a number that forward itself makes a tensor."""
+        """Report a constant that comes from a variable of a file."""
         variable = tensor_sources.find_module_variable(constant, module)
         if variable is None:
             return
@@ -142,7 +142,7 @@ class _Proof(Proof):
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
 
     def _find_reader(self, program: ExportedProgram, target: str) -> Place | None:
-        """Return the line of the first operator that reads a constant."""
+        """Return the source line of the first operator that reads a constant, or None."""
         names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.target == target]
         nodes = [node for node in program.graph.nodes if node.name in names]
         return next(filter(None, (_locate(user) for node in nodes for user in node.users)), None)
@@ -165,7 +165,7 @@ class _Proof(Proof):
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:
-        """Return the line of the first operator that differs between two values; () without a line, None if equal."""
+        """Return the source line where the graphs for two values differ: () if unknown, None if they are equal."""
         programs = []
         for value in (attribute.before, attribute.after):
             module = self._subject.build_used()
@@ -210,7 +210,7 @@ def export_model(subject: ModelUnderTest, module: nn.Module) -> ExportedProgram:
 
 
 def _return_tensors(module: nn.Module) -> nn.Module:
-    """Let forward of an instance return only its tensors: torch.export does not know each class of outputs."""
+    """Make forward of `module` return a list of its output tensors: torch.export refuses some classes of outputs."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -236,12 +236,12 @@ def _map_constants(program: ExportedProgram) -> dict[object, str]:
 
 
 def _get_key(tensor: torch.Tensor) -> object:
-    """Return a key shared by tensors of the same memory; an empty tensor has a key of its own."""
+    """Return a key that is equal for tensors that share memory. An empty tensor has a key of its own."""
     return identify_storage(tensor)[0] if tensor.numel() else id(tensor)
 
 
 def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> str | None:
-    """Return the target of a constant if the target is the name of an attribute of the module."""
+    """Return `target` if the attribute of this name is the constant itself, else None."""
     path, _, name = target.rpartition(".")
     try:
         value = vars(module.get_submodule(path)).get(name)
@@ -256,5 +256,5 @@ def _describe_nodes(program: ExportedProgram) -> list[str]:
 
 
 def _locate(node: Any) -> Place | None:
-    """Return the deepest line outside of torch that ran an operator."""
+    """Return the deepest line of user code that ran the operator of a graph node."""
     return find_place(node.meta.get("stack_trace") or "")

@@ -1,4 +1,4 @@
-"""Prove `forward`: call the moved model with moved inputs, and watch the devices of each operator.
+"""Run the proof `forward`: call the moved model with moved inputs, and watch the devices of each operator.
 
 On CUDA the call is real, under the same watch as on a fake GPU. A fake GPU is tried without data first, then with data
 if the first try is inconclusive; if both are, the proof is. An instance is called in eval mode, another instance in
@@ -73,7 +73,7 @@ _CAREFUL_RUNS_S = 2.0
 
 @dataclass(frozen=True)
 class _Trial:
-    """Way of calling the model on a device. `how` describes the call; `backward` runs backward from the outputs too."""
+    """Way to call the model on a device. `how` describes it, and `backward` also runs backward from the outputs."""
 
     device: torch.device
     device_name: str
@@ -86,7 +86,7 @@ class _Trial:
 
 @dataclass
 class _Run:
-    """Moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
+    """Result of a call of a moved instance: the devices of its tensors, and its error (None if it passed).
 
     `refused`: the error of mismatches not caught by the model. `cuda_checks`: lines of the model with
     `torch.cuda.is_available()`.
@@ -104,12 +104,12 @@ class _Run:
 
     @property
     def has_proved(self) -> bool:
-        """True if the run proves the absence of mismatches for all tensors without a mismatch."""
+        """True if the run passed, so that each tensor without a recorded mismatch has none."""
         return self.error_text is None and not self.cuda_checks
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
-    """Call an instance moved to `device`: "fake-cuda", "cuda:1", "cpu". On meta there is nothing to prove.
+    """Call an instance moved to `device`, such as "fake-cuda" or "cuda:1". On meta the check is skipped.
 
     Raises UsageError for a missing device, ModelError if the plain call raises too.
     """
@@ -169,7 +169,7 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
 
 
 def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
-    """Run forward in eval mode, then in train mode. An error on the CPU too is a ModelError, and skips train mode."""
+    """Call forward in eval mode, then in train mode. Raises ModelError if eval mode fails on the CPU too."""
     runs = _run_trials(subject, trials)
     if runs[0].error_text is not None:
         subject.call(subject.build_used(values=True))
@@ -183,7 +183,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
 
 
 def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
-    """Run backward on a fake GPU without data; None if the train mode needed data, a GPU, or did not pass.
+    """Run backward on a fake GPU without data. Return None unless train mode passed there.
 
     Only this way of calling has autograd. The run is of no use if the model cannot run backward on the CPU either.
     """
@@ -195,7 +195,7 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
 
 
 def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: DeviceWatch | None = None) -> list[_Run]:
-    """Return a run for each trial up to the first complete run; the last run is first.
+    """Run the trials until the first one that completes. Return the runs, the last run first.
 
     `earlier_watch` is the watch of another mode.
     """
@@ -208,7 +208,7 @@ def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: De
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, earlier_watch: DeviceWatch | None = None) -> _Run:
-    """Return the first complete run, with all earlier refused mismatches carried over, also of `earlier_watch`."""
+    """Repeat the run, ignoring the mismatches refused so far, until none is refused or the time is up."""
     carried_over: frozenset[Mismatch] = (earlier_watch and earlier_watch.carried_over) or frozenset()
     uncaught_calls: frozenset[CallStack] = earlier_watch.uncaught_calls if earlier_watch else frozenset()
     caught_mismatches: frozenset[Mismatch] = frozenset()
@@ -256,7 +256,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
 
 
 def _call_backward(outputs: Any) -> str | None:
-    """Call backward from each output with a graph; return why not, or None. A sum of outputs might mix devices."""
+    """Call backward from the outputs that require grad. Return an error text if there are none."""
     roots = [output for output in find_floating_outputs(outputs) if output.requires_grad]
     if not roots:
         return "no output of forward requires grad"
@@ -265,14 +265,14 @@ def _call_backward(outputs: Any) -> str | None:
 
 
 def _find_refused(error: BaseException | None) -> CudaRefusal | None:
-    """Return the error of mismatches that ended the call, raised directly or as the cause of an error of the model."""
+    """Return the CudaRefusal that ended the call: the error itself, or an error that caused it; else None."""
     while error is not None and not isinstance(error, CudaRefusal):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error
 
 
 def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
-    """Record errors about devices raised by torch, or by a kernel out of reach of the watch."""
+    """Record a device error that torch or a kernel raised where the watch did not see it."""
     text, place = get_exception_text(cause), _locate_error(cause)
     if run.refused:
         return
@@ -305,7 +305,7 @@ def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -
 
 
 def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], backward: _Run | None) -> Check:
-    """Build the result of both modes from the passed run, else from all runs, with the reasons for their end."""
+    """Build the check from the runs in eval mode, in train mode and of backward."""
     reported_runs = [
         run_or_mismatch
         for mode in (runs, train)
@@ -343,7 +343,7 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
 
 
 def _is_of_graph(mismatch: Mismatch) -> bool:
-    """Return True for a mismatch in backward caused only by the fake device.
+    """Return True for a mismatch in backward that only the fake device causes.
 
     torch's own checks of devices may be of the fake device. A formula of the graph mixes tensors without code of the
     model only after forward mixed tensors and was carried over: the gradient of the copy is on the device, but the
@@ -365,7 +365,7 @@ def _find_worst(cells: list[Cell]) -> Cell:
 
 
 def _describe_runs(last: list[_Run], backward: _Run | None) -> str:
-    """Describe the calls and their modes, with backward if backward ran to its end."""
+    """Describe how the model was called and in which modes. Backward is named only if it completed."""
     how, has_backward = last[0].trial.how, backward is not None and backward.error_text is None
     if len(last) == 1:
         return f"{how}, in eval mode (train mode raises an error on the cpu too)"
@@ -475,7 +475,7 @@ def _build_consequence(subject: ModelUnderTest, mismatch: Mismatch, text: str, m
 def _describe_mixed(
     subject: ModelUnderTest, mismatch: Mismatch, device: str, *, is_in_backward: bool
 ) -> tuple[str, check_builder.Help]:
-    """Return the text about an operator with tensors of two devices, without the operator, and the fix."""
+    """Return the message about an operator that mixes two devices, and the fix."""
     # Backward may read a tensor that forward created.
     actor, in_forward = ("the model", "") if is_in_backward else ("forward", " in forward")
     source_text, help = _describe_source(subject, mismatch.source, mismatch.device, in_forward)
@@ -489,7 +489,7 @@ def _describe_mixed(
 def _describe_source(
     subject: ModelUnderTest, source: TensorSource, device: str, in_forward: str
 ) -> tuple[str, check_builder.Help]:
-    """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row.
+    """Return the description of a tensor left on `device`, and the fix, or None for the fix recorded for the tensor.
 
     `in_forward` says when a tensor without a name was created.
     """

@@ -1,4 +1,4 @@
-"""Prove `materialize`: build on meta, allocate by `to_empty`, initialize, load, and find unwritten memory.
+"""Run the proof `materialize`: build on meta, call `to_empty`, initialize, load, and find unwritten memory.
 
 Large models are built on meta and get memory afterwards. A tensor outside of `state_dict()`, such as a buffer with
 `persistent=False`, then keeps the old contents of the memory, unless an init method writes the tensor. Two instances
@@ -39,13 +39,13 @@ HOW = "build on meta, to_empty(), init methods, load_state_dict()"
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Materialize two instances built on meta, and compare them with each other and with a really built instance."""
+    """Materialize two instances built on meta, and compare them with each other and with an ordinary instance."""
     return check_builder.check_without_values(subject, Name.MATERIALIZE, HOW, "load") or _Proof(subject).check()
 
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Values to fill memory with, by the kind of dtype; `byte` is for dtypes that cannot be filled with a number."""
+    """Values with which memory is filled. `byte` is for dtypes that cannot be filled with a number."""
 
     number: float
     integer: int
@@ -87,12 +87,12 @@ class _FillMemory(TorchFunctionMode):
 
 @dataclass
 class _Materialized:
-    """An instance after all steps.
+    """An instance after `to_empty`, the init methods and the load.
 
     Attributes:
         module: The instance.
         tensors: Its tensors by name.
-        raised: The error of an init method by the path of its module.
+        errors: The error of an init method, by the path of its module.
     """
 
     module: nn.Module
@@ -128,7 +128,7 @@ class _Proof(Proof):
     # --- the operation -------------------------------------------------------------------------------------------
 
     def _build_on_meta(self) -> nn.Module | None:
-        """Return an instance on meta; None, with a finding, if the constructor fails there."""
+        """Return an instance on meta. If the constructor fails there, add a finding and return None."""
         if not self._subject.rebuilds:
             module = self._subject.build_fresh()
             with self._subject.user_code("moving the model to meta"):
@@ -145,7 +145,7 @@ class _Proof(Proof):
             return None
 
     def _materialize(self, pattern: _Pattern) -> _Materialized | None:
-        """Return an instance with memory filled with `pattern`; None, with a finding, if meta is impossible."""
+        """Return an instance materialized in memory filled with `pattern`, or None if it cannot be built on meta."""
         module = self._build_on_meta()
         if module is None:
             return None
@@ -165,7 +165,7 @@ class _Proof(Proof):
     # --- verdicts ------------------------------------------------------------------------------------------------
 
     def _find_faults(self, first: _Materialized, second: _Materialized) -> dict[str, tuple[Rule, str]]:
-        """Fill the cells of all tensors, except of tensors returned with a rule and a message."""
+        """Fill the cells of all sound tensors. Return the broken rule and a message for each other tensor."""
         recomputed = check_builder.measure_stand_in_move(self._subject).recomputed
         faults: dict[str, tuple[Rule, str]] = {}
         for row in self._subject.state.tensors:
@@ -189,7 +189,7 @@ class _Proof(Proof):
         return faults
 
     def _judge(self, row: TensorInfo, first: _Materialized, second: _Materialized) -> tuple[Rule, str] | None:
-        """Fill the cell of a tensor, or return its fault."""
+        """Fill the cell of a tensor, or return the rule that it breaks and a message."""
         name = row.fqn
         tensors = first.tensors[name], second.tensors[name]
         if any(tensor.is_meta for tensor in tensors):
@@ -216,14 +216,14 @@ class _Proof(Proof):
         return None
 
     def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
-        """Return True if another instance with the pattern of the first has equal values."""
+        """Return True if a third instance, materialized with the pattern of the first, has the same values."""
         if self._repeated_tensors is None:
             repetition = self._materialize(_NAN)
             self._repeated_tensors = {} if repetition is None else repetition.tensors
         return name in self._repeated_tensors and tensor_bits.is_same(tensor, self._repeated_tensors[name]) is True
 
     def _is_built_otherwise(self, row: TensorInfo, tensor: torch.Tensor) -> bool:
-        """Return True if the constructor always gives the tensor the same values, and `tensor` has other values."""
+        """Return True if the constructor always sets the same values and they differ from those of `tensor`."""
         built_tensor = self._built_tensors[row.fqn]
         if (
             not self._subject.rebuilds
@@ -240,7 +240,7 @@ class _Proof(Proof):
         return self._rebuilds.get(row.fqn) is Rebuild.IDENTICAL
 
     def _find_unread_names(self, instance: _Materialized, names: Mapping[str, object]) -> frozenset[str]:
-        """Return the names of tensors that forward does not read; empty without inputs or if forward raises."""
+        """Return the tensors that forward does not read; an empty set if forward cannot be called."""
         if self._subject.inputs is None:
             return frozenset()
         read_names: set[str] = set()
@@ -274,7 +274,7 @@ _NEEDS_INIT = "; a buffer also needs an init method such as reset_parameters() t
 
 
 def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tensor]) -> str:
-    """Return how many elements of a tensor depend on the pattern."""
+    """Describe how many elements of a tensor still have the values with which memory was filled."""
     first, second = (tensor.detach().contiguous() for tensor in tensors)
     message = "uninitialized after to_empty() and load_state_dict()"
     reason = "; state_dict() lacks the tensor, and no init method computes the values"

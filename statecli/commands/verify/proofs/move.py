@@ -1,4 +1,4 @@
-"""Prove `move`: really move the model, and read the device of each tensor before and after.
+"""Run the proof `move`: move the model, and compare the device of each tensor before and after.
 
 Whether a tensor follows is read from its device. Ties and further names are judged by a stand-in (see
 `check_builder.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA.
@@ -50,7 +50,7 @@ _MOVE_METHODS = ("to", "cuda", "_apply")
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
-    """Move an instance to `device` and, if it has values, back. Raises UsageError for a missing device."""
+    """Move an instance to `device` and, if it has values, back. Raises UsageError if `device` is missing."""
     if device == FAKE_CUDA:
         move, device_name, kind = move_to_fake_gpu(subject), fake_gpu.DISPLAY_NAME, FAKE_CUDA
     else:
@@ -64,7 +64,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 
 
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
-    """Move to a fake GPU without data, or with data if inconclusive; also back if the class has its own move.
+    """Move an instance to a fake GPU without data or, if that is inconclusive, with data.
 
     A plain model needs no fake GPU, whose import takes as long as importing torch: `nn.Module._apply` decides alone.
     """
@@ -79,7 +79,7 @@ def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
 
 
 def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
-    """Give each registered tensor other memory, as `.to` does; None if other code than torch's could take part."""
+    """Emulate `.to` by giving each registered tensor other memory. Return None if this might differ from `.to`."""
     try:
         module = subject.build_used(values=False)
     except ModelError:
@@ -131,14 +131,14 @@ def _move_back(subject: ModelUnderTest, module: nn.Module, move: MoveResult) -> 
 
 
 def parse_device(text: str) -> torch.device:
-    """Return the device of `--device`, with its index. Raises UsageError."""
+    """Parse the value of `--device` and add the GPU's index. Raises UsageError for an invalid value."""
     devices = "fake-cuda, cuda, cuda:1, cpu or meta"
     return requested_device.parse_device("--device", text, devices=devices, anywhere=FAKE_CUDA)
 
 
 @dataclass
 class MoveResult:
-    """Devices by name before and after. `changed`: tensors with other values after the way there and back.
+    """Devices of the tensors before and after a move. `changed`: tensors whose values the move there and back changed.
 
     `stuck`: tensors that did not come back, each with its device. `reasons`: failed steps. `call`: the moves made.
     `lost_model`: a finding if the move returned no model. `has_own_move`: code outside of torch took part.
@@ -156,7 +156,7 @@ class MoveResult:
     lost_model: Finding | None = None
 
     def record_returned(self, subject: ModelUnderTest, module: nn.Module, returned_object: object) -> nn.Module:
-        """Return the model from `.to`, or the moved model, with a finding, if `.to` returned something else."""
+        """Return the moved model. Record a finding if `.to` returned an object that is not a module."""
         if not isinstance(returned_object, nn.Module):
             self.lost_model = _build_lost_finding(subject, type(module), returned_object)
         return get_moved_model(module, returned_object)
@@ -175,7 +175,7 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
 
 
 class _Proof:
-    """Judge each tensor by its devices; `device_name` is the requested device."""
+    """Judge each tensor by its device after the move. `device_name` is the requested device."""
 
     def __init__(self, subject: ModelUnderTest, device_name: str, move: MoveResult) -> None:
         self._subject, self._device_name = subject, device_name
@@ -252,7 +252,7 @@ class _Proof:
         return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, remedy: str) -> Cell:
-        """Fail a tensor. `remedy`: the fix in the class's own `_apply` or `to`, if there is no better help."""
+        """Fail a tensor. `remedy` is the fix in the class's own `_apply` or `to`, used if no better fix is known."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
@@ -271,7 +271,7 @@ class _Proof:
 
     @functools.cached_property
     def _instance(self) -> nn.Module:
-        """Return an instance for looking at methods, without a call."""
+        """An instance whose methods are looked up but never called."""
         return self._subject.build_fresh()
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
@@ -284,7 +284,7 @@ class _Proof:
     # --- ties and views ------------------------------------------------------------------------------------------
 
     def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
-        """Fail names parted from their tie by a move, and names that refer to the old storage."""
+        """Fail each name that no longer shares storage after the move, and each name left with the old storage."""
         for finding in report_broken_ties(self._stand_in):
             name = finding.fqn or ""
             if name in self._recomputed:
@@ -319,7 +319,7 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
 
 
 def _move_there(subject: ModelUnderTest, module: nn.Module, device: torch.device, move: MoveResult) -> nn.Module | None:
-    """Return the moved model; None if the move raised."""
+    """Move the model and record the devices. Return the moved model, or None if the move raised."""
     returned_object, error_text = check_builder.run_user_code(
         subject, f'moving the model to "{device}"', lambda: module.to(device)
     )
@@ -359,7 +359,7 @@ def _move_there_and_back(
 
 
 def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], device_name: str) -> dict[str, str]:
-    """Return tensors on `device_name` both before and after the move back."""
+    """Return the tensors that are still on `device_name` after the move back to the CPU."""
     return {
         name: device_name
         for name, device in devices_there.items()
@@ -368,7 +368,7 @@ def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], devi
 
 
 def compare_on_cpu(subject: ModelUnderTest, move: MoveResult) -> None:
-    """Record changes of values by the model's own code, there and back on the CPU; a model on meta has no values."""
+    """Record which values change in a move to the CPU. Do nothing for a model on meta."""
     if any(row.device == "meta" for row in subject.state.tensors):
         return
     moved_on_cpu = _move_model(subject, torch.device("cpu"))
@@ -378,7 +378,7 @@ def compare_on_cpu(subject: ModelUnderTest, move: MoveResult) -> None:
 
 
 def _try_way_back_on_fake_gpu(subject: ModelUnderTest, move: MoveResult) -> None:
-    """Record tensors not coming back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
+    """Record which tensors do not come back from a fake GPU."""
     fake_move = move_to_fake_gpu(subject)
     move.stuck_devices = fake_move.stuck_devices
     reason = next(iter(fake_move.reasons), fake_move.why_no_way_back)

@@ -1,4 +1,4 @@
-"""Prove `resume`: train, save, build again, load, train on, and compare with the training without an interruption.
+"""Run the proof `resume`: train, save, build again, load, train on, and compare with uninterrupted training.
 
 A value of the class outside of the checkpoint begins again after the load. To find the cause of a difference, each such
 value alone is kept after the load, and all other values are put back: a value is lost if the training then differs. If
@@ -111,14 +111,14 @@ class _Proof(Proof):
             )
 
     def _list_lost_parts(self, slot: Slot, first: Values, second: Values) -> list[str]:
-        """Return the paths of differing parts, except those that differ in any two trainings."""
+        """Return the paths of the parts that differ, without parts that differ in any two trainings."""
         unstable_parts = self._unstable_parts[slot]
         return [part for part in list_differing_parts(first.get(slot), second.get(slot)) if part not in unstable_parts]
 
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
     ) -> list[Slot]:
-        """Return the slots without metrics, if the training does not differ by all metrics together."""
+        """Return the slots without those of metrics, unless the metrics together change the training."""
         self._metrics = MetricStates(training.module)
         metric_slots = [slot for slot in unrestored_slots if self._is_of_metric(slot)]
         others = [slot for slot in unrestored_slots if slot not in metric_slots]
@@ -148,7 +148,7 @@ class _Proof(Proof):
         )
 
     def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: TrainingRecord) -> None:
-        """Report a value that alone was kept after the load, if the training differs."""
+        """Report a value that a load does not restore, if the training or the value itself then differs."""
         effect = find_effect(training.record, record, excluded_slots=(slot,))
         self._has_cause |= effect is not None
         remains = bool(self._list_lost_parts(slot, training.record.values, record.values))
@@ -206,7 +206,7 @@ class _Proof(Proof):
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
     def _build_tensor_fix(self, row: TensorInfo) -> check_builder.PlacedHelp | None:
-        """Return the row's fix with a buffer in the checkpoint: the values at the save are not those of __init__."""
+        """Return the fix of a non-persistent buffer without `persistent=False`, so that its value is saved."""
         if row.fix is None or "persistent=False" not in row.fix:
             return None
         return check_builder.place_at_line(row.origin, row.fix.replace(", persistent=False", ""))
@@ -237,7 +237,7 @@ class _Proof(Proof):
         self.report(rule, message, name, help=help, severity=rule.cases[case])
 
     def _build_fix(self, slot: Slot, part: str, training: SavedTraining) -> str:
-        """Return the line that registers a number, or the advice for another value."""
+        """Return the fix for a lost value: a `register_buffer` line for a number, or advice for any other value."""
         value = training.copies.values.get(slot)
         if isinstance(value, torch.Generator):
             return _EXTRA_STATE.format(f"self.{slot.name}.get_state()")
@@ -249,7 +249,7 @@ class _Proof(Proof):
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
 
     def _find_start(self, slot: Slot, training: SavedTraining) -> str:
-        """Return the constructor's expression for the value, because a drawn number would be the same in every model.
+        """Return the constructor's expression for the value, so that a random initial value stays random.
 
         Return the value itself if no single expression gives the value; "" if the slot had no value.
         """
@@ -277,7 +277,7 @@ _LOAD_HELP = "check load_state_dict, _load_from_state_dict and the load hooks of
 
 
 def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
-    """Return True for a module of torch: `in_channels` of a lazy convolution is 0 after a load, and is not read."""
+    """Return True if a module of torch has the slot, such as `in_channels` of a lazy convolution (0 after a load)."""
     return slot.owner_kind == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith(
         "torch."
     )
@@ -293,7 +293,7 @@ _MAX_VALUE_CHARACTERS = 40
 
 
 def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: Values) -> str:
-    """Describe the saved value and the value in the resumed training, if both are short."""
+    """Describe the loss of a value: the saved and the new value, if both are short."""
     before, after = (_describe_value(values.get(slot, {}), part) for values in (saved_values, loaded_values))
     if slot.owner_kind == "module" and before is not None and after is not None and before != after:
         return f"{before} when saved, {after} in a new instance after the load"
@@ -301,7 +301,7 @@ def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: V
 
 
 def _describe_value(parts: Parts, part: str) -> str | None:
-    """Return a short plain value as text, "missing" without a value, and None for other values."""
+    """Return a short plain value as text, "missing" if the slot has no parts, or None for other values."""
     if part not in parts:
         return "missing" if not parts else None
     value = parts[part]

@@ -1,4 +1,4 @@
-"""Prove `save`: write a checkpoint, load it into a freshly built model, and compare.
+"""Run the proof `save`: write a checkpoint, load it into a freshly built model, and compare.
 
 Every element of an instance A is overwritten, the `state_dict()` goes through `torch.save` and
 `torch.load(weights_only=True)` into a fresh instance B with `strict=True`, and B is compared with A path by path, bit
@@ -75,7 +75,7 @@ class _Proof(Proof):
             _Safetensors(self, target, loaded_state).prove(strictly)
 
     def _write(self, source: nn.Module, target_tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `target_tensors`: those of B."""
+        """Overwrite instance A, and return its state_dict after `torch.save` and `torch.load`."""
         tensors = measure.map_tensors(source)
         shared = check_builder.list_storage_keys(tensors.values()) & check_builder.list_storage_keys(
             target_tensors.values()
@@ -99,7 +99,7 @@ class _Proof(Proof):
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return the names with equal values in A and B before the load; impossible for many changed elements."""
+        """Return the tensors that are equal in A and B before the load, so that the load cannot be tested."""
         small_tensors = {
             name: tensor
             for name, tensor in self._expected.items()
@@ -113,7 +113,7 @@ class _Proof(Proof):
         return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
     def _load(self, target: nn.Module, loaded_state: Any) -> bool:
-        """Return True if a strict load succeeds. torch's own load fills B before an error; other loads may not."""
+        """Load the state_dict into B with `strict=True`. Return True on success; otherwise report the error."""
         self._loaded = loaded_state
         activity = "load_state_dict(strict=True) with the model's state_dict"
         _, error_text = check_builder.run_user_code(
@@ -134,7 +134,7 @@ class _Proof(Proof):
     # --- restored tensors ----------------------------------------------------------------------------------------
 
     def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded_state: Any) -> bool:
-        """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
+        """Fill the cells of a tensor. Return False if the tensor was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
             self._saved[name] = check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
@@ -156,7 +156,7 @@ class _Proof(Proof):
     def _judge_different(
         self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, restored_tensor: torch.Tensor | None
     ) -> None:
-        """Return the cells of a tensor in the state_dict without proof of its restoration."""
+        """Fill the cells of a tensor whose entry in the state_dict does not prove that it is restored."""
         name = row.fqn
         has_same_bits = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
         self._saved[name] = Cell(Verdict.PASSED)
@@ -186,7 +186,7 @@ class _Proof(Proof):
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
     def _is_set_by_load(self, name: str, restored_tensor: torch.Tensor | None) -> bool:
-        """Return True if B has the value of load_state_dict(): so has another instance, with other values before."""
+        """Return True if load_state_dict sets the value in B: then another instance gets the same value."""
         if self._reloaded_tensors is None:
             self._reloaded_tensors = {}
             second_target = self._subject.build_fresh()
@@ -226,7 +226,7 @@ class _Proof(Proof):
             self._saved[row.fqn] = self._fail_running_state(row) if is_lost else cell
 
     def _list_possible_states(self, rows: list[TensorInfo]) -> list[str]:
-        """Return the tensors that no file has, except metrics, because metrics move by their own code."""
+        """Return the unsaved tensors that may hold a running state: buffers and unregistered tensors."""
         possible = (row for row in rows if row.kind is not Kind.PARAMETER and not row.persistent)
         excluded = self._recomputed | self._subject.created_by_forward
         return [
@@ -236,7 +236,7 @@ class _Proof(Proof):
         ]
 
     def _fail_running_state(self, row: TensorInfo) -> Cell:
-        """Fail a tensor updated by forward in training: a warning if the class has decided not to save the tensor."""
+        """Fail an unsaved tensor that forward updates in training; only a warning if it has persistent=False."""
         is_declined = row.persistent is False
         reason = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
         message = (
@@ -247,7 +247,7 @@ class _Proof(Proof):
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
 
     def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, Rebuild]:
-        """Compare two builds. Random values are drawn if floating-point tensors may be computed from parameters."""
+        """Build the model twice with different seeds, and compare the tensors of both builds."""
         dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
         values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         return compare_builds(
@@ -326,7 +326,7 @@ def _is_pickled_as(kind: type, name: str) -> bool:
 
 
 class _Safetensors:
-    """The state_dict through `safetensors.torch.save`, loaded into B after an overwrite."""
+    """Save the state_dict by `safetensors.torch.save`, load it into B after B was overwritten, and compare."""
 
     def __init__(self, proof: _Proof, target: nn.Module, loaded_state: Any) -> None:
         self._proof, self._target = proof, target
@@ -336,7 +336,7 @@ class _Safetensors:
         self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
-        """Fill the column of `proof` for restored tensors."""
+        """Fill the safetensors column of `proof` for each tensor that torch.save restored."""
         columns, restored = self._proof._plain, self._proof._restored
         names = [name for name, cell in restored.items() if cell.verdict is Verdict.PASSED]
         try:
@@ -371,11 +371,11 @@ class _Safetensors:
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
-        """Return the cell of a tensor with equal bits; no proof if safetensors does not write the file as a whole."""
+        """Return the cell of a tensor that safetensors restores: passed, or skipped if it refuses another entry."""
         return check_builder.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
-        """Load the altered entries into B; return the reason for a failure, or None.
+        """Load the entries that safetensors changes into B. Return an error text, or None.
 
         Entries with the same bits would be restored as before, so only altered entries are loaded again.
         """
@@ -409,7 +409,7 @@ class _Safetensors:
         self._proof.report(rule, f"{name}: {problem}", name, help=help)
 
     def _refuse_others(self) -> None:
-        """Fail entries other than tensors, unless empty: users save these entries elsewhere, or by torch.save."""
+        """Refuse each entry that is not a tensor, and fail it if tensors may be inside."""
         for name, value in self._entries.items():
             if isinstance(value, torch.Tensor):
                 continue
@@ -466,7 +466,7 @@ _CONTIGUOUS_HELP = (
 def _find_altered(
     through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the entries that come back `through` the format and are not surely the same."""
+    """Save and load the entries by `through`. Return those that changed or cannot be compared."""
     altered_entries: dict[str, torch.Tensor] = {}
     for piece in _iter_pieces(entries):
         for name, tensor in through(piece).items():
@@ -513,7 +513,7 @@ _PLAIN_DTYPES = (
 
 
 def _is_unusual(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor that safetensors might refuse alone; other tensors are not tried alone."""
+    """Return True for a tensor that safetensors may refuse, so that it is saved on its own first."""
     strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN_DTYPES
     return not strided or type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_contiguous()
 
@@ -558,5 +558,4 @@ _MAX_CHANCE_ELEMENTS = 4_096
 
 
 def _describe_unsaved(row: TensorInfo) -> str:
-    """Return `not in state_dict()`, with the reason of a non-persistent buffer."""
     return "not in state_dict() (persistent=False)" if row.persistent is False else "not in state_dict()"

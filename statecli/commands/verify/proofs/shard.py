@@ -1,4 +1,4 @@
-"""Prove `shard`: wrap the model for two ranks, and find tensors left out or different between the ranks.
+"""Run the proof `shard`: wrap the model for two ranks, and find tensors that DDP or FSDP leaves out of sync.
 
 The process group is torch's fake group: this process is rank 0 of 2, and no collective sends anything. DDP broadcasts
 its parameters and buffers from rank 0 when wrapping a model; all memory is filled with 0 before, and a broadcast writes
@@ -46,7 +46,7 @@ _NOTHING_TO_TRAIN_ERROR = "doesn't have any parameter that requires a gradient"
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Wrap an instance by DDP and another by fully_shard, and judge each tensor."""
+    """Wrap one instance with DDP and another with fully_shard, and judge each tensor."""
     missing = check_builder.check_without_values(subject, Name.SHARD, HOW, "synchronize")
     return missing or _Proof(subject).check()
 
@@ -75,7 +75,7 @@ class _Proof(Proof):
     # --- wrapping ------------------------------------------------------------------------------------------------
 
     def _find_broadcast(self) -> frozenset[str] | None:
-        """Return the names of the tensors broadcast by DDP; None for a model refused by DDP."""
+        """Return the names of the tensors that DDP broadcasts, or None if DDP refuses the model."""
         module = self._subject.build_fresh()
         self._metrics = MetricStates(module)
         tensors = measure.map_tensors(module)
@@ -96,7 +96,7 @@ class _Proof(Proof):
             put_back()
 
     def _find_sharded(self) -> frozenset[str]:
-        """Return the names of the tensors turned into DTensors by fully_shard; report refused parameters."""
+        """Return the names of the parameters that fully_shard turns into DTensors, and report refused parameters."""
         try:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -201,7 +201,7 @@ class _Proof(Proof):
         self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
 
     def _is_of_torch(self, row: TensorInfo) -> bool:
-        """Return True for a buffer of a module of torch, such as BatchNorm, whose values per rank are documented."""
+        """Return True for a buffer of a torch module such as BatchNorm: torch documents its values on each rank."""
         path = row.fqn.rpartition(".")[0]
         try:
             return _is_torch_module(self._subject.build_fresh().get_submodule(path))
@@ -216,7 +216,7 @@ _OWN_VALUES = "each rank keeps its own values"
 
 
 def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) -> str:
-    """Return how the ranks differ."""
+    """Return how the values or gradients of a tensor differ between the ranks."""
     if row.requires_grad:
         return "its gradients are not averaged, so the ranks differ"
     if is_diverging:
@@ -237,7 +237,7 @@ def _fill_with_zeros(tensor: torch.Tensor) -> bool:
 
 
 def _list_aliases(module: nn.Module) -> dict[str, str]:
-    """Return the parameter for each unregistered name with the memory of a parameter.
+    """Map each unregistered name that shares memory with a parameter to the name of this parameter.
 
     Names in modules of torch are left out, because their forward reads the parameters again: LSTM, hooks of norms.
     """
@@ -253,14 +253,14 @@ def _is_torch_module(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Reason of fully_shard against a parameter, and the advice."""
+    """Reason why fully_shard refuses a parameter, and advice."""
 
     description: str
     advice: str
 
 
 def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
-    """Return why fully_shard refuses a parameter; None for an accepted parameter."""
+    """Return why fully_shard refuses a parameter, or None if it accepts the parameter."""
     if tensor.dim() == 0:
         return _Refusal(
             "a scalar parameter (0 dimensions)", "register a parameter with one dimension: nn.Parameter(torch.ones(1))"
@@ -271,7 +271,7 @@ def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
 
 
 def find_diverging(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the part of `names` that forward in train mode updates, to other values for other inputs."""
+    """Return those of `names` that forward in train mode updates differently for different inputs."""
     running = find_running_state(subject, names)
     if not running:
         return frozenset()
@@ -301,7 +301,7 @@ def _use_fake_group() -> Iterator[None]:
 
 
 class _MarkBroadcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fill each broadcast tensor with ones, except for the sizes compared between ranks by DDP."""
+    """Fill each tensor that DDP broadcasts with ones, but not the sizes that DDP compares between ranks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

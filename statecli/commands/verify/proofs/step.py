@@ -1,4 +1,4 @@
-"""Prove a training step: tensors with a gradient, with an update by the optimizer, and with a change by forward."""
+"""Run the proof `step`: which tensors get a gradient, are updated by the optimizer, or are changed by forward?"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
 
 @dataclass
 class _StepVerdicts:
-    """Verdicts about the tensors of a training."""
+    """Verdicts about the tensors of a trained instance."""
 
     run: Training
     gradient_paths: gradient_graph.GradientPaths | None = None
@@ -82,7 +82,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def reached(self) -> dict[str, list[str]]:
-        """Tensors with a gradient, by name without the numbers."""
+        """Names of tensors with a gradient, grouped by the name with each number replaced by `#`."""
         names: dict[str, list[str]] = {}
         for name, leaf in self.run.leaf_records.items():
             if leaf.peak is not None:
@@ -91,7 +91,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def reached_at_times(self) -> dict[str, list[str]]:
-        """Names in `reached` without a gradient in some rounds."""
+        """The names in `reached` that got no gradient in some of the rounds."""
         leaves = self.run.leaf_records
         return {key: [name for name in names if None in leaves[name].peaks] for key, names in self.reached.items()}
 
@@ -113,13 +113,13 @@ class _StepVerdicts:
         return hidden_states.find_zero_states(self.run)
 
     def has_zero_state(self, name: str) -> bool:
-        """Return True if `name` is the weight of a hidden state of zeros in each call."""
+        """Return True if `name` is a hidden-state weight whose hidden state is zero in every call."""
         if hidden_states.HIDDEN_WEIGHT not in name:
             return False
         return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
 
     def fail(self, rule: Rule, fqn: str, reason: str | Wording, help: str, severity: Severity | None = None) -> Cell:
-        """Report a failure; return the failed cell."""
+        """Report a failed tensor, and return its cell."""
         wording = reason if isinstance(reason, Wording) else Wording(reason, fqn)
         self.findings.append(
             check_builder.build_finding(self.run.subject, rule, wording, fqn, help=help, severity=severity)
@@ -156,7 +156,7 @@ _NOT_REACHED_REASON = (
 
 
 def skip_unreached(check: Check) -> Check:
-    """Return the proof as skipped if all its inconclusive tensors are unreached by the inputs chosen by statecli.
+    """Skip a proof that is inconclusive only because statecli's own inputs do not reach some tensors.
 
     Applies if the user requested neither the proof nor these inputs.
     """
@@ -168,7 +168,7 @@ def skip_unreached(check: Check) -> Check:
 
 
 def _is_empty_batch(inputs: Inputs) -> bool:
-    """Return True if forward is called with tensors, and all of them are empty: a batch of none."""
+    """Return True if the inputs contain tensors and all of them are empty."""
     tensors = [
         tensor for tensor in inputs_of.iter_leaves(inputs.make_call(seed=1)) if issubclass(type(tensor), torch.Tensor)
     ]
@@ -274,7 +274,7 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
 
 
 def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str | None:
-    """Return why a gradient of zero in each round may not be a fault of the model, if so."""
+    """Return why a gradient of zero in each round may not be a fault of the model; None if no reason is known."""
     run = verdicts.run
     if not run.finite:
         explanation = "NaN and infinite values of the output do not count in the loss"
@@ -294,7 +294,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
 
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
-    """Judge a leaf without gradient in a forward with random numbers, unless eval mode shows a fault."""
+    """Judge a leaf that got no gradient while forward drew random numbers. Eval mode may still show a fault."""
     gradients = (
         f"{'zero' if 0 in run.leaf_records[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
     )
@@ -325,7 +325,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 class _Cause(NamedTuple):
-    """Reason for a missing gradient, and the fix. `has_no_path` is as in `Wording`."""
+    """Reason why a leaf has no gradient, and the fix. `has_no_path` is as in `Wording`."""
 
     reason: str
     help: str
@@ -363,7 +363,7 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
 
 
 def _describe_blocking_node(giver: str | None) -> _Cause:
-    """Describe the node that blocks the gradient of a leaf in the graph of the output."""
+    """Describe the autograd node that passes no gradient to a leaf."""
     if giver is None:
         return _Cause(
             "the output uses the parameter, but grad is None after backward",
@@ -376,7 +376,7 @@ def _describe_blocking_node(giver: str | None) -> _Cause:
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """Return a tensor with a gradient and the same name but for numbers, if forward may choose among such tensors.
+    """Return a sibling that forward may choose in place of the tensor, such as another expert's weight; else None.
 
     Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
@@ -386,7 +386,7 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
 
 
 def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
-    """Return another tensor with a gradient and the same name but for numbers; `always`: in each round."""
+    """Return a tensor with a gradient whose name differs only in numbers. `always`: it got one in each round."""
     names_by_pattern = verdicts.reached if always else verdicts.reached_at_times
     return next((other for other in names_by_pattern.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
@@ -426,7 +426,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
-    """Judge a leaf that requires grad and is not in `model.parameters()`; harmless without a gradient."""
+    """Judge a leaf that requires grad but is not in `model.parameters()`. Without a gradient it is harmless."""
     if name in verdicts.run.replaced:
         reason = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
