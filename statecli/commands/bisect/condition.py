@@ -25,7 +25,7 @@ class ConditionFigure(str, Enum):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A condition on a checkpoint, possibly compared with the first.
+    """Condition that a checkpoint meets alone, or in comparison with the first checkpoint.
 
     Attributes:
         text: The condition as typed.

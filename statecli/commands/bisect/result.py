@@ -12,7 +12,7 @@ from statecli.core.model_state import Oddity
 
 
 class BisectAnswer(str, Enum):
-    """Answer of a search.
+    """Answer of the search for the first checkpoint.
 
     `found`: the first checkpoint where the condition holds is known; `never`: the condition is false at the last
     checkpoint; `inconclusive`: unreadable checkpoints leave the answer open.

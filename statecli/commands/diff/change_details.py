@@ -39,7 +39,7 @@ def check_merge(
 def explain_changes(
     changes: list[Change], request: Request, sections: Mapping[str, str], settings: Mapping[str, Any]
 ) -> list[Change]:
-    """Add the recognised transformation to each change. `settings` are those of the checkpoint after."""
+    """Add the recognised transformation to each change. `settings` are those of the new checkpoint."""
     are_identical = all(change.status is Status.IDENTICAL for change in changes)
     if are_identical or (not pool.is_distributed() and is_training(changes)):
         return changes

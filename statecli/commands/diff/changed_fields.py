@@ -70,7 +70,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the indexes of matches whose shared storage has other members after than before.
+    """Return the indexes of matches that share storage with other tensors in the new than in the old checkpoint.
 
     Each state groups the matches by storage. The two groups of a match are the same if and only if each has as many
     members as both have together.

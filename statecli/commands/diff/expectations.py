@@ -92,7 +92,7 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
         return self._build_finding(rule, Wording(f"{reason}{difference}", self.name))
 
     def build_forbidden_change(self, rule: Rule, relation: str, option: str) -> Finding:
-        """Build the finding of a change that an option forbids, such as `matches --must-not-change 'a.*'`."""
+        """Build the finding of a forbidden change, such as one that `matches --must-not-change 'a.*'`."""
         text = f"changed, but {relation} {option}: {self.difference}"
         return self._build_finding(rule, Wording(text, self.name, owner=option, short=self.difference))
 
@@ -193,7 +193,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Return why a change is more than the merge of the adapter, as text before the description; or ""."""
+    """Return why a change is more than the merge of the adapter, such as `differs, although ...: `, or ""."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
@@ -288,7 +288,7 @@ def check_expectations(
 
 
 def _list_met(request: Request, entries: Sequence[ExpectationEntry]) -> Iterator[MetExpectation]:
-    """Yield each met option with globs, and how many entries prove it."""
+    """Yield each option with globs that is met, and the evidence, such as the number of unchanged entries."""
     if request.only:
         others = [entry for entry in entries if not entry.stays_within(request.only)]
         if _are_unchanged(others):
@@ -319,7 +319,7 @@ def _count(entries: Sequence[ExpectationEntry]) -> str:
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[ExpectationEntry]) -> Iterator[Broken]:
-    """Yield an error for each glob that may match one of the settings cut off from the list of differences."""
+    """Yield an error for each glob that may match a differing setting, because not all such settings are listed."""
     setting_rows = [entry for entry in entries if entry.section is None]
     remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
     for glob in frozen if remainder else ():

@@ -72,7 +72,7 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
 def pair_as_loaded(
     matches: list[Match], model: ModelState, built_model: BuiltModel | None
 ) -> tuple[list[Match], list[Oddity]]:
-    """Pair entries of a checkpoint by the names under which transformers loads them, and add a note.
+    """Pair entries of a checkpoint with the model by the names under which transformers loads them. Add a note.
 
     Entries that transformers merges or splits stay unchanged: the notes of `check_load` report them.
     """
@@ -99,7 +99,7 @@ def pair_as_loaded(
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Return the new name of each entry that is loaded under one name that no other entry has."""
+    """Map the name of each entry to its loaded name, if there is one and no other entry has it."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
@@ -134,7 +134,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
 
 
 def _select_models(state: ModelState, other: ModelState) -> ModelState:
-    """Return a training folder with its models only. Any other state, or one compared with more, is unchanged."""
+    """Reduce a training folder to its models if `other` has only models; otherwise return it unchanged."""
     if not state.traits.is_training_folder or any(tensor.kind not in MODEL_KINDS for tensor in other.tensors):
         return state
     of_model = [tensor for tensor in state.tensors if tensor.kind in MODEL_KINDS]
@@ -395,7 +395,7 @@ class _Load:
 
 
 def _list_prefixed_names(matches: Iterable[Match], *, swapped: bool) -> Iterator[PrefixedName]:
-    """Yield the names of matches that differ only in a wrapper's prefix. `swapped`: the class is before."""
+    """Yield the names of matches that differ only in a wrapper's prefix. `swapped`: the class is the old side."""
     for match in matches:
         if match.stripped and match.before and match.after:
             names, stripped = (match.before.fqn, match.after.fqn), match.stripped

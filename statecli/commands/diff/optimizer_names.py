@@ -32,7 +32,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(NamedTuple):
-    """Two optimizers with different kinds of keys. `places` maps each key to its position on its side."""
+    """Two optimizers with different kinds of keys. `places` maps each key to its position among its side's keys."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]

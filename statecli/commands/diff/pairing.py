@@ -33,7 +33,7 @@ class MatchedBy(str, Enum):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """A pair of tensors, before and after; one is None if that side lacks the tensor. `stripped`: removed prefixes."""
+    """Old and new tensor of a pair; None if that side lacks the tensor. `stripped`: prefixes cut from the names."""
 
     before: TensorInfo | None
     after: TensorInfo | None
@@ -42,7 +42,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def output_row(self) -> TensorInfo:
-        """The tensor whose name the pair has in the output."""
+        """The tensor whose name stands for the pair in the output."""
         tensor = self.after or self.before
         assert tensor is not None  # noqa: S101 - one of the two is always there
         return tensor
@@ -117,7 +117,7 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 
 
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """Sort matches in the order of after. A removed tensor keeps its place behind its predecessor in before.
+    """Sort matches in the order of the new checkpoint. A removed tensor follows its old predecessor.
 
     If after is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in the names
     decide, because the order of text or dtypes says nothing about the module.
@@ -297,7 +297,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
-    """Pair a tied name that one side lacks with the tensor that this side stores under another tied name."""
+    """Pair a tied name that one side lacks with the tensor that this side stores under another name."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:

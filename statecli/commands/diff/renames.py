@@ -101,7 +101,7 @@ def _split_by_fingerprint(
 
 
 def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Pair tensors whose names share the most trailing components; if several do, in their order."""
+    """Pair tensors whose names share the most trailing components; equally good candidates in their order."""
     old_paths = [(row, row.fqn.split(".")) for row in before]
     new_paths = [(row, row.fqn.split(".")) for row in after]
     longest = min(max(len(path) for _, path in old_paths), max(len(path) for _, path in new_paths))
@@ -124,7 +124,7 @@ def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, Tens
 def _confirm_pairs(
     pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Yield the pairs that are equal bit for bit. Constant tensors must also have the same last component.
+    """Yield the pairs that are equal bit for bit. Constant tensors must also have the same last name component.
 
     Adds unreadable rows to `errors`.
     """

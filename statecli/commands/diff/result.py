@@ -159,7 +159,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """A tensor of the diff, with its name and section after. A removed tensor has its name and section before.
+    """A tensor of the diff, with its new name and section. A removed tensor has its old name and section.
 
     Attributes:
         fields: Differing fields, in the order of `Field`.
@@ -184,7 +184,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScalarChange(msgspec.Struct, frozen=True):
-    """A differing number or text next to the tensors (epoch, lr, `__metadata__`); `key` is a dotted path.
+    """A setting that differs: a number or string other than a tensor (epoch, lr). `key` is a dotted path.
 
     `status` distinguishes a missing entry from a null entry. `detail` describes the difference of a long value.
     """
@@ -216,7 +216,7 @@ class MetExpectation(msgspec.Struct, frozen=True):
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """Distribution of the Δ of a changed tensor: `counts[i]` differences are in [edges[i], edges[i + 1])."""
+    """Histogram of the differences of a changed tensor: `counts[i]` of them are in [edges[i], edges[i + 1])."""
 
     fqn: str
     section: str

@@ -287,7 +287,7 @@ class _Comparison:
         )
 
     def _get_kind(self, match: Match) -> Kind:
-        """Return the kind of the tensor that names the pair, or of the class's tensor if a class is compared.
+        """Return the kind of the new (or removed) tensor, or the kind in the class if the old side is a class.
 
         A class knows the kind; in a checkpoint, it may be a guess.
         """

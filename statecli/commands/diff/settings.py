@@ -29,7 +29,7 @@ def compare_settings(
     sections: tuple[str | None, str | None],
     section_pairs: Mapping[str, str] = {},
 ) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
-    """Compare the settings of two checkpoints by dotted path, in the order of before, then of after.
+    """Compare the settings of two checkpoints by dotted path, in the order of the old, then of the new settings.
 
     Returns the differing settings, the paths of all compared settings, and notes.
 
@@ -100,7 +100,7 @@ def _describe_left_out_attributes(keys: Sequence[str]) -> list[Oddity]:
 def _build_change(
     key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar], detail: str | None = None
 ) -> ScalarChange:
-    """Return the change of the setting at `key`, which the two sides do not share."""
+    """Build the change of the setting at `key`: added, removed or changed."""
     status = Status.ADDED if key not in before else Status.REMOVED if key not in after else Status.CHANGED
     return ScalarChange(key, status, before.get(key), after.get(key), detail)
 
@@ -186,7 +186,7 @@ def _find_section_prefix(side: Settings, state: ModelState, section: str) -> str
 def _rename_sections(
     old_settings: Settings, new_settings: Settings, section_pairs: Mapping[str, str]
 ) -> tuple[Settings, Settings]:
-    """Rename each section in the settings of before to its partner's name in after.
+    """Rename the sections in the old settings to the names of their partners in the new checkpoint.
 
     A section has the same name on both sides: keys that lead to a section are not settings.
     """
@@ -199,7 +199,7 @@ def _rename_sections(
 
 
 def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
-    """Return a function that maps a key to its old and new prefix, those of the innermost section."""
+    """Return a function that maps a key to the old and the new prefix of its innermost section."""
     inner_first = sorted(new_prefixes, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:
@@ -295,7 +295,7 @@ def _format_json(value: Scalar, longest: int) -> str:
 
 
 def compare_versions(before: ModelState, after: ModelState, section_pairs: Mapping[str, str]) -> Iterator[ScalarChange]:
-    """Yield module versions in `_metadata` that differ. `section_pairs` maps sections of before to after.
+    """Yield module versions in `_metadata` that differ. `section_pairs` maps old to new sections.
 
     An older version makes torch convert or rename tensors on load.
     """

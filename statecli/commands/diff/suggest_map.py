@@ -197,7 +197,7 @@ def _count_replacements(
 
 
 def _build_component_rules(old: str, new: str, names: Sequence[str]) -> list[str]:
-    """Return the shortest rules for components at their place: first, last or between two other components."""
+    """Return the shortest `--map` rules that replace components at one place: first, last or between two others."""
     text, replacement = re.escape(old), new.replace("\\", r"\\")
     rules = []
     if any(name.startswith(f"{old}.") for name in names):

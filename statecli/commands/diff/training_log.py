@@ -18,7 +18,7 @@ LOG_KEY = "trainer_state.log_history"
 
 
 class LogChange(msgspec.Struct, frozen=True):
-    """Change of a training log: how many entries were added, and how many are equal from the start.
+    """Change of a training log: the number of added entries, and the number of equal entries at the start.
 
     `equal`: number of entries before the first difference. `shorter`: number of entries of the shorter log. `losses`:
     the newest loss before and after; () unless both logs have one.

@@ -79,7 +79,7 @@ class CompanionChanges(msgspec.Struct, frozen=True):
 
 
 def select_lockable_settings(state: ModelState, section: str | None) -> Settings:
-    """Return the settings of the model, without the settings of the training and of the container."""
+    """Return the settings of the model, without the settings of the training and of the file format."""
     format_keys = list_format_keys(state)
     settings = select_section_settings(state, section)
 

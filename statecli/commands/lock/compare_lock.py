@@ -38,7 +38,7 @@ OTHER_SIDE_ADVICE = (
 
 
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
-    """A line of the lock and its tensor. One of them is None if it has no counterpart.
+    """A line of the lock and the tensor that it describes; None on the side that lacks the tensor.
 
     `differ`: fields of the line contradicted by the tensor, or `SECTION_NOT_IN_LOCK`. `digest` of the tensor; None if
     not computed, because dtype or shape differ or a side has no values.

@@ -33,7 +33,7 @@ CONFLICT_MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
 
 class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tensor of a lock.
+    """A locked tensor: a line of the lock file.
 
     Attributes:
         digest: Null without values: in a class, on the meta device.
@@ -67,7 +67,7 @@ class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LockedTarget(msgspec.Struct, frozen=True):
-    """A target of a lock.
+    """A locked target: its tensors, settings and files.
 
     Attributes:
         target: Name; null for a single target, because a lock is of weights, not of their place.
@@ -96,7 +96,7 @@ class Lock(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def has_no_names(self) -> bool:
-        """True if the lock is of a single target without a name."""
+        """True if the lock has a single target without a name."""
         return self.targets[0].target is None
 
     def find_target(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:

@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class LockInput(msgspec.Struct, frozen=True):
-    """Target of `lock` after it was read.
+    """A target that was read to be locked.
 
     Attributes:
         name: Name in the lock.
@@ -139,7 +139,7 @@ def _read_target(text: str, request: Request) -> LockInput:
 
 
 def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress | None = None) -> Lock:
-    """Return the lock of targets.
+    """Hash the tensors of the targets, and return the lock.
 
     Raises as `digest.compute_digests` does, and for a file with wrong checksums or changes meanwhile.
     """

@@ -164,7 +164,7 @@ def _replace_file(path: str, data: bytes) -> None:
 
 
 def _remove_oldest(folder: str) -> None:
-    """Remove the oldest entries if all together are too large."""
+    """Remove the oldest entries if the cache is too large."""
     with suppress(OSError), os.scandir(folder) as entries:
         sizes = []
         for entry in entries:

@@ -120,14 +120,14 @@ def _convert_to_figures(tensor: TensorInfo) -> Figures:
 
 
 class ComparedPair(msgspec.Struct, frozen=True, gc=False):
-    """A tensor before and now, None for a side without the tensor, and its change."""
+    """Old and new tensor of a pair (None if that checkpoint lacks the tensor), and the change between them."""
 
     match: Match
     change: TensorChange
 
 
 def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list[ComparedPair]:
-    """Return all pairs of tensors of two models, each with its change, in the order of after."""
+    """Return all pairs of tensors of two models, each with its change, in the order of the new model."""
     pairing = pair_tensors(before.model, after.model, ())
     common_matches = [match for match in pairing.matches if match.before is not None and match.after is not None]
     key = cache.make_key([before.model, after.model], {**before.versions, **after.versions})

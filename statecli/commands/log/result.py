@@ -13,7 +13,7 @@ NAME_SOURCE = "name"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Step of a checkpoint. `source` is the setting that contains it, such as `global_step`, or `name`."""
+    """Step of a checkpoint. `source`: the setting with the step (`global_step`), or `name` if the name has it."""
 
     number: int
     source: str

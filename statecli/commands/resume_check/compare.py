@@ -33,7 +33,7 @@ _RANDOM_CALLS = {
 
 
 def compare_runs(full_run: RunRecord, resumed: RunRecord, saved_at: int) -> list[StateRow]:
-    """Return a row for each kind of state at step `saved_at` + 1."""
+    """Compare two runs at step `saved_at` + 1, and return a row for each kind of state."""
     expected = len(full_run.steps) - saved_at
     is_step_count_equal = len(resumed.steps) == expected
     before, after = full_run.steps[saved_at], resumed.steps[0]

@@ -40,7 +40,7 @@ OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 @dataclass(frozen=True, eq=False)
 class ChangedAttribute:
-    """Attribute with another value after each forward.
+    """Plain attribute that forward changes at each call.
 
     Attributes:
         path: Path of its module; "" is the model.

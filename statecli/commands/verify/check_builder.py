@@ -57,7 +57,7 @@ def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @contextmanager
 def keep_class_attributes(module: nn.Module) -> Iterator[None]:
-    """After the block, restore dicts and lists of tensors in class attributes, which all instances share."""
+    """After the `with` block, restore dicts and lists of tensors in class attributes, which all instances share."""
     containers = [
         step.value
         for container in walk(module).unregistered
@@ -177,7 +177,7 @@ Help = str | PlacedHelp | None
 def suggest_in_own_method(
     subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], remedy: str
 ) -> PlacedHelp | None:
-    """Return help for the first user-defined method, such as `net.py:12: let Net._apply call super()`.
+    """Return the fix in the first user-defined method, such as `net.py:12: let Net._apply call super()`.
 
     The methods searched are `names` of the modules that contain the tensor `fqn`.
     """
@@ -192,7 +192,7 @@ def suggest_in_own_method(
 
 
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
-    """Return `remedy` after the source line of `method`, or alone if the method is not written in Python.
+    """Put the source line of `method` before `remedy`. A method that is not written in Python has no line.
 
     A method of an installed library is to be reported, because users do not edit its file.
     """
@@ -206,7 +206,7 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy:
 
 
 def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:
-    """Return `remedy` after the source line, such as `net.py:12: `, or alone if `origin` is None."""
+    """Put the source line before `remedy`, such as `net.py:12: `, unless `origin` is None."""
     return PlacedHelp(f"{format_origin(origin)}: {remedy}" if origin else remedy, origin)
 
 
@@ -217,7 +217,7 @@ def address_to_library(owner: type, remedy: str) -> str:
 
 
 def _iter_parents(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
-    """Yield the registered modules from `module` to the tensor `fqn`."""
+    """Yield `module` and its submodules that contain the tensor `fqn`, outermost first."""
     yield module
     current: nn.Module | None = module
     for part in _NAME_PART.findall(fqn)[:-1]:
@@ -286,7 +286,7 @@ def build_finding(
 def build_check(
     name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
 ) -> Check:
-    """Build the check of a proof. Any reason makes the verdict inconclusive, unless a tensor failed."""
+    """Build the check of a proof from its results. `reasons` make it inconclusive, unless a tensor failed."""
     all_findings, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
     verdicts |= {Verdict.FAILED} if all_findings else set()

@@ -121,7 +121,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the tensors of a called instance, and note those that forward created or gave a shape."""
+    """Return the rows of a called instance, with a note on tensors that forward created or gave a shape."""
     rows_before = {row.fqn: row for row in before}
     aliases = {alias for row in before for alias in row.aliases}
     return tuple(_mark_row(row, rows_before.get(row.fqn), row.fqn in aliases) for row in rows)

@@ -104,7 +104,7 @@ def _is_in_dead_checkpoint() -> bool:
 
 @dataclass
 class _Graph:
-    """Autograd nodes of an output. `parents` maps a node to the nodes that send it gradients, with the input's index.
+    """Autograd nodes of an output. `parents` maps a node to the (node, input index) pairs that send it gradients.
 
     `gives_gradient`: for each node with a gradient, whether each input got a gradient.
     """

@@ -1,4 +1,4 @@
-"""Init methods of a model built on meta, in the order in which programs call them."""
+"""Init methods of a model built on meta, in the order in which training programs call them."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def convert_to_call(
 
 
 def split_arguments(value: Any) -> Call:
-    """Return the positional and the keyword arguments that a function's result stands for."""
+    """Split the result of a function into positional and keyword arguments."""
     if value is None:
         return (), {}
     if isinstance(value, Mapping):

@@ -37,7 +37,7 @@ _MAX_VALUES = 200_000
 
 
 class Slot(NamedTuple):
-    """Place where a model keeps a value: an attribute, a buffer, a parameter or a variable of its file.
+    """Place where a model keeps a value: an attribute, a buffer, a parameter, or a variable of its file.
 
     Attributes:
         owner_kind: "module", "class" or "file": where the name is looked up.
@@ -81,7 +81,7 @@ Values = Mapping[Slot, Parts]
 
 
 def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
-    """Return the paths of parts that differ or that only one of the two values has."""
+    """Return the paths where two encoded values differ, or that only one of them has."""
     first, second = first or {}, second or {}
     paths = dict.fromkeys((*first, *second))
     return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
@@ -91,7 +91,7 @@ def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]
 
 
 def iter_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
-    """Yield each slot of a model with its value. Registered parameters and buffers come last."""
+    """Yield each `Slot` of a model with its value. Registered parameters and buffers come last."""
     for path, part in module.named_modules():
         for name, value in tuple(vars(part).items()):
             if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
@@ -123,7 +123,7 @@ def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
 
 
 def read_values(module: nn.Module, *, excluded_names: Iterable[str] = ()) -> dict[Slot, Parts]:
-    """Read the values of all slots, except registered tensors named in `excluded_names`."""
+    """Read all values that a model keeps, except registered tensors named in `excluded_names`."""
     reader, left_out = _Reader(_list_registered(module)), frozenset(excluded_names)
     values: dict[Slot, Parts] = {}
     for slot, value in iter_slots(module):
@@ -136,7 +136,7 @@ def read_values(module: nn.Module, *, excluded_names: Iterable[str] = ()) -> dic
 
 
 def read_object(value: object) -> Parts:
-    """Return the parts of any object, by path. The object may be the state_dict of an optimizer."""
+    """Read any object, such as the state_dict of an optimizer, as a dict from paths to plain values."""
     return _Reader({}).read(value)
 
 
@@ -152,7 +152,7 @@ def _list_registered(module: nn.Module) -> dict[int, str]:
 
 @dataclass
 class _Reader:
-    """Turns objects into parts. `registered` maps the ids of modules and tensors that are not read to their names."""
+    """Encoder of objects. `registered` maps the ids of modules and tensors that are not read to their names."""
 
     registered: Mapping[int, str]
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -210,7 +210,7 @@ class _Reader:
 
 
 def _encode_leaf(value: Any) -> object:
-    """Return a value without parts as plain data; None for a container or an unknown object."""
+    """Encode a value without parts, such as a number; None for a container or an unknown object."""
     if type(value) in ATOM_TYPES:
         return repr(value)  # NaN equals itself
     if isinstance(value, torch.Generator):
@@ -233,7 +233,7 @@ def is_generator(value: object) -> bool:
 
 @dataclass(frozen=True)
 class CopiedValues:
-    """Copies of slot values. They refer to the registered modules and tensors of `source` itself.
+    """Copies of a model's values. They may refer to registered modules and tensors of `source`, which are not copied.
 
     `refused` are slots with an object that cannot be copied.
     """
@@ -253,7 +253,7 @@ class CopiedValues:
 
 
 def copy_slots(module: nn.Module) -> CopiedValues:
-    """Copy the values of all slots that can be copied."""
+    """Copy all values of a model that can be copied."""
     registered = _list_registered(module)
     reader = _Reader(registered)
     memo: dict[int, Any] = dict(_map_registered(module, module))
@@ -331,7 +331,7 @@ def _remove(module: nn.Module, slot: Slot) -> None:
 
 @contextmanager
 def keep_shared_values(module: nn.Module) -> Iterator[None]:
-    """Restore attributes of the user's classes, and variables of their files, after the block."""
+    """After the `with` block, restore attributes of the user's classes, and variables of their files."""
     before = {}
     for slot, value in _iter_shared_slots(module):
         with suppress(Exception):

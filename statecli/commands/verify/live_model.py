@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 def _suggest_inputs(args: tuple[Any, ...]) -> str:
-    """Return the arguments to pass in place of values without a tensor: for shapes, the text of each."""
+    """Return advice for inputs without a tensor: pass tensors, or shapes as strings such as '2x3'."""
     shapes = [arg for arg in (args, *args) if isinstance(arg, (tuple, list)) and arg]
     sizes = next((shape for shape in shapes if all(type(size) is int for size in shape)), (2, 3))
     return f"pass a tensor, or its shape as a string, such as {'x'.join(map(str, sizes))!r}"
 
 
 def find_live_inputs(python_inputs: object, built_model: BuiltModel) -> FoundInputs:
-    """Return the inputs of forward, or None and the reason.
+    """Return the inputs of forward and None, or None and the reason for their absence.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
     returns any of these, or texts like "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's own
@@ -106,7 +106,7 @@ def build_copy(module: nn.Module) -> BuiltModel:
 
 @contextmanager
 def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
-    """After the block, restore the state of the process and of a live model, whatever the model's code has done.
+    """After the `with` block, restore the process and the live model, whatever the model's code has done.
 
     Of the process: the random generators (torch's on the CPU and, if CUDA is in use or `cuda` announces its use, on
     each GPU; Python's; numpy's), the grad mode, the default dtype and device, deterministic algorithms, the number of
@@ -151,7 +151,7 @@ def _keep_model(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
-    """After the block, restore the training mode and the registered names of each module."""
+    """After the `with` block, restore the training mode and the registered names of each module."""
     with torch._C.DisableTorchFunctionSubclass():
         modes = [(part, part.training) for part in modules if hasattr(part, "training")]
         registries: list[Any] = [registry for part in modules for registry in (part._parameters, part._buffers)]
@@ -171,7 +171,7 @@ def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """After the block, restore memory, values and gradients of the tensors. The block starts without gradients."""
+    """After the `with` block, restore memory, values and gradients. Inside the block, tensors have no gradient."""
     with torch._C.DisableTorchFunctionSubclass():
         memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
         values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]

@@ -89,7 +89,7 @@ class ModelUnderTest:
         return first.device if first is not None and first.device is not None else "cpu"
 
     def build_used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
-        """Build an instance in its own mode, and call it once if forward creates tensors."""
+        """Build an instance, and call it once if forward creates tensors."""
         module = self.build_fresh(values=values, seed=seed)
         if self.created_by_forward:
             self.call(module)

@@ -39,7 +39,7 @@ RECREATE_HELP = "create the tensor again in forward when the {0} changes, or kee
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
-    """Return the tensors that a second forward replaces with the same bits after they were overwritten."""
+    """Overwrite tensors created by forward, and return those that another forward restores bit for bit."""
     try:
         module = subject.build_used(values=True)
     except ModelError:
@@ -73,8 +73,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Which tensors of the first forward another forward, on another device or in another dtype, creates again or
-    reads.
+    """Tensors created by the first forward that a forward on another device or in another dtype creates again or reads.
 
     `recreated`: created again; `read`: used; `reason`: why the remaining tensors are inconclusive.
     """
@@ -177,7 +176,7 @@ def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> Recre
 
 
 def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]) -> RecreatedTensors:
-    """Return the result of the first conversion of the model that forward accepts."""
+    """Return the result of the first conversion after which forward runs without an error."""
     result = RecreatedTensors()
     for conversion in conversions:
         result = RecreatedTensors()

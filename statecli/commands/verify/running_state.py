@@ -19,7 +19,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return those of `names` that have a running state; an empty set if forward cannot be called.
+    """Return the names of tensors with a running state; an empty set if forward cannot be called.
 
     Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward.
     """
@@ -67,7 +67,7 @@ def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
 
 
 def _change_values(tensor: torch.Tensor, sign: int) -> None:
-    """Change floats by much, so that a maximum changes, and integers by 1, so that an index stays close."""
+    """Change floats strongly, so that a maximum changes, and integers by 1, so that an index stays close."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if tensor.dtype is torch.bool:
             tensor.logical_not_()

@@ -67,7 +67,7 @@ class LeafRecord:
 
     @property
     def peak(self) -> float | None:
-        """gradient|, None|Largest finite |gradient|; None if all rounds gave none or zero."""
+        """Largest finite |gradient|; None if each round gave no gradient or zero."""
         return max(filter(_is_usable, self.peaks), default=None)  # type: ignore[type-var]
 
     @property
@@ -148,11 +148,11 @@ class Training:
 
     @property
     def is_still_growing(self) -> bool:
-        """True if even the last of many rounds gave a first gradient to a tensor."""
+        """True if a tensor got its first gradient as late as in the last of many rounds."""
         return self.rounds >= MAX_GROWING_ROUNDS and _has_new_gradients(self)
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """Map the FQN of each row with a shape to its tensor."""
+        """Map the FQN of each tensor with a known shape to the tensor."""
         rows = self.subject.rows_by_fqn
         tensors = measure.map_tensors(self.module).items()
         return {name: tensor for name, tensor in tensors if name in rows and not is_lazy(tensor)}
@@ -401,7 +401,7 @@ def _list_missing(run: Training) -> list[str]:
 
 
 def _measure_other_modes(run: Training) -> None:
-    """Measure leaves without gradient again: with batch norms in eval mode, and with all modules in eval mode."""
+    """Look for the missing gradients in other modes: batch norms in eval mode, and all modules in eval mode."""
     norms = [submodule for submodule in run.module.modules() if _is_batch_norm(submodule)]
     if norms and any(0 in run.leaf_records[name].peaks for name in _list_missing(run)):
         run.in_running = _measure_in_mode(run, "train mode, with its batch norms in eval mode", norms)
@@ -463,7 +463,7 @@ def _find_leaves(run: Training) -> None:
 
 @contextmanager
 def _record_calls() -> Iterator[dict[int, bool]]:
-    """Record for each module called in the block, by `id`, whether a call returned tensors with elements."""
+    """Record for each module, by `id`, whether a call in the `with` block returned a tensor with elements."""
     gave: dict[int, bool] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Recognise a LoRA adapter that was made from the checkpoint before, and measure its update of each weight."""
+"""Recognise a LoRA adapter made for the old weights, and measure its update of each weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli.values.low_rank import LowRankTask
 def find_adapters(
     changes: Sequence[Change], all_changes: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the update of each LoRA pair, by the index in `changes` at which its B is added."""
+    """Return the updates of a LoRA adapter, by the index in `changes` of each tensor B."""
     added_rows = [
         (n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)
     ]

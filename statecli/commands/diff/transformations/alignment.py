@@ -18,7 +18,7 @@ RowPair = tuple[str, TensorData, TensorData]
 def compute_digests_of_pairs(
     pairs: Mapping[int, RowPair], *, jobs: int, is_strong: bool = False
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the row checksums of both sides of each readable pair, with values cast to the dtype after."""
+    """Return the row checksums of both sides of each readable pair. Values are cast to the new dtype."""
     tasks = [
         RowTask(name, side, None if before.dtype == after.dtype else after.dtype, is_strong=is_strong)
         for name, before, after in pairs.values()

@@ -41,7 +41,7 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
 
 def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
-    """Return True if the tensors without exceptions cannot have equal rounded values by chance."""
+    """Return True if the tensors without exceptions cannot be equal after rounding by chance."""
     bits = 0.0
     for n, cast in casts.items():
         if not cast.exceptions:
@@ -73,7 +73,7 @@ def _count_exceptions(result: CheckResult, rounding: Rounding | None) -> int:
 
 
 def _build_cast(result: CheckResult, rounding: Rounding | None) -> Transformation:
-    """Return the cast, with the tensor's own rounding rule if `rounding`, the rule of most tensors, does not fit."""
+    """Return the cast, with the tensor's own rounding rule if `rounding`, that of most tensors, does not fit."""
     rules = (rounding, Rounding.NEAREST, Rounding.TRUNCATED, Rounding.STOCHASTIC)
     fitting_rule = next((rule for rule in rules if not _count_exceptions(result, rule)), None)
     exceptions = result.not_neighbours if fitting_rule is None and rounding is not None else 0

@@ -13,7 +13,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
-    """Return the indexes of the tensors that are not constant. Samples of them are read first, together."""
+    """Return the indexes of the tensors that are not constant. For most tensors, a sample decides."""
     pairs = {n: pair for n, row in enumerate(rows) if (pair := _pair_neighbours(take_sample(row))) is not None}
     outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
     varied = {n for n, outcome in zip(pairs, outcomes, strict=True) if isinstance(outcome, Delta) and outcome.changed}

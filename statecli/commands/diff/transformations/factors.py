@@ -195,7 +195,7 @@ def _fits(result: CheckResult, max_share: float) -> bool:
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
-    """Yield factors near the ratio of after to before, short factors first; none near 1, as training gives."""
+    """Yield likely factors near `ratio`, short decimals first; nothing for a ratio near 1, as after training."""
     if not ratio or abs(ratio - 1) < MIN_CHANGE:
         return
     candidates = [*_list_short_factors(ratio), *_list_roots(ratio)]

@@ -1,4 +1,4 @@
-"""Try to explain each change that the plain diff left unexplained as a transformation."""
+"""Try to explain changes that the plain diff left unexplained as transformations of tensors."""
 
 from __future__ import annotations
 

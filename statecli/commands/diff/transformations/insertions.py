@@ -144,7 +144,7 @@ def _check_alignments(
 
 
 def _find_start(pair: _Pair, segment: Segment) -> int:
-    """Return the index of the segment's first row in the tensor before."""
+    """Return the index of the segment's first row in the old tensor."""
     return segment.start + (segment.offset if pair.extra < 0 else 0)
 
 

@@ -22,7 +22,7 @@ class Interleaving(NamedTuple):
 
 
 def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Interleaving | None:
-    """Return how the rows of the parts alternate in the whole, by checksums of all rows.
+    """Return how the rows of the parts alternate in the fused tensor, by checksums of all rows.
 
     At most half of the rows of each part may differ, and at least one part has all rows at their places. None if the
     parts follow each other, or if no pattern fits.

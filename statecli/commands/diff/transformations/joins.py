@@ -95,7 +95,7 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 def _find_concatenations_anywhere(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the concatenations of parts from the same or any other module, as stored or transposed."""
+    """Return the concatenations of parts from the same module, or else from any module, as stored or transposed."""
     by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
     transposes = {
         whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
@@ -117,7 +117,7 @@ def _is_matrix(row: _Row) -> bool:
 def _find_concatenations(
     candidates: Sequence[tuple[_Row, Sequence[_Row]]], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the concatenations of parts with equal dtype, given the candidate parts of each whole."""
+    """Return the concatenations of parts of the same dtype, given the candidate parts of each fused tensor."""
     fitting_of = [
         (whole, same_dtype_rows)
         for whole, rows in candidates
@@ -174,7 +174,7 @@ def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey
 
 
 def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
-    """Return the fraction of the part's rows that occur anywhere in the whole."""
+    """Return the fraction of a part's rows that occur anywhere in the fused tensor."""
     return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 
 
@@ -190,7 +190,7 @@ def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]
 
 
 def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row]]) -> list[_Row]:
-    """Return the tensors in the same module, or in the module above, whose rows may be rows of the whole."""
+    """Return the tensors in the same module, or in the module above, whose rows may be in the fused tensor."""
     *modules, leaf = whole.fqn.split(".")
     leaves = dict.fromkeys((leaf, leaf.rpartition("_")[2]))  # in_proj_weight has the rows of q_proj.weight
     fitting: dict[int, _Row] = {}
@@ -208,7 +208,7 @@ def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str]
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return tensors with the same numbers in their names whose rows may be rows of the whole; [] if too many."""
+    """Return tensors with the same numbers in their names whose rows may be in the fused tensor; [] if too many."""
     rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
     fitting = [row for row in rows if _may_be_part(row, whole)]
     return fitting if len(fitting) <= _MAX_CANDIDATES else []
@@ -220,7 +220,7 @@ def _may_be_part(row: _Row, whole: _Row) -> bool:
 
 
 def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield the tensors that together have as many rows as the whole."""
+    """Yield the tensors that together have as many rows as the fused tensor."""
     for count in range(2, _MAX_JOINED + 1) if len(related) <= _MAX_CANDIDATES else ():
         for combination in combinations(related, count):
             if sum(row.data.shape[0] for row in combination) == whole.data.shape[0]:
@@ -228,7 +228,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield two or three related tensors plus the only tensor with exactly the missing number of rows."""
+    """Yield two or three related tensors, plus the only other tensor with exactly the missing number of rows."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
@@ -238,7 +238,7 @@ def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequenc
 
 
 def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> list[_Row] | None:
-    """Return the parts in the order of their rows in the whole, found by the first row of each.
+    """Return the parts in the order of their rows in the fused tensor, found by the first row of each.
 
     A single part without a place takes the remaining place. None for several parts without a place.
     """
@@ -277,7 +277,7 @@ _SPLITTING_KINDS = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTA
 
 
 def _build_copy_task(name: str, part: TensorData, of_whole: TensorData, kind: TransformationKind) -> CheckTask:
-    """Return the check that a part of the whole equals `part`, after rounding to the dtype of the side after."""
+    """Return the check that a slice of the fused tensor equals `part`, after rounding to the new dtype."""
     sides = (of_whole, part) if kind in _SPLITTING_KINDS else (part, of_whole)
     return CheckTask(name, Operation.COPY, *sides)
 
@@ -291,7 +291,7 @@ def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
 def _check_interleaving(
     whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the join if the rows of the parts alternate in the whole; otherwise None."""
+    """Return the join if the rows of the parts alternate in the fused tensor; otherwise None."""
     order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
     if order is None:
         return None
@@ -382,7 +382,7 @@ def _list_numbers(name: str) -> tuple[str, ...]:
 def _check_stack(
     whole: _Row, items: Sequence[tuple[_Row, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the stack if each item of the whole equals a tensor, or two concatenated tensors; otherwise None."""
+    """Return the stack if each of its items equals a tensor, or two concatenated tensors; otherwise None."""
     rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))

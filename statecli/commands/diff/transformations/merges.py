@@ -1,4 +1,4 @@
-"""Check whether the weights after are the weights before, merged with a given LoRA adapter."""
+"""Check whether the new weights are the old weights with a given LoRA adapter merged into them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MergeCheck(NamedTuple):
 
 
 def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelState, *, jobs: int) -> MergeCheck:
-    """Compare each weight after with the weight before plus the update of the adapter.
+    """Compare each new weight with the old weight plus the update of the adapter.
 
     Updates of tensors of the base that are not among the changes are left out: they were not selected.
 
@@ -101,7 +101,7 @@ def _list_copies(
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
-    """Return the index of this name, or of the only name that equals it but for a prefix on either side."""
+    """Return the index of `name`, or of the only name that differs from it by a prefix."""
     if name in numbers:
         return numbers[name]
     similar = [n for other, n in numbers.items() if other.endswith(f".{name}") or name.endswith(f".{other}")]

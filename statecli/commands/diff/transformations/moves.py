@@ -1,4 +1,4 @@
-"""Recognise tensors whose values were in another tensor before: swapped tensors, layers that were renumbered."""
+"""Recognise tensors whose values were in another tensor before, such as swapped tensors and renumbered layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_moves(
     jobs: int,
     looks_at_renames: bool = False,
 ) -> dict[int, Transformation]:
-    """Return the moved tensors, by index in `changes`. `sections` maps the sections before to those after.
+    """Return the moved tensors, by index in `changes`. `sections` maps old to new sections.
 
     A tensor moved if its values equal those of another tensor before, bit for bit or after rounding to another dtype.
     Two tensors with each other's values were swapped. A few elements may differ. A sample of first elements selects the
@@ -66,7 +66,7 @@ def find_moves(
 
 
 class MoveSource(NamedTuple):
-    """Tensor before that has the values of a tensor after. `exceptions`: number of elements that differ."""
+    """Old tensor whose values a new tensor has. `exceptions`: number of elements that differ."""
 
     row: TensorInfo
     exceptions: int
@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Return the first old tensor with the same sample, by index of the change, except for unchanged samples."""
+    """Return, by index of the change, the first old tensor with an equal sample. Unchanged samples are left out."""
     samples = [sample(row) for _, row in (*before, *after)]
     fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
     sources: dict[object, Rows] = {}
@@ -103,7 +103,7 @@ def follow_layers(
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
-    """Return the sources of other tensors in moved layers: norm weights near 1 do not show their layer.
+    """Return the sources of the other tensors in moved layers, which are too similar to show their layer.
 
     A layer is a name up to a number; the layer moved if all of its tensors with a known source came from a single
     layer.

@@ -42,7 +42,7 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
 
 
 def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], list[TensorInfo]]]:
-    """Return the tensors before and after for each transformation that may add elements, by index in `changes`."""
+    """Return the old and new tensors of each transformation that may add elements, by index in `changes`."""
     old = {(row.section, row.fqn): row for change in changes if (row := change.before) is not None}
     added_rows = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
     sides = {}

@@ -1,4 +1,4 @@
-"""Recognise quantized weights, and measure how far they are, dequantized, from the weight on the other side."""
+"""Recognise quantized weights, and compare their dequantized values with the weight on the other side."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
 
 
 def _reverse(change: Change) -> Change:
-    """Return the change with before and after swapped, unless both sides are identical."""
+    """Return the change with its old and new side swapped, unless both sides are identical."""
     if change.status is Status.IDENTICAL:
         return change
     status = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}.get(change.status, change.status)
@@ -277,7 +277,7 @@ def _build_transformation(pair: _Pair, error: QuantizedError, kind: Transformati
 
 
 def _describe_blocks(change: Change, kind: TransformationKind) -> Transformation | None:
-    """Return the quantization of a GGUF tensor in blocks, with the error that the plain diff measured."""
+    """Return how a GGUF tensor was quantized in blocks, with the error that the plain diff measured."""
     before, after, values = change.before, change.after, change.values
     if before is None or after is None or values is None or values.relative_l2 is None or values.left_out:
         return None

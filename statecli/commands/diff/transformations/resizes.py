@@ -1,4 +1,4 @@
-"""Recognise resized dimensions, where the rows that both sides have are equal."""
+"""Recognise tensors with a resized dimension whose common rows are equal."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _select_with_ends(
 
 
 def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, RowOrder]]:
-    """Yield the number of heads and the order that put the most rows in place, if at least half of the rows."""
+    """Yield the number of heads and the row order that explain the most rows, if they explain at least half."""
     best = 0
     best_order: tuple[int, RowOrder] | None = None
     for size in range(_MIN_HEAD, min(_MAX_HEAD, len(old)) + 1, 2):
@@ -110,7 +110,7 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, order: RowOrder) -> CheckTask:
-    """Return the check of both sides in the interleaved order, as [heads, rows of a half, halves, rest]."""
+    """Return the check of both sides as [heads, rows of a half, halves, rest], both with interleaved rows."""
     size = pair[0].shape[0] // heads
     views = []
     for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):

@@ -59,7 +59,7 @@ def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, i
 
 
 def _is_same_kind(change: Change) -> bool:
-    """Return True for a tensor that kept its shape and dtype, is not quantized, and whose values were compared."""
+    """Return True for an unquantized tensor with equal shape and dtype on both sides whose values were compared."""
     before, after = change.before, change.after
     return (
         before is not None
@@ -79,7 +79,7 @@ def was_replaced(change: Change) -> bool:
 
 
 def are_few(change: Change, exceptions: int) -> bool:
-    """Return True if `exceptions` is small, and fewer elements differ than from the tensor's own old values."""
+    """Return True if `exceptions` is small, and smaller than the number of the tensor's changed elements."""
     after, values = change.after, change.values
     if after is None or (values is not None and values.changed <= exceptions):
         return False
@@ -91,7 +91,7 @@ def find_namesakes(
     all_changes: Sequence[Change],
     explained_numbers: Container[int],
 ) -> dict[int, TensorInfo]:
-    """Return, for each unexplained tensor, an old tensor whose name is equal but for the section or first component.
+    """Return, for each unexplained tensor, an old tensor of equal name in another section or under another prefix.
 
     An averaged copy (`ema`) differs little from the model, so a cosine cannot show that the copy replaced the model.
     """

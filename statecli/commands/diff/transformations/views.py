@@ -56,7 +56,7 @@ def locate(data: TensorData, name: str) -> TensorData:
 
 
 def narrow(data: TensorData, axis: int, start: int, size: int) -> TensorData:
-    """Return the part of a tensor from index `start` of an axis, with size `size`. `data` must have strides."""
+    """Return `size` indexes of `axis`, beginning at `start`. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (*data.shape[:axis], size, *data.shape[axis + 1 :])
     return replace(data, shape=shape, offset=data.offset + start * data.strides[axis])

@@ -75,7 +75,7 @@ class _TensorCasts:
     declined: str | None = None
 
     def format_dtypes(self) -> str:
-        """Return `float64 → float16`, each once."""
+        """Return the sequence of different dtypes, such as `float64 → float16`."""
         return " → ".join(_format_dtype(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
 
     def find_fault(self) -> tuple[Rule, str] | None:
@@ -118,7 +118,7 @@ class _Proof(Proof):
     # --- one way ---------------------------------------------------------------------------------------------------
 
     def _cast(self, module: nn.Module | None, cast: _Cast) -> nn.Module | None:
-        """Cast `module`, or a new instance for None. Return it, or None if the next cast needs a new instance."""
+        """Cast `module`, or a new instance if None. Return it, or None if the next cast needs a new instance."""
         try:
             start = self._build_fresh() if module is None else module
         except ModelError as error:
@@ -205,7 +205,7 @@ class _Proof(Proof):
 
     @functools.cached_property
     def _recast(self) -> frozenset[str]:
-        """Return the unregistered tensors cast by forward at each call."""
+        """Return the unregistered tensors that forward casts at each call."""
         names = [row.fqn for row in self._subject.state.tensors if row.kind is Kind.UNREGISTERED]
         dtypes = [dtype for _, dtype, _ in self._ways]
         some = [dtype for dtype in dtypes if dtype is not torch.float16]  # the CPU lacks some operators in float16
@@ -318,7 +318,7 @@ def _find_fault(
 
 
 def _find_declining_modules(module: nn.Module, call_text: str, cast_names: list[str]) -> frozenset[str]:
-    """Return the names of modules with a `half()` of their own without effect, as in torchmetrics.
+    """Return the names of modules whose own `half()` changes nothing, as in torchmetrics.
 
     `cast_names`: the names of cast tensors; a module that casts some of its tensors has forgotten the rest.
     """

@@ -106,7 +106,7 @@ class _Proof(Proof):
     def _capture(
         self, changed_attributes: list[ChangedAttribute], reported_attributes: list[ChangedAttribute], *, training: bool
     ) -> list[ChangedAttribute]:
-        """Call the instances. Return the attributes because of which torch.compile captures the model at each call."""
+        """Call the instances. Return the attributes that make torch.compile capture the model again at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
         failures: list[list[str]] = []
         with check_builder.keep_class_attributes(pair.module):
@@ -253,7 +253,7 @@ class _Caller(nn.Module):
 
 @contextmanager
 def _use_compiler() -> Iterator[None]:
-    """Reset torch.compile before and after the block, and raise its limit of captured graphs inside."""
+    """Reset torch.compile before and after the `with` block, and raise its limit of captured graphs inside."""
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch({_LIMIT_SETTING: MAX_GRAPHS}), _leave_guards_untimed():

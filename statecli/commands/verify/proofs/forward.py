@@ -104,7 +104,7 @@ class _Run:
 
     @property
     def has_proved(self) -> bool:
-        """True if the run passed, so that each tensor without a recorded mismatch has none."""
+        """True if forward passed without asking for CUDA, so that the run shows all mismatches."""
         return self.error_text is None and not self.cuda_checks
 
 
@@ -272,7 +272,7 @@ def _find_refused(error: BaseException | None) -> CudaRefusal | None:
 
 
 def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
-    """Record a device error that torch or a kernel raised where the watch did not see it."""
+    """Record an error about devices that torch or a kernel raised and `DeviceWatch` did not see."""
     text, place = get_exception_text(cause), _locate_error(cause)
     if run.refused:
         return
@@ -343,7 +343,7 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
 
 
 def _is_of_graph(mismatch: Mismatch) -> bool:
-    """Return True for a mismatch in backward that only the fake device causes.
+    """Return True for a mismatch in backward that the fake GPU causes, not the model.
 
     torch's own checks of devices may be of the fake device. A formula of the graph mixes tensors without code of the
     model only after forward mixed tensors and was carried over: the gradient of the copy is on the device, but the
@@ -418,7 +418,7 @@ def _build_failed_cell(run: _Run, fqn: str, finding: Finding) -> Cell:
 
 
 def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
-    """Return why forward may read `fqn` on its device without harm."""
+    """Return why it does no harm that forward reads the tensor `fqn` on another device."""
     caught_mismatch = next((mismatch for mismatch in run.watch.raised if mismatch.source.fqn == fqn), None)
     if caught_mismatch is not None:
         place_text = _format_place(subject, caught_mismatch.place)
@@ -489,7 +489,7 @@ def _describe_mixed(
 def _describe_source(
     subject: ModelUnderTest, source: TensorSource, device: str, in_forward: str
 ) -> tuple[str, check_builder.Help]:
-    """Return the description of a tensor left on `device`, and the fix, or None for the fix recorded for the tensor.
+    """Describe a tensor left on `device`, and return its fix. None means the fix recorded for the tensor.
 
     `in_forward` says when a tensor without a name was created.
     """

@@ -1,4 +1,4 @@
-"""Run the proof `materialize`: build on meta, call `to_empty`, initialize, load, and find unwritten memory.
+"""Run the proof `materialize`: build on meta, call `to_empty`, initialize, load, and find uninitialized values.
 
 Large models are built on meta and get memory afterwards. A tensor outside of `state_dict()`, such as a buffer with
 `persistent=False`, then keeps the old contents of the memory, unless an init method writes the tensor. Two instances
@@ -128,7 +128,7 @@ class _Proof(Proof):
     # --- the operation -------------------------------------------------------------------------------------------
 
     def _build_on_meta(self) -> nn.Module | None:
-        """Return an instance on meta. If the constructor fails there, add a finding and return None."""
+        """Build an instance on the meta device. If the constructor fails there, add a finding and return None."""
         if not self._subject.rebuilds:
             module = self._subject.build_fresh()
             with self._subject.user_code("moving the model to meta"):
@@ -165,7 +165,7 @@ class _Proof(Proof):
     # --- verdicts ------------------------------------------------------------------------------------------------
 
     def _find_faults(self, first: _Materialized, second: _Materialized) -> dict[str, tuple[Rule, str]]:
-        """Fill the cells of all sound tensors. Return the broken rule and a message for each other tensor."""
+        """Fill the cells of tensors without a fault. Return the broken rule and a message for each other tensor."""
         recomputed = check_builder.measure_stand_in_move(self._subject).recomputed
         faults: dict[str, tuple[Rule, str]] = {}
         for row in self._subject.state.tensors:

@@ -50,7 +50,7 @@ _MOVE_METHODS = ("to", "cuda", "_apply")
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
-    """Move an instance to `device` and, if it has values, back. Raises UsageError if `device` is missing."""
+    """Move an instance to `device` and, if it has values, back. Raises UsageError if `device` does not exist."""
     if device == FAKE_CUDA:
         move, device_name, kind = move_to_fake_gpu(subject), fake_gpu.DISPLAY_NAME, FAKE_CUDA
     else:
@@ -79,7 +79,7 @@ def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
 
 
 def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
-    """Emulate `.to` by giving each registered tensor other memory. Return None if this might differ from `.to`."""
+    """Emulate `.to` by giving each registered tensor new memory. Return None if `.to` might do something else."""
     try:
         module = subject.build_used(values=False)
     except ModelError:
@@ -138,7 +138,7 @@ def parse_device(text: str) -> torch.device:
 
 @dataclass
 class MoveResult:
-    """Devices of the tensors before and after a move. `changed`: tensors whose values the move there and back changed.
+    """Devices of the tensors before and after a move. `changed`: tensors whose values differ after the move back.
 
     `stuck`: tensors that did not come back, each with its device. `reasons`: failed steps. `call`: the moves made.
     `lost_model`: a finding if the move returned no model. `has_own_move`: code outside of torch took part.

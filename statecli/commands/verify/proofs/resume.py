@@ -111,14 +111,14 @@ class _Proof(Proof):
             )
 
     def _list_lost_parts(self, slot: Slot, first: Values, second: Values) -> list[str]:
-        """Return the paths of the parts that differ, without parts that differ in any two trainings."""
+        """Return the paths where two trainings differ, without those where even equal trainings differ."""
         unstable_parts = self._unstable_parts[slot]
         return [part for part in list_differing_parts(first.get(slot), second.get(slot)) if part not in unstable_parts]
 
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
     ) -> list[Slot]:
-        """Return the slots without those of metrics, unless the metrics together change the training."""
+        """Remove metrics from the slots that a load does not restore, unless they change the training."""
         self._metrics = MetricStates(training.module)
         metric_slots = [slot for slot in unrestored_slots if self._is_of_metric(slot)]
         others = [slot for slot in unrestored_slots if slot not in metric_slots]
@@ -171,7 +171,7 @@ class _Proof(Proof):
         self._report_value(slot, training, loaded_values, differing, consequence, case)
 
     def _list_rows(self, slot: Slot, differing: list[str]) -> list[TensorInfo]:
-        """Return the rows of the differing tensors in a slot."""
+        """Return the tensors of the model that differ within a slot."""
         if slot.owner_kind != "module":
             return []
         rows = self._subject.rows_by_fqn
@@ -277,7 +277,7 @@ _LOAD_HELP = "check load_state_dict, _load_from_state_dict and the load hooks of
 
 
 def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
-    """Return True if a module of torch has the slot, such as `in_channels` of a lazy convolution (0 after a load)."""
+    """Return True for an attribute of a torch module: `in_channels` of a lazy convolution is 0 after a load."""
     return slot.owner_kind == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith(
         "torch."
     )

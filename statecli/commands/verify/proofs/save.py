@@ -75,7 +75,7 @@ class _Proof(Proof):
             _Safetensors(self, target, loaded_state).prove(strictly)
 
     def _write(self, source: nn.Module, target_tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Overwrite instance A, and return its state_dict after `torch.save` and `torch.load`."""
+        """Overwrite the saved instance (A), and return its state_dict after `torch.save` and `torch.load`."""
         tensors = measure.map_tensors(source)
         shared = check_builder.list_storage_keys(tensors.values()) & check_builder.list_storage_keys(
             target_tensors.values()
@@ -99,7 +99,7 @@ class _Proof(Proof):
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return the tensors that are equal in A and B before the load, so that the load cannot be tested."""
+        """Return the tensors that both instances share before the load, which then proves nothing about them."""
         small_tensors = {
             name: tensor
             for name, tensor in self._expected.items()
@@ -113,7 +113,7 @@ class _Proof(Proof):
         return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
     def _load(self, target: nn.Module, loaded_state: Any) -> bool:
-        """Load the state_dict into B with `strict=True`. Return True on success; otherwise report the error."""
+        """Load the state_dict into the second instance (B). Return True on success; otherwise report the error."""
         self._loaded = loaded_state
         activity = "load_state_dict(strict=True) with the model's state_dict"
         _, error_text = check_builder.run_user_code(
@@ -186,7 +186,7 @@ class _Proof(Proof):
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
     def _is_set_by_load(self, name: str, restored_tensor: torch.Tensor | None) -> bool:
-        """Return True if load_state_dict sets the value in B: then another instance gets the same value."""
+        """Return True if load_state_dict sets the value: then it sets the same value in a third instance."""
         if self._reloaded_tensors is None:
             self._reloaded_tensors = {}
             second_target = self._subject.build_fresh()
@@ -309,7 +309,7 @@ _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 
 def _find_refused_tensor(state: object, refused_type: str) -> str | None:
-    """Return the name of the first saved tensor of a class that torch.load refuses.
+    """Return the name of the first saved tensor whose class torch.load refuses.
 
     `refused_type`: the name of the class; a class within a class is pickled as a call of getattr.
     """
@@ -326,7 +326,7 @@ def _is_pickled_as(kind: type, name: str) -> bool:
 
 
 class _Safetensors:
-    """Save the state_dict by `safetensors.torch.save`, load it into B after B was overwritten, and compare."""
+    """Save the state_dict with safetensors, load it into the second instance (B), and compare."""
 
     def __init__(self, proof: _Proof, target: nn.Module, loaded_state: Any) -> None:
         self._proof, self._target = proof, target
@@ -375,7 +375,7 @@ class _Safetensors:
         return check_builder.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
-        """Load the entries that safetensors changes into B. Return an error text, or None.
+        """Load into B the entries that safetensors changes. Return an error text, or None.
 
         Entries with the same bits would be restored as before, so only altered entries are loaded again.
         """
@@ -409,7 +409,7 @@ class _Safetensors:
         self._proof.report(rule, f"{name}: {problem}", name, help=help)
 
     def _refuse_others(self) -> None:
-        """Refuse each entry that is not a tensor, and fail it if tensors may be inside."""
+        """Mark each entry that is not a tensor as refused. Report entries that may contain tensors."""
         for name, value in self._entries.items():
             if isinstance(value, torch.Tensor):
                 continue
@@ -466,7 +466,7 @@ _CONTIGUOUS_HELP = (
 def _find_altered(
     through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Save and load the entries by `through`. Return those that changed or cannot be compared."""
+    """Save and load the entries with `through`. Return those that changed or cannot be compared."""
     altered_entries: dict[str, torch.Tensor] = {}
     for piece in _iter_pieces(entries):
         for name, tensor in through(piece).items():
@@ -532,7 +532,7 @@ def _describe_unusual(tensor: torch.Tensor) -> str:
 
 @contextmanager
 def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restore memory shared by both instances (a class attribute, a global) after the block.
+    """After the `with` block, restore memory that both instances share, such as a class attribute or a global.
 
     Yields a function to restore the memory meanwhile.
     """

@@ -227,7 +227,7 @@ def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) ->
 
 
 def _fill_with_zeros(tensor: torch.Tensor) -> bool:
-    """Fill a tensor; return False if impossible, such as for an expanded or a sparse tensor."""
+    """Fill a tensor with zeros. Return False if that is impossible, as for expanded and sparse tensors."""
     try:
         with torch.no_grad():
             tensor.fill_(0)
@@ -271,7 +271,7 @@ def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
 
 
 def find_diverging(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return those of `names` that forward in train mode updates differently for different inputs."""
+    """Return the names of tensors that forward in train mode updates differently for different inputs."""
     running = find_running_state(subject, names)
     if not running:
         return frozenset()
@@ -286,7 +286,7 @@ def find_diverging(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[s
 
 @contextmanager
 def _use_fake_group() -> Iterator[None]:
-    """Make this process rank 0 of a group in which no collective sends anything. Raises ModelError for a real group."""
+    """Make this process rank 0 of a group whose collectives send nothing. Raises ModelError if a real group exists."""
     if not torch.distributed.is_available():
         raise ModelError("this build of torch has no torch.distributed")
     if torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""Run the proof `step`: which tensors get a gradient, are updated by the optimizer, or are changed by forward?"""
+"""Run the proof `step`: which tensors get a gradient, an update by the optimizer, or a change by forward?"""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def non_leaves_of_eval_mode(self) -> frozenset[str]:
-        """Names of tensors that a forward in eval mode leaves with a graph."""
+        """Names of tensors that have an autograd graph after a forward in eval mode."""
         subject = self.run.subject
         if not (subject.created_by_forward or subject.reassigned_by_forward):
             return frozenset()
@@ -376,7 +376,7 @@ def _describe_blocking_node(giver: str | None) -> _Cause:
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """Return a sibling that forward may choose in place of the tensor, such as another expert's weight; else None.
+    """Return a similarly named tensor that forward may choose instead, such as another expert's weight; or None.
 
     Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
