@@ -205,7 +205,6 @@ def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, r
 
 
 def _list_sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
-    """Return the sections that contain a tensor of one of these kinds."""
     return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds))
 
 

@@ -100,7 +100,6 @@ def _describe_left_out_attributes(keys: Sequence[str]) -> list[Oddity]:
 def _build_change(
     key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar], detail: str | None = None
 ) -> ScalarChange:
-    """Build the change of the setting at `key`: added, removed or changed."""
     status = Status.ADDED if key not in before else Status.REMOVED if key not in after else Status.CHANGED
     return ScalarChange(key, status, before.get(key), after.get(key), detail)
 

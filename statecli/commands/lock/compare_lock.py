@@ -97,7 +97,6 @@ def _is_on_other_side(text: str, lock: Lock) -> bool:
 
 
 def _describe_lock(text: str, request: Request) -> str:
-    """Describe the targets of the lock in a few words, for a message."""
     from difflib import get_close_matches
 
     if request.lock.has_no_names:

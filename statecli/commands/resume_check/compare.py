@@ -117,7 +117,6 @@ def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_
 
 
 def _list_own_generators(full_run: RunRecord) -> list[str]:
-    """Return the variables of the script that are a torch.Generator."""
     return list(dict.fromkeys(name for step in full_run.steps for name in step.random if name not in _RANDOM_CALLS))
 
 

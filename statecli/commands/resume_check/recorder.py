@@ -397,7 +397,6 @@ def _read_models(
     names: dict[int, str],
     list_tensors: Callable[[nn.Module], Iterable[tuple[str, torch.Tensor]]],
 ) -> dict[str, Digests]:
-    """Read the tensors of each model, by name."""
     model_names = _name_objects(models, names)
     return {name: _read_tensors(list_tensors(model)) for name, model in zip(model_names, models, strict=True)}
 

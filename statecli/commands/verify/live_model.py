@@ -151,7 +151,7 @@ def _keep_model(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
-    """After the `with` block, restore the training mode and the registered names of each module."""
+    """After the `with` block, restore the training mode and the registered tensors of each module."""
     with torch._C.DisableTorchFunctionSubclass():
         modes = [(part, part.training) for part in modules if hasattr(part, "training")]
         registries: list[Any] = [registry for part in modules for registry in (part._parameters, part._buffers)]

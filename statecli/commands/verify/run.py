@@ -72,7 +72,6 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
-    """Run the function `prove` of the module `proofs.<name>`."""
     prove: Callable[..., Check] = getattr(proofs, name.value).prove
     check = prove(subject, *_list_arguments(name, request))
     return proofs.step.skip_unreached(check) if name is Name.STEP and name not in request.checks else check

@@ -308,7 +308,6 @@ def call_forward(run: Training, mode: str = "train mode") -> Any:
 
 
 def _read_generators() -> tuple[Any, ...]:
-    """Return the states of the random generators of torch, Python and numpy."""
     numpy: Any = sys.modules.get("numpy")
     _, state, *state_fields = numpy.random.get_state() if numpy else (None, b"")
     return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), state_fields

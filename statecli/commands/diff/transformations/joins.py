@@ -179,7 +179,7 @@ def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
 
 
 def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
-    """Group tensors by (module one or two levels above the tensor, last component of the name)."""
+    """Group tensors by (module one or two levels above the tensor's own module, last component of the name)."""
     groups: dict[tuple[str, str], list[_Row]] = {}
     for row in parts:
         *modules, leaf = row.fqn.split(".")
@@ -203,7 +203,6 @@ def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row
 
 
 def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str], list[_Row]]:
-    """Group tensors by (numbers in the name, last component of the name)."""
     return group_by(parts, lambda row: (_list_numbers(row.fqn), row.fqn.rpartition(".")[2]))
 
 

@@ -153,7 +153,6 @@ class _Proof(Proof):
         return [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)]
 
     def _explain_difference(self) -> str:
-        """Return why the outputs of a compiled and an uncompiled instance differ."""
         others = [self._subject.build_used(values=True) for _ in range(2)]
         first, second = (self._call(instance, instance, seed=0) for instance in others)
         if len(first) == len(second) and all(map(_is_close, first, second)):

@@ -115,7 +115,6 @@ class _Proof(Proof):
     def _report_variable(
         self, module: nn.Module, target: str, constant: torch.Tensor, program: ExportedProgram
     ) -> None:
-        """Report a constant that comes from a variable of a file."""
         variable = tensor_sources.find_module_variable(constant, module)
         if variable is None:
             return

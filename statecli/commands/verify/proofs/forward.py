@@ -305,7 +305,6 @@ def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -
 
 
 def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], backward: _Run | None) -> Check:
-    """Build the check from the runs in eval mode, in train mode and of backward."""
     reported_runs = [
         run_or_mismatch
         for mode in (runs, train)
@@ -475,7 +474,6 @@ def _build_consequence(subject: ModelUnderTest, mismatch: Mismatch, text: str, m
 def _describe_mixed(
     subject: ModelUnderTest, mismatch: Mismatch, device: str, *, is_in_backward: bool
 ) -> tuple[str, check_builder.Help]:
-    """Return the message about an operator that mixes two devices, and the fix."""
     # Backward may read a tensor that forward created.
     actor, in_forward = ("the model", "") if is_in_backward else ("forward", " in forward")
     source_text, help = _describe_source(subject, mismatch.source, mismatch.device, in_forward)

@@ -378,7 +378,6 @@ def compare_on_cpu(subject: ModelUnderTest, move: MoveResult) -> None:
 
 
 def _try_way_back_on_fake_gpu(subject: ModelUnderTest, move: MoveResult) -> None:
-    """Record which tensors do not come back from a fake GPU."""
     fake_move = move_to_fake_gpu(subject)
     move.stuck_devices = fake_move.stuck_devices
     reason = next(iter(fake_move.reasons), fake_move.why_no_way_back)

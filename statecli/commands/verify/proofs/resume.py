@@ -171,7 +171,6 @@ class _Proof(Proof):
         self._report_value(slot, training, loaded_values, differing, consequence, case)
 
     def _list_rows(self, slot: Slot, differing: list[str]) -> list[TensorInfo]:
-        """Return the tensors of the model that differ within a slot."""
         if slot.owner_kind != "module":
             return []
         rows = self._subject.rows_by_fqn

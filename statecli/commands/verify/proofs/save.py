@@ -99,7 +99,7 @@ class _Proof(Proof):
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return the tensors that both instances share before the load, which then proves nothing about them."""
+        """Return the tensors that are equal in A and B before the load, which then proves nothing about them."""
         small_tensors = {
             name: tensor
             for name, tensor in self._expected.items()

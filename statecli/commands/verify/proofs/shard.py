@@ -216,7 +216,6 @@ _OWN_VALUES = "each rank keeps its own values"
 
 
 def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) -> str:
-    """Return how the values or gradients of a tensor differ between the ranks."""
     if row.requires_grad:
         return "its gradients are not averaged, so the ranks differ"
     if is_diverging:

@@ -386,7 +386,7 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
 
 
 def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
-    """Return a tensor with a gradient whose name differs only in numbers. `always`: it got one in each round."""
+    """Return a tensor with a gradient whose name differs only in numbers. If not `always`, it missed some rounds."""
     names_by_pattern = verdicts.reached if always else verdicts.reached_at_times
     return next((other for other in names_by_pattern.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
