@@ -72,8 +72,8 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 def _find_retied(matches: Sequence[Match]) -> set[int]:
     """Return the indexes of matches that share storage with other tensors in the new than in the old checkpoint.
 
-    Each state groups the matches by storage. The two groups of a match are the same if and only if each has as many
-    members as both have together.
+    Each state groups the matches by storage. The old and the new group of a match are the same if and only if each has
+    as many members as their intersection.
     """
     storage_pairs = [
         (n, before.storage, after.storage)

@@ -6,7 +6,7 @@ Without expectations every difference is a finding. With the options below, a fi
 - `--must-not-change GLOB`: a tensor or setting inside the globs differs.
 - `--must-change GLOB`: no tensor or setting inside the glob changed.
 - `--cast`: a tensor differs by more than an exactly rounded cast.
-- `--adapter`: a tensor is not, up to rounding, the tensor before with the adapter merged.
+- `--adapter`: a tensor is not, up to rounding, the old tensor with the adapter merged.
 
 A glob whose answer depends on values that were not compared is inconclusive: neither passed nor failed, exit status 2.
 """

@@ -273,7 +273,7 @@ class _Load:
 
     def iter_findings(self, answer: LoadReport, ignore: Sequence[Field]) -> Iterator[Finding]:
         """Yield the errors of the class's load, in the order and wording of `classify_by_model` where possible."""
-        # An entry that replaces a dropped tie would be reported twice.
+        # An entry that replaces a dropped tied name would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
         reported = (
             *map(self._report_missing, answer.missing),

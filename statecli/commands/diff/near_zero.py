@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statecli.commands.diff.result import Change
 from statecli.core.model_state import Kind
 
-#: A parameter starts near zero if its RMS before is less than this share of the median of the changed parameters.
+#: A parameter starts near zero if its old RMS is less than this fraction of the median RMS of the changed parameters.
 MAX_RMS_SHARE = 0.01
 
 

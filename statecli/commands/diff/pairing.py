@@ -119,8 +119,8 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
     """Sort matches in the order of the new checkpoint. A removed tensor follows its old predecessor.
 
-    If after is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in the names
-    decide, because the order of text or dtypes says nothing about the module.
+    If the new checkpoint is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in
+    the names decide, because such an order says nothing about the module.
     """
     pairs = list(pairs)
     if len(pairs) == len(after.tensors) and all(map(operator.is_, (match.after for match in pairs), after.tensors)):
@@ -169,8 +169,8 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
     """Pair sections by equal names, then the only remaining section with a model (or optimizer) on each side.
 
-    If no model section has a partner by name, the section that a load takes is paired. If several are left, all stay
-    unpaired, and a note names the option for pairing.
+    If no model section has a partner by name, the section that a load would use is paired. If several sections are
+    left, all stay unpaired, and a note names the option that pairs them.
     """
     pairs = {section: section for section in before.sections if section in after.sections}
     notes: list[Oddity] = []

@@ -135,7 +135,7 @@ class _Comparison:
         self.changed_files: set[str] = set()
         #: True if names are prefixed by sections, because there are several.
         self.sectioned = False
-        #: The adapter that should be merged into before.
+        #: The adapter that should be merged into the old checkpoint.
         self.adapter = load.read_checkpoint(request.adapter) if request.adapter is not None else None
 
     def diff(self, progress: Progress | None) -> Diff:

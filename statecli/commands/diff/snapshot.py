@@ -26,7 +26,7 @@ NOTE = (
 class StateDigests(msgspec.Struct, frozen=True):
     """A state, and the digest of each of its tensors in the order of `state.tensors`; None for a tensor without values.
 
-    The places of the bytes in `state` are no longer valid.
+    The offsets of the bytes in `state` are no longer valid.
     """
 
     state: ModelState

@@ -18,7 +18,7 @@ from statecli.core.units import plural
 
 #: Kinds of notes that are omitted if the cause is known.
 NOTE_KINDS = frozenset((OddityKind.PREFIX_APART, OddityKind.COMPONENTS_APART))
-#: Key of tensors that may be equal: section after, name and shape.
+#: Key of tensors that may be equal: new section, name and shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]
 
 
@@ -168,8 +168,8 @@ def _count_replacements(
 ) -> Counter[tuple[str, str]]:
     """Count how often replacing some components turns an old name into a new name.
 
-    Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
-    the files keep the order of saving.
+    Names with the same other components and the same shape are paired by synonyms that libraries use, then by their
+    order, if the files keep the order of saving.
     """
     # Tensors by place: a place is a name without some of its components (section, the parts before and after) and a
     # shape.

@@ -131,7 +131,7 @@ def _inspect_class(request: Request, spec: ModelSpec, python_inputs: object) -> 
 def inspect_live_model(module: nn.Module, request: Request, python_inputs: object) -> Inspection:
     """Inspect a live model without changing the model: a copy is moved and called.
 
-    A model without a copy is listed without measuring a move.
+    A model that cannot be copied is listed without a move.
     """
     try:
         built_model = verify.live_model.build_copy(module)

@@ -40,8 +40,8 @@ OTHER_SIDE_ADVICE = (
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
     """A line of the lock and the tensor that it describes; None on the side that lacks the tensor.
 
-    `differ`: fields of the line contradicted by the tensor, or `SECTION_NOT_IN_LOCK`. `digest` of the tensor; None if
-    not computed, because dtype or shape differ or a side has no values.
+    `differ`: fields in which the tensor contradicts the line, or `SECTION_NOT_IN_LOCK`. `digest`: digest of the tensor,
+    None if not computed, because dtype or shape differ or a side has no values.
     """
 
     locked: LockedTensor | None

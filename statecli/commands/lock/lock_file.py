@@ -70,7 +70,7 @@ class LockedTarget(msgspec.Struct, frozen=True):
     """A locked target: its tensors, settings and files.
 
     Attributes:
-        target: Name; null for a single target, because a lock is of weights, not of their place.
+        target: Name; null for a single target, because a lock describes weights, not where they are stored.
         settings: Absent in a lock of weights only.
         files: Digests of the files of a folder that change the model, by their paths in the folder; absent if the
             target is not a folder. A diffusers pipeline has files and no tensors: its components are targets

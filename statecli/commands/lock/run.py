@@ -57,8 +57,8 @@ class LockInput(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name in the lock.
-        stamps: Versions of the files before their reading.
-        unlocked: Reason why nothing of the target is locked, not a failure if there are other targets.
+        stamps: Versions of the files before they were read.
+        unlocked: Reason why nothing of the target is locked. It is an error only if nothing of any target is locked.
         bookkeeping_count: Number of left out tensors that callbacks keep.
     """
 

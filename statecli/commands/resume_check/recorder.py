@@ -314,7 +314,7 @@ def _hash(*texts: str) -> str:
 def _digest(tensor: torch.Tensor) -> str:
     """Return a digest of dtype, shape and bits; for a wrapper subclass, of its inner tensors.
 
-    A digest that starts with UNREADABLE says nothing about the values.
+    A digest that starts with UNREADABLE does not depend on the values.
     """
     head = f"{tensor.dtype} {tuple(tensor.shape)} "
     if is_traceable_wrapper_subclass(tensor):

@@ -1,8 +1,8 @@
 """Find plain attributes that forward changes: numbers, strings and containers, such as a step counter.
 
-The changed value is state outside every `state_dict()`. torch.export stores its value of today, and torch.compile
-captures the model again for each new value. Only attributes of registered modules are read, and of plain objects in
-them.
+The changed value is state outside every `state_dict()`. torch.export stores the value at the time of the export, and
+torch.compile captures the model again for each new value. Only attributes of registered modules, and of plain objects
+in these attributes, are read.
 """
 
 from __future__ import annotations

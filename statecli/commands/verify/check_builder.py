@@ -123,8 +123,8 @@ class _CalledModel(BuiltModel):
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
     """Emulate the move of a called instance without a GPU, and return its state with the result for each tensor.
 
-    The stand-in gives fresh memory by `_apply` and keeps Parameter objects, so ties and aliases come out as on CUDA.
-    Oddities untied-by-move, stale-view and recomputed are of the move; not-measured means a failed attempt.
+    The emulation gives fresh memory by `_apply` and keeps Parameter objects, so tied weights and aliases behave as on
+    CUDA. The oddities untied-by-move, stale-view and recomputed come from the move; not-measured means that it failed.
     """
     if not subject.created_by_forward:
         return subject.state
@@ -194,7 +194,7 @@ def suggest_in_own_method(
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
     """Put the source line of `method` before `remedy`. A method that is not written in Python has no line.
 
-    A method of an installed library is to be reported, because users do not edit its file.
+    The fix for an installed library is a report to its authors, because users do not edit its files.
     """
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None:

@@ -13,7 +13,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.live import tensor_sources
 from statecli.live.tensor_sources import Place
 
-#: A frame in a trace, as Python writes it.
+#: A frame in a traceback, as Python writes it.
 _FRAME = compile_on_use(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 

@@ -56,9 +56,9 @@ def list_contents(module: nn.Module) -> ModelContents:
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
     """Deep-copy `module`, with its values or with uninitialized memory. `contents` are its tensors and modules.
 
-    If code of a class makes another model of the copy (a GraphModule registers each plain tensor as a buffer),
-    attributes are copied individually, if the result is the same. Raises ModelError if the copy would still reach a
-    parameter of the original; errors of the model's code pass.
+    Code of a class may change the model in the copy: a GraphModule registers each plain tensor as a buffer. Then the
+    attributes are copied individually. Raises ModelError if the copy shares a parameter with the original. Errors of
+    the model's code are not caught.
     """
     contents = list_contents(module) if contents is None else contents
     copy_of_model = _finish_copy(_deepcopy(module, memo := build_memo(contents, values=values)), contents, memo)
@@ -116,8 +116,8 @@ def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
     """Build a memo for `copy.deepcopy` that copies each storage once for all tensors that share it.
 
-    Without `values` large tensors get unwritten memory. The system allocates this memory only on writing, so a copy
-    takes no more than its Python objects.
+    Without `values` large tensors get uninitialized memory. The system allocates it only on writing, so such a copy
+    costs no more memory than its Python objects.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}

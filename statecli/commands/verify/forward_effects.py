@@ -1,6 +1,6 @@
 """Effects of a model's first forward on its state: tensors that appear, get their shape, change, or disappear.
 
-Caches by device, attention maps, lazy parameters: none exists when the constructor returns.
+Examples are caches for a device, attention maps and lazy parameters, which do not exist when the constructor returns.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.non
 class GradientPaths:
     """Observations about the leaf tensors without a gradient, by name.
 
-    `used`: an operator of forward reads the leaf. `reentrant`: only in a reentrant checkpoint whose inputs do not
-    require grad. `reached`: the graph of the output leads to the leaf, with the Function or node without a gradient on
-    the way; None if each gives a gradient. `late_names`: leaves with a gradient this time. `reads_values`: forward
-    reads values, and may choose by values.
+    `used`: leaves that an operator of forward reads. `reentrant`: leaves read only in a reentrant checkpoint whose
+    inputs do not require grad. `reached`: leaves in the graph of the output, each with the Function or node on the way
+    that gives no gradient, or None. `late_names`: leaves that got a gradient this time. `reads_values`: forward reads
+    values of tensors, so that it may choose between branches.
     """
 
     used: frozenset[str]

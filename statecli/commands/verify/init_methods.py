@@ -18,7 +18,7 @@ INIT_METHODS = ("reset_parameters", "init_weights", "_init_weights")
 def list_init_methods(module: nn.Module, state: Mapping[str, object]) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Yield (module path, method name, callable) for each init method, in the order of the calls.
 
-    torch's own `reset_parameters` of a module whose tensors are all loaded is left out, because it only takes time.
+    torch's own `reset_parameters` is left out for a module whose tensors are all loaded later, to save time.
     """
     modules = list(module.named_modules())[::-1]
     for path, part in modules:

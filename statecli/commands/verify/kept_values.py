@@ -235,7 +235,7 @@ def is_generator(value: object) -> bool:
 class CopiedValues:
     """Copies of a model's values. They may refer to registered modules and tensors of `source`, which are not copied.
 
-    `refused` are slots with an object that cannot be copied.
+    `refused` are the slots whose object cannot be copied.
     """
 
     source: nn.Module

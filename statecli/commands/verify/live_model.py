@@ -108,11 +108,11 @@ def build_copy(module: nn.Module) -> BuiltModel:
 def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
     """After the `with` block, restore the process and the live model, whatever the model's code has done.
 
-    Of the process: the random generators (torch's on the CPU and, if CUDA is in use or `cuda` announces its use, on
-    each GPU; Python's; numpy's), the grad mode, the default dtype and device, deterministic algorithms, the number of
-    threads. Of the model: the mode and registrations of each module, device, dtype, `requires_grad` and `.grad` of each
-    tensor, and all values except parameters'. Proofs work only on copies, but a copy's code may know the original, for
-    instance by a global name.
+    Restored in the process: the random generators (torch on the CPU and, if CUDA is in use or `cuda` is True, on each
+    GPU; Python; numpy), the grad mode, the default dtype and device, deterministic algorithms, the number of threads.
+    Restored in the model: the mode and registrations of each module, device, dtype, `requires_grad` and `.grad` of each
+    tensor, and all values except those of parameters. Proofs work only on copies, but the code of a copy may reach the
+    original, for example by a global variable.
     """
     with (
         torch_settings.keep_settings(),

@@ -47,7 +47,7 @@ class ModelUnderTest:
         why_no_inputs: Why there are no inputs.
         created_by_forward: Names of tensors created by a first forward.
         reassigned_by_forward: Names under which a first forward puts another tensor.
-        non_leaves: Names computed from other tensors before the model was copied; a copy has no graph to these tensors.
+        non_leaves: Names of tensors computed from others before the model was copied. A copy lacks their graph.
         origins: Lines of the constructor's assignments.
         forward_passed: The check `forward` has passed: forward ran on the moved model.
         forward_error: The error of a plain call of a second instance in one line; None if forward returned.

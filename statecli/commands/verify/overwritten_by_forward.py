@@ -23,8 +23,8 @@ class OverwrittenParameters:
 def find_overwritten(run: Training) -> OverwrittenParameters:
     """Find the parameters to which forward gives the same values, whatever the optimizer wrote to them.
 
-    A projected update (to a norm, to a range) survives in part, at least for one of two opposite updates. Updates are
-    as large as the values, so that rounding does not swallow updates. The values are restored afterwards.
+    If forward only projects parameters (to a norm, to a range), at least one of two opposite updates survives in part.
+    Updates are as large as the values, so that rounding does not hide them. The values are restored afterwards.
     """
     parameters = {name: run.leaf_records[name].tensor for name in sorted(run.written_names) if name in run.leaf_records}
     parameters = {name: values for name, values in parameters.items() if training_rounds.is_strided(values)}

@@ -15,7 +15,7 @@ from statecli.core.rule import Rule
 class Proof(ABC):
     """Base class of proofs about instances of `subject`. A proof fills a cell for each tensor in each column.
 
-    An error of the model ends the proof, and is a reason for a weaker verdict; earlier findings and cells are kept.
+    An error of the model ends the proof and makes it inconclusive, unless it failed. Earlier findings and cells stay.
     """
 
     def __init__(self, subject: ModelUnderTest, name: Name, how: str, *columns: str) -> None:

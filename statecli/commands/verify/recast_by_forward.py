@@ -21,9 +21,9 @@ RECAST_REASON = "forward casts the tensor at each call"
 
 
 def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[torch.dtype]) -> frozenset[str]:
-    """Return those of `names` that forward reads only to cast them to the dtype of the model.
+    """Return the names of tensors that forward reads only to cast them to the dtype of the model.
 
-    Tried with an instance and inputs of each dtype, in eval and train mode; nothing is proved if a call raises.
+    An instance is called with inputs of each dtype, in eval and train mode. Return an empty set if a call raises.
     """
     candidates, recast_names = set(names), set()
     try:

@@ -1,8 +1,8 @@
 """Find tensors that each forward creates again, such as attention maps and caches for a device.
 
-Both are measured. A map is overwritten, and the next forward replaces it. A cache is not read by a forward after a move
-to another device or a cast; instead, forward stores another cache next to the first or in its place. A tensor added by
-every forward (a history) is not a cache.
+Both kinds are measured. An attention map is overwritten, and the next forward replaces it. A cache is not read by a
+forward on another device or in another dtype: forward stores another cache next to the first or in its place. A tensor
+that every forward adds (a history) is not a cache.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 class RecreatedTensors:
     """Tensors created by the first forward that a forward on another device or in another dtype creates again or reads.
 
-    `recreated`: created again; `read`: used; `reason`: why the remaining tensors are inconclusive.
+    `recreated`: tensors created again. `read_names`: tensors read. `reason`: why the others are inconclusive.
     """
 
     recreated: frozenset[str] = frozenset()

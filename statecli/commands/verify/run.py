@@ -183,7 +183,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
         return Check(name, Verdict.INCONCLUSIVE, reason=_NON_LEAF_REASON.format(subject.non_leaves[0]))
     if subject.read_original is not None and name in _CALLING_PROOFS:
         return Check(name, Verdict.INCONCLUSIVE, reason=_READS_ORIGINAL_REASON.format(subject.read_original))
-    # The proof forward calls a single instance, and compares it with no other.
+    # The proof `forward` calls a single instance, and does not compare it with another.
     if subject.name_mismatch and name is not Name.FORWARD:
         return Check(name, Verdict.INCONCLUSIVE, reason=subject.name_mismatch)
     inputs = [row.fqn for row in subject.state.tensors if row.is_input]

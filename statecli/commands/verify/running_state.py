@@ -1,7 +1,7 @@
 """Find tensors with a running state: forward in train mode computes the next value from the present value.
 
-An average, a counter and a codebook are running states. A cache is not: forward writes the same elements again, for any
-earlier elements.
+An average, a counter and a codebook are running states. A cache is not: forward writes the same elements, whatever the
+earlier elements were.
 """
 
 from __future__ import annotations

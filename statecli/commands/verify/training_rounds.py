@@ -53,9 +53,9 @@ class LeafRecord:
     """Record of a leaf that requires grad, over all rounds.
 
     `trained`: the optimizer has the leaf. `peaks`: the largest |gradient| of each round, None without a gradient.
-    `updated`: None before a step on a gradient, and if inconclusive. `lost_peak`: the largest |value| if a step of the
-    learning rate is less than its rounding. `idle`: the number of rounds in which a module with the leaf was called and
-    returned only tensors without elements, like an expert without tokens.
+    `updated`: whether a step changed the leaf; None if unknown. `lost_peak`: the largest |value|, if a step of the
+    learning rate is too small to change it. `idle`: the number of rounds in which a module with the leaf was called
+    but returned only empty tensors, like an expert without tokens.
     """
 
     tensor: torch.Tensor
@@ -244,8 +244,8 @@ def _has_new_gradients(run: Training) -> bool:
 def _needs_second_round(run: Training) -> bool:
     """Return True if only a second round, after a step, can show an effect.
 
-    The instance keeps its graph; or a tensor has the shape and initial values of a trained tensor, and may follow this
-    tensor (an EMA, a target network).
+    Either the instance keeps an autograd graph, or a tensor has the shape of a trained tensor and may follow it, as an
+    EMA or a target network does.
     """
     shapes = {leaf.tensor.shape for leaf in run.leaf_records.values() if leaf.trained and not leaf.tensor.is_nested}
     tensors = run.map_tensors()

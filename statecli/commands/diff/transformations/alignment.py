@@ -11,7 +11,7 @@ from typing import NamedTuple
 from statecli.core.model_state import TensorData
 from statecli.values.row_digests import RowTask, compute_row_digests
 
-#: A name, with the tensors before and after.
+#: A name, with the old and the new tensor.
 RowPair = tuple[str, TensorData, TensorData]
 
 
@@ -43,8 +43,8 @@ class Segment(NamedTuple):
 def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
     """Align the shorter side's rows with the longer side's. Return [] if no row is unique on both sides.
 
-    Rows that occur once on both sides decide; other rows, such as zeros, are at the first equal place between the
-    decided rows, and wrong rows follow the row before.
+    Rows that occur once on both sides are aligned first. Other rows, such as zeros, are at the first equal place
+    between them, and rows without an equal row follow the row before.
     """
     extra = len(long) - len(short)
     counts = Counter(long)

@@ -49,10 +49,10 @@ def find_transformations(
 ) -> list[Change]:
     """Return the changes, each with the transformation of its tensor, if recognised.
 
-    Later hypotheses are tried only on changes that earlier hypotheses left unexplained. `sections` are the paired
-    sections, before → after, and `settings` the settings of the checkpoint after. A tensor that cannot be read has no
-    transformation: the diff reports its error. A shard runs only its part of the planned checks. If casts are expected
-    (`--cast`), a few values are enough for a cast.
+    Later hypotheses are tried only on changes that earlier hypotheses left unexplained. `sections` maps old to new
+    sections, and `settings` are those of the new checkpoint. A tensor that cannot be read has no transformation: the
+    diff reports its error. A shard runs only its part of the planned checks. If casts are expected (`--cast`), a few
+    values are enough for a cast.
     """
     explained = list(changes)
     casts, resizes = find_casts(changes, is_expected=expects_casts, jobs=jobs), find_resizes(changes, jobs=jobs)

@@ -125,7 +125,7 @@ def _check_alignments(
             for segment, result in zip(segments, checked, strict=True)
             for row in result.first_rows
         ]
-        # Places are counted in the tensor before: the longer side if rows were removed.
+        # Places are counted in the old tensor, which is the longer side if rows were removed.
         places = [
             place + (sum(count for _, count in gaps[:n]) if pair.extra < 0 else 0) for n, (place, _) in enumerate(gaps)
         ]

@@ -14,7 +14,7 @@ _MAX_BLOCKS = 4
 class Interleaving(NamedTuple):
     """How parts alternate in a fused tensor: a repeated list of blocks (index of the part, number of rows).
 
-    `wrong_rows` are the rows of each part that are not at their place, by the number of the part.
+    `wrong_rows` maps the index of a part to its rows that are not at their place.
     """
 
     blocks: tuple[tuple[int, int], ...]

@@ -36,7 +36,7 @@ _MAX_CANDIDATES = 12
 _MAX_JOINED = 4
 #: Smallest number of parts of a join in which one part may differ wholly.
 _MIN_PARTS_WITH_WRONG = 3
-#: Smallest fraction of the rows of a part that must be rows of the whole.
+#: Smallest fraction of the rows of a part that must be in the fused tensor.
 _MIN_ROW_SHARE = 0.5
 #: Largest number of items in a stack, such as the experts of a layer.
 _MAX_STACKED = 1024
@@ -271,7 +271,7 @@ def _build_rows_task(
     return _build_copy_task(whole.fqn, narrow(part.data, 0, 0, size), narrow(whole.data, 0, start, size), kind)
 
 
-#: Kinds of transformations with the whole before, and the parts after.
+#: Kinds of transformations that split an old fused tensor into new parts.
 _SPLITTING_KINDS = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTACKED))
 
 
@@ -320,7 +320,7 @@ def _judge(
 ) -> Transformation | None:
     """Return the join if at least one part is exact and at least half of the rows of each part are equal.
 
-    A single part of three or more, and a quarter of many, may be wholly different if all other parts are exact.
+    One of three or more parts, or a quarter of many parts, may differ completely if all other parts are exact.
     """
     checked = [result for result in results if isinstance(result, CheckResult) and result.elements]
     if len(checked) < len(tasks) or all(result.exceptions for result in checked):

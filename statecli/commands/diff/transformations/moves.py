@@ -136,8 +136,9 @@ def group_rows(
 ) -> list[tuple[Rows, Rows]]:
     """Group old and new tensors that may have the same values, each with the index of its change.
 
-    The rows after have one dtype, and the rows before a dtype that can be cast to it. A row after was replaced or
-    added, a row before is any row, because layers are also copied. The index of a change outside `changes` is -1.
+    The new tensors of a group have one dtype, to which the dtypes of the old tensors can be cast. New tensors are those
+    that were replaced or added; old tensors are all tensors, because layers are also copied. The index of a change
+    outside `changes` is -1.
     """
     groups: dict[object, dict[str, tuple[Rows, Rows]]] = {}
     for n, change in enumerate(changes):
@@ -178,7 +179,7 @@ def _confirm(
 ) -> dict[int, MoveSource]:
     """Return the candidates that are equal bit for bit, except for a few elements.
 
-    Values possibly equal by chance are evidence only in a layer whose other tensors moved.
+    Values that may be equal by chance count only in a layer whose other tensors moved.
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
     same_dtype_pairs = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}

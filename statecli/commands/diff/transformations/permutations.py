@@ -13,7 +13,7 @@ from statecli.commands.diff.transformations.views import get_sampled, locate, na
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 
-#: Largest fraction of rows after without an equal row before.
+#: Largest fraction of new rows without an equal old row.
 _MAX_LOST_SHARE = 1 / 10
 #: Largest number of rows without an equal row that are compared with each other.
 _MAX_COMPARED = 8
@@ -22,9 +22,9 @@ _MAX_COMPARED = 8
 def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the tensors with reordered rows, or else reordered columns, by index in `changes`.
 
-    Nine in ten rows are equal bit for bit, or after rounding to the dtype after. In a few other rows, the elements that
-    differ from the most similar remaining row are the exceptions. If there are many other rows, all of their elements
-    are exceptions.
+    Nine in ten rows must be equal bit for bit, or after rounding to the new dtype. In a few other rows, the elements
+    that differ from the most similar remaining row are the exceptions. If there are many other rows, all of their
+    elements are exceptions.
     """
     permuted: dict[int, Transformation] = {}
     for axis in (0, 1):

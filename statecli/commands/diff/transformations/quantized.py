@@ -61,8 +61,8 @@ class ComparedCodes(NamedTuple):
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
     """Return the weights that were quantized or dequantized, by the index in `changes` of their codes.
 
-    `sections` are the paired sections, before → after. If codes are far from the weight of the other side, all elements
-    are exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
+    `sections` maps old to new sections. If codes are far from the weight of the other side, all elements are
+    exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
     """
     reversed_sections = {new: old for old, new in sections.items()}
     reversed_changes = [_reverse(change) for change in changes]

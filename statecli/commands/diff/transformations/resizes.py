@@ -27,7 +27,7 @@ from statecli.values.similarity import find_most_similar
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the resized tensors, by index in `changes`. At most half of the common rows may differ.
 
-    At least half of the smaller tensor must be common, and the rows must not be equal by chance.
+    The common part must be at least half of the smaller tensor, and must not be equal by chance.
 
     The tasks follow from the shapes alone, so shards can plan them.
     """

@@ -18,12 +18,12 @@ MAX_COSINE = 0.9
 MAX_EXCEPTIONS = 1 / 1000
 #: Smallest relative change that may be more than a step of training.
 MIN_CHANGE = 1e-2
-#: Largest change of the projection on the values before in a step of training; a larger change may be a factor.
+#: Largest change of the projection on the old values in a step of training; a larger change may be a factor.
 _MAX_PROJECTION = 3e-3
 #: Largest number of roundings, in spacings, of an element of a multiple, with a margin; and relative error of the sums
 #: of a tally.
 _MAX_ROUNDINGS, _ERROR_OF_SUMS = 8, 1e-5
-#: Largest number of elements, and smallest |cosine|, of a vector that may be related to the vector before.
+#: Largest number of elements, and smallest |cosine|, of a vector that may be related to its old values.
 _MAX_RELATED_ELEMENTS, _MIN_COSINE = 255, 0.2
 #: Dtypes to which no weight is quantized.
 _UNQUANTIZED_DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "int64", "bool"])
@@ -146,7 +146,7 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
     after = ratio / relative * l2 if relative else 0.0
     if not after:
         return True
-    # All errors are shares of the norm of after, because the square of a float64 norm may be beyond float64.
+    # All errors are fractions of the new norm, because the square of a float64 norm may be beyond float64.
     spacing, smallest = SPACING.get(dtype, (1.0, 0.0))
     shares = [
         _MAX_ROUNDINGS * spacing,

@@ -65,7 +65,7 @@ def _parse_dtype(text: str) -> _Cast:
 class _TensorCasts:
     """Dtypes of a tensor after each cast. `wrong` maps a cast to the rule that it broke and an explanation.
 
-    `declined`: the way for which the tensor's class has its own method, which keeps the dtype.
+    `declined`: the cast for which the module has its own method, which keeps the dtype.
     """
 
     before: torch.dtype

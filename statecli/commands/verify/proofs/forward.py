@@ -344,9 +344,9 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
 def _is_of_graph(mismatch: Mismatch) -> bool:
     """Return True for a mismatch in backward that the fake GPU causes, not the model.
 
-    torch's own checks of devices may be of the fake device. A formula of the graph mixes tensors without code of the
-    model only after forward mixed tensors and was carried over: the gradient of the copy is on the device, but the
-    graph recorded by the constructor is not.
+    torch's own checks of devices may fail only on the fake device. Without code of the model, backward mixes devices
+    only if forward mixed them and was carried over: the gradient of the copy is on the device, but the graph that the
+    constructor recorded is not.
     """
     if mismatch.fault is Fault.UNTOLD:
         return True

@@ -181,7 +181,7 @@ class _Proof(Proof):
                 fault = self._judge(row, first, second)
                 if fault is not None:
                     faults[name] = fault
-        # They have no row; those of an unregistered tensor are repaired with the tensor.
+        # Aliases have no row of their own. The fix for an unregistered tensor also repairs its aliases.
         rows = (row for row in self._subject.state.tensors if row.kind is not Kind.UNREGISTERED)
         aliases = (alias for row in rows for alias in row.aliases)
         for alias in (alias for alias in aliases if alias in first.tensors and first.tensors[alias].is_meta):

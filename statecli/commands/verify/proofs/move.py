@@ -66,7 +66,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
     """Move an instance to a fake GPU without data or, if that is inconclusive, with data.
 
-    A plain model needs no fake GPU, whose import takes as long as importing torch: `nn.Module._apply` decides alone.
+    A model with only torch's `_apply` is moved without a fake GPU, whose import takes as long as that of torch.
     """
     move = _move_plain_model(subject)
     if move is not None:
@@ -140,9 +140,9 @@ def parse_device(text: str) -> torch.device:
 class MoveResult:
     """Devices of the tensors before and after a move. `changed`: tensors whose values differ after the move back.
 
-    `stuck`: tensors that did not come back, each with its device. `reasons`: failed steps. `call`: the moves made.
-    `lost_model`: a finding if the move returned no model. `has_own_move`: code outside of torch took part.
-    `why_no_way_back`: why the way back from a fake GPU was not tried.
+    `stuck_devices`: device of each tensor that did not come back. `reasons`: failed steps. `call`: description of the
+    moves. `lost_model`: a finding if the move did not return a model. `has_own_move`: code outside of torch took part.
+    `why_no_way_back`: why the move back from a fake GPU was not tried.
     """
 
     before: dict[str, str] = field(default_factory=dict)
@@ -338,7 +338,7 @@ def _move_there_and_back(
     tensors: dict[str, torch.Tensor],
     move: MoveResult,
 ) -> None:
-    # Only Parameters, whose values were not drawn. Other tensors have values, and all instances may share them.
+    # Only Parameters are changed, because their values were not drawn. All instances may share other tensors.
     tensor_bits.perturb(tensor for tensor in tensors.values() if type(tensor) is nn.Parameter)
     before = {name: check_builder.copy_values(tensor) for name, tensor in tensors.items()}
     moved_module = _move_there(subject, module, device, move)

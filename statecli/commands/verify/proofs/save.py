@@ -311,7 +311,7 @@ _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 def _find_refused_tensor(state: object, refused_type: str) -> str | None:
     """Return the name of the first saved tensor whose class torch.load refuses.
 
-    `refused_type`: the name of the class; a class within a class is pickled as a call of getattr.
+    `refused_type`: the name of the class. A nested class is pickled as a call of getattr.
     """
     if not isinstance(state, Mapping):
         return None
@@ -534,7 +534,7 @@ def _describe_unusual(tensor: torch.Tensor) -> str:
 def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[], None]]:
     """After the `with` block, restore memory that both instances share, such as a class attribute or a global.
 
-    Yields a function to restore the memory meanwhile.
+    Yields a function that restores the memory before the end of the block.
     """
     second_keys = check_builder.list_storage_keys(measure.map_tensors(second).values())
     shared = [tensor for tensor in measure.map_tensors(first).values() if identify_storage(tensor)[0] in second_keys]

@@ -158,7 +158,7 @@ _NOT_REACHED_REASON = (
 def skip_unreached(check: Check) -> Check:
     """Skip a proof that is inconclusive only because statecli's own inputs do not reach some tensors.
 
-    Applies if the user requested neither the proof nor these inputs.
+    The caller uses it only if the user did not request the proof.
     """
     cells = [cell for column in check.columns for cell in column.cells.values()]
     inconclusive_reasons = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
