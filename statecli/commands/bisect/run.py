@@ -59,7 +59,7 @@ def bisect_run(request: Request) -> Bisection:
 
 
 class _Prober:
-    """Decides for each checkpoint whether the condition holds; reads each checkpoint once."""
+    """Decides for each checkpoint whether the condition holds, and reads each checkpoint only once."""
 
     def __init__(self, request: Request) -> None:
         self._condition = request.condition
@@ -101,7 +101,7 @@ class _Prober:
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
 
     def find_counter(self) -> str | None:
-        """Return the setting that counts steps in every checkpoint that was read; None if no setting does."""
+        """Return the setting that counts steps in every checkpoint that was read, or None if no setting does."""
         steps_of_checkpoints = self.steps_of_path.values()
         return next(
             (key for key in STEP_KEYS if steps_of_checkpoints and all(key in steps for steps in steps_of_checkpoints)),

@@ -65,7 +65,7 @@ def estimate_ranks(changes: list[Change], request: Request) -> list[Change]:
 
 
 def _build_rank_task(change: Change) -> RankTask | None:
-    """Return the task that computes the rank of a float matrix's difference; None for other tensors."""
+    """Return the task that computes the rank of a float matrix's difference, or None for other tensors."""
     views = transformations.views
     before, after = views.get_data(change.before), views.get_data(change.after)
     if change.values is None or change.values.l2 is None or before is None or after is None:

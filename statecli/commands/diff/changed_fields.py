@@ -14,7 +14,7 @@ _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
 
 
 def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
-    """Return the shape of a tensor, or the names and shapes of the parts of a nested tensor; None if unknown."""
+    """Return the shape of a tensor (of a nested tensor, the shape of each part), or None if unknown."""
     if tensor.shape is None and tensor.parts:
         return tuple((name, part.shape) for name, part in tensor.parts)
     return tensor.shape
@@ -39,7 +39,7 @@ def _differ_if_known(before: object, after: object) -> bool:
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """Return the fields other than values that differ in each match; () if a side is missing or damaged.
+    """Return the fields other than values that differ in each match, or () if a side is missing or damaged.
 
     `devices` is False if a side is a class, whose devices are only those of the build.
     """

@@ -144,7 +144,7 @@ _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
 
 def _explain_beyond_cast(change: Change) -> str:
-    """Return why a change is more than an exactly rounded cast, such as `is not a cast: `; "" for such a cast."""
+    """Return why a change is more than an exactly rounded cast, such as `is not a cast: `, or "" for such a cast."""
     if change.status is Status.IDENTICAL:
         return ""
     transformation = change.transformation
@@ -179,7 +179,7 @@ _ROUNDING_ERRORS = {
 
 
 def describe_lost_values(change: Change) -> str | None:
-    """Describe the values that an exactly rounded cast lost because they exceed the dtype's range; or None."""
+    """Describe the values beyond the dtype's range that an exactly rounded cast lost. Return None if it lost none."""
     values, dtype = change.values, _name_dtype(change)
     if values is None:
         return None

@@ -113,7 +113,7 @@ def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPai
 
 
 def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int, str] | None:
-    """Return (position of the parameter, name of its state) for an optimizer's tensor; otherwise None."""
+    """Return (position of the parameter, name of its state) for an optimizer's tensor, or None."""
     if row is None or row.kind is not Kind.OPTIMIZER or row.section != pair.sections[side]:
         return None
     nested = _NESTED.fullmatch(row.fqn)

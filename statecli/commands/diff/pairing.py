@@ -153,7 +153,7 @@ def _has_own_order(state: ModelState) -> bool:
 
 
 def _sort_by_number(matches: list[Match]) -> list[Match]:
-    """Return matches by section in order of appearance, then by name, with numbers in names ordered as numbers."""
+    """Sort matches by section in order of appearance, then by name. Numbers in names are ordered as numbers."""
     tensors = [match.output_row for match in matches]
     keys = [make_natural_key(tensor.fqn) for tensor in tensors]
     order = sorted(range(len(matches)), key=keys.__getitem__)

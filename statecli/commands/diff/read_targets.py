@@ -27,7 +27,7 @@ MIN_BYTES_FOR_PROCESS = 8 << 20
 def read_both(
     request: Request, built_models: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
 ) -> tuple[ModelState, ModelState]:
-    """Return the states of both targets; the modules of classes are added to `built_models`."""
+    """Return the states of both targets. The modules of classes are added to `built_models`."""
     if snapshots:
         states = [
             snapshots[text].state if text in snapshots else _read_target(text, request, built_models)
@@ -51,7 +51,7 @@ def list_target_paths(request: Request) -> list[str]:
 
 
 def pack_checkpoint(text: str) -> bytes:
-    """Read a checkpoint and return its state as bytes; b"" if msgpack cannot encode it (65-bit integer, surrogate)."""
+    """Return the encoded state of a checkpoint, or b"" if msgpack cannot encode it (65-bit integer, surrogate)."""
     try:
         return msgspec.msgpack.encode(load.read_checkpoint(text))
     except (OverflowError, UnicodeEncodeError):
@@ -59,12 +59,12 @@ def pack_checkpoint(text: str) -> bytes:
 
 
 def unpack_checkpoint(packed: bytes) -> ModelState | None:
-    """Return the state packed by `pack_checkpoint`; None for b""."""
+    """Return the state that `pack_checkpoint` encoded, or None for b""."""
     return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
 
 
 def _read_target(text: str, request: Request, built_models: dict[str, BuiltModel]) -> ModelState:
-    """Return the state of a target; the module of a class is added to `built_models`."""
+    """Return the state of a target. The module of a class is added to `built_models`."""
     spec = load.find_class_spec(text)
     if spec is None:
         return load.read_checkpoint(text)

@@ -145,7 +145,7 @@ def _select_section(state: ModelState, section: str | None, other: ModelState) -
 
 
 def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
-    """Return the key prefix of the attributes of each whole pickled module; () for an exported program."""
+    """Return the key prefix of the attributes of each whole pickled module, or () for an exported program."""
     side = state.metadata
     if state.traits.settings_describe_program:
         return ()
@@ -175,7 +175,7 @@ def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[s
 
 
 def _find_section_prefix(side: Settings, state: ModelState, section: str) -> str:
-    """Return the key prefix of a section's settings; "" if all settings of the file belong to the section."""
+    """Return the key prefix of a section's settings, or "" if all settings of the file belong to the section."""
     prefix = f"{section}."
     is_named = section in side.kinds or any(key.startswith(prefix) for key in side.values)
     is_all = section in state.whole_modules or (section == _WHOLE_FILE_SECTION and state.sections == (section,))

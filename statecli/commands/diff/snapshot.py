@@ -24,7 +24,7 @@ NOTE = (
 
 
 class StateDigests(msgspec.Struct, frozen=True):
-    """A state, and the digest of each of its tensors in the order of `state.tensors`; None for a tensor without values.
+    """A state and the digests of its tensors, in the order of `state.tensors`. A tensor without values has None.
 
     The offsets of the bytes in `state` are no longer valid.
     """
@@ -39,7 +39,7 @@ def take_digests(state: ModelState) -> StateDigests:
 
 
 def compute_digests(tensors: Sequence[TensorInfo]) -> list[str | None]:
-    """Return the digest of each tensor; None for a tensor without values. Raises UnreadableError."""
+    """Return the digest of each tensor, or None for a tensor without values. Raises UnreadableError."""
     return values.digest.compute_digests(tensors, _ALGORITHM)
 
 

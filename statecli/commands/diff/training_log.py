@@ -67,7 +67,7 @@ def compare_logs(before: str, after: str) -> LogChange | None:
 
 
 def _read_log(folder: str) -> list[Any]:
-    """Return `log_history` from trainer_state.json in the folder; [] if the file does not exist.
+    """Return `log_history` from trainer_state.json in the folder, or [] if the file does not exist.
 
     Raises UnreadableError for a file that cannot be read.
     """

@@ -25,7 +25,7 @@ PAIRS_PER_BATCH = 1 << 15
 
 
 class PairResult(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of comparing a pair's values; empty if the values are equal or were not compared.
+    """Outcome of comparing the values of a pair. It is empty if they are equal or were not compared.
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
     codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.

@@ -86,7 +86,7 @@ def describe_parts(weight: LogicalWeight) -> str:
 
 
 def describe_defect(weight: LogicalWeight) -> str:
-    """Describe the defect of a quantized weight, such as `shape not stored`; "" for a sound weight."""
+    """Return the defect of a quantized weight, such as `shape not stored`, or "" for a sound weight."""
     return weight.defect or ("shape not stored" if weight.shape is None else "")
 
 

@@ -167,7 +167,7 @@ def find_companion_files(folder: str) -> list[str]:
 
 
 def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
-    """Return the folders of diffusers pipelines that contain `targets` and that a walk over `texts` reaches.
+    """Return the folders of diffusers pipelines that contain `targets`, if the typed targets `texts` reach them.
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """
@@ -219,7 +219,7 @@ def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
 
 
 def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
-    """Return the digest of a JSON file's content, independent of order and indentation; None for any other file."""
+    """Return the digest of a JSON file's content, independent of order and indentation, or None for any other file."""
     import json
 
     stem, suffix = os.path.splitext(files.get_name(path))

@@ -36,7 +36,7 @@ RELIABLE_EVIDENCE = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTI
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to lock. `jobs` is the number of workers, 0 for a worker per core; `lock_file` is the output path."""
+    """A request to lock. `jobs`: number of workers (0 for one per core). `lock_file`: path of the output."""
 
     targets: tuple[str, ...]
     digest: Algorithm = Algorithm.BLAKE3

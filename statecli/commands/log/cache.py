@@ -105,7 +105,7 @@ class Cache:
         return items if entry.key == key and len(items) == count else None
 
     def store(self, key: str | None, items: Sequence[object]) -> None:
-        """Write an entry; do nothing if the folder cannot be written."""
+        """Write an entry, or do nothing if the folder cannot be written."""
         if key is None:
             return
         with suppress(OSError, ValueError):

@@ -44,7 +44,7 @@ class _Norms(msgspec.Struct):
 
     @property
     def has_changed(self) -> bool | None:
-        """True if a parameter changed since the checkpoint before; None if unknown."""
+        """True if a parameter changed since the previous checkpoint; None if unknown."""
         if True in self.parameters_changed:
             return True
         return False if self.parameters_changed and None not in self.parameters_changed else None
@@ -102,7 +102,7 @@ class Follower:
         return row
 
     def _find_deleted(self) -> tuple[str, ...]:
-        """Return a message if a file of the checkpoint before was deleted; otherwise ()."""
+        """Return a message if a file of the previous checkpoint was deleted, else ()."""
         if self._last is None or all(files.exists(path) for path in self._last.versions):
             return ()
         return (f"{self._last.state.target}: was deleted before statecli could compare it with the next checkpoint",)
@@ -208,7 +208,7 @@ class Follower:
 
 
 def _has_changed(pair: ComparedPair) -> bool | None:
-    """Return True if the values or the dtype of the tensor changed; None if unknown."""
+    """Return True if the values or the dtype of the tensor changed, or None if unknown."""
     old, new = pair.match.before, pair.match.after
     if old is None or new is None:
         return False

@@ -1,4 +1,4 @@
-"""Read the values of checkpoints: the norm of each tensor, and its change since the checkpoint before."""
+"""Read the values of checkpoints: the norm of each tensor, and its change since the previous checkpoint."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
 
 
 def _refine_cosine(difference: TensorChange, before: float, after: float) -> float:
-    """Return the cosine; if the change is small, computed from the norms, because that is more precise.
+    """Return the cosine. If the change is small, the norms give it more precisely.
 
     The product of float32 values is rounded to 1e-7. The law of cosines multiplies this error by the square of the
     relative change. After a large change, it would subtract almost equal numbers.
@@ -244,7 +244,7 @@ def _refine_cosine(difference: TensorChange, before: float, after: float) -> flo
 
 
 def _combine_cosines(pairs: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return the cosine of all tensors together, from their norms and cosines; None if a side is zero."""
+    """Return the cosine of all tensors together, from their norms and cosines, or None if a side is zero."""
     before, after = (math.hypot(*(pair[side] for pair in pairs)) for side in (0, 1))
     if not (before and after):
         return None

@@ -68,7 +68,7 @@ class CheckpointRow(msgspec.Struct, frozen=True):
 
     @property
     def is_copy(self) -> bool:
-        """True if no tensor differs from the checkpoint before."""
+        """True if no tensor differs from the previous checkpoint."""
         return self.changed == 0 and not (self.added or self.removed or self.not_compared)
 
 

@@ -156,7 +156,7 @@ class Recorder:
         self._depth = 0
 
     def install(self) -> list[Any]:
-        """Install the hooks of torch; return their handles."""
+        """Install the hooks of torch and return their handles."""
         return [
             register_module_forward_pre_hook(self._enter_forward),
             register_module_forward_hook(self._leave_forward, always_call=True),
@@ -294,7 +294,7 @@ def _list_variables() -> dict[int, str]:
 
 
 def _name_objects(objects: list[Any], names: dict[int, str]) -> list[str]:
-    """Return a name for each object: its variable, or else its class; the second object of a class is `Net 2`."""
+    """Return a name for each object: its variable, or else its class. The second object of a class is `Net 2`."""
     counts: dict[str, int] = {}
     unique_names = []
     for item in objects:
@@ -312,7 +312,7 @@ def _hash(*texts: str) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Return a digest of dtype, shape and bits; for a wrapper subclass, of its inner tensors.
+    """Return a digest of dtype, shape and bits. Of a wrapper subclass, the inner tensors are digested.
 
     A digest that starts with UNREADABLE does not depend on the values.
     """
@@ -352,7 +352,7 @@ class _Encoder:
         self._outer_ids: list[int] = []
 
     def encode(self, value: Any) -> str:
-        """Return the text of a value; nested values beyond a limit are unreadable."""
+        """Encode a value as text. Values that are nested too deep count as unreadable."""
         if isinstance(value, torch.Tensor):
             return _digest(value)
         if isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))):

@@ -179,7 +179,7 @@ def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeChec
 
 
 def run_child(arguments: list[str]) -> RunRecord:
-    """Run the recorder in a new process; its output goes to standard error. Raises ModelError if the process dies."""
+    """Run the recorder in a new process, with its output on standard error. Raises ModelError if the process dies."""
     command = [sys.executable, "-c", _CHILD, *arguments]
     stderr = 2
     process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stderr, check=False)  # noqa: S603 - as asked for

@@ -116,18 +116,18 @@ class SavedKeys:
         return tuple(key for key in self._others if key not in generator_lists)
 
     def find_generator(self, variable: str) -> SavedKey | None:
-        """Return the key with the state of a torch.Generator, named like the script's variable; or None."""
+        """Return the key with the state of a torch.Generator, named like the script's variable, or None."""
         name = variable.rpartition(".")[2]
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, variable_name: str) -> SavedKey | None:
-        """Return a key that holds the state, preferably one named like the variable; or None."""
+        """Return a key that holds the state, preferably one named like the variable, or None."""
         keys = self.states.get(state, ())
         name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
 
     def find_named(self, variable_name: str) -> SavedKey | None:
-        """Return the key named like the variable, whatever state it holds; or None."""
+        """Return the key named like the variable, whatever state it holds, or None."""
         name = variable_name.rpartition(".")[2]
         keys = (key for state_keys in (self._others, *self.states.values()) for key in state_keys)
         return next((key for key in keys if key.name == name), None)
@@ -302,7 +302,7 @@ def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
 
 
 def _split_section(section: str, state: ModelState) -> Path:
-    """Return the keys that lead to a section; () in a file that contains only an optimizer or generators."""
+    """Return the keys that lead to a section, or () in a file that contains only an optimizer or generators."""
     top_keys = {path.partition(".")[0] for path in state.metadata.values}
     is_lone_optimizer = section == "optimizer" and "param_groups" in top_keys
     is_lone_generators = (

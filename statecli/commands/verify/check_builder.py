@@ -299,7 +299,7 @@ def build_check(
 
 
 def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
-    """Return a skipped check for a model without tensors, None for other models."""
+    """Return a skipped check for a model without tensors, or None for other models."""
     if subject.state.tensors:
         return None
     packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
@@ -308,7 +308,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
-    """Return a skipped check if the model has no tensors, or only tensors on meta; otherwise None."""
+    """Return a skipped check if the model has no tensors, or only tensors on meta, else None."""
     empty_check = check_empty_model(subject, name)
     if empty_check or not all(row.device == "meta" for row in subject.state.tensors):
         return empty_check

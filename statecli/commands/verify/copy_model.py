@@ -274,7 +274,7 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
 
 
 def _rebind_weak_reference(reference: Any, target: nn.Module) -> Any:
-    """Return a weak reference to `target`; an instance of a subclass is returned unchanged."""
+    """Return a weak reference to `target`. An instance of a subclass is returned unchanged."""
     if type(reference) is weakref.ref:
         return weakref.ref(target, reference.__callback__)
     return weakref.proxy(target) if type(reference) in weakref.ProxyTypes else reference

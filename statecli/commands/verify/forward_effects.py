@@ -152,7 +152,7 @@ def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
 
 
 class _Snapshot:
-    """Tensors of a module by name, with their values or, without values, torch's version counters."""
+    """Tensors of a module by name, with copies of their values or only with torch's version counters."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors_before = {
@@ -189,7 +189,7 @@ def _copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _count_writes(tensor: torch.Tensor) -> int | None:
-    """Return torch's count of writes to the tensor; None for an inference tensor."""
+    """Return torch's version counter of the tensor, or None for an inference tensor."""
     return None if tensor.is_inference() else tensor._version
 
 

@@ -163,7 +163,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
 def convert_to_call(
     text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
 ) -> Call:
-    """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share tensors.
+    """Convert the result of a function to (args, kwargs). Tensors are copied, because calls may share them.
 
     Raises ModelError for a value without a tensor; `advice` names the needed inputs.
     """
@@ -344,7 +344,7 @@ def _build_from_config(built_model: BuiltModel) -> FoundInputs:
 
 
 def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str | None:
-    """Suggest a value of `--input` for the model's first layer, such as `2x3xHxW`; None if unknown.
+    """Return a value of `--input` for the model's first layer, such as `2x3xHxW`, or None if unknown.
 
     The first layer is the first registered module with parameters. Forward must have a single argument without a
     default.
@@ -367,7 +367,7 @@ def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> st
 
 
 def _format_layer_shape(layer: nn.Module) -> str:
-    """Return a value of `--input` for a torch layer; letters stand for sizes that the layer leaves open."""
+    """Return a value of `--input` for a torch layer. Letters stand for sizes that the layer leaves open."""
     from torch import nn
 
     if isinstance(layer, nn.Linear) and layer.in_features:

@@ -210,7 +210,7 @@ class _Reader:
 
 
 def _encode_leaf(value: Any) -> object:
-    """Encode a value without parts, such as a number; None for a container or an unknown object."""
+    """Encode a value without parts, such as a number. Return None for a container or an unknown object."""
     if type(value) in ATOM_TYPES:
         return repr(value)  # NaN equals itself
     if isinstance(value, torch.Generator):

@@ -75,7 +75,7 @@ class ModelUnderTest:
 
     @functools.cached_property
     def rows_by_fqn(self) -> Mapping[str, TensorInfo]:
-        """The rows of all tensors by FQN."""
+        """The description (`TensorInfo`) of each tensor, by FQN."""
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
     def skip_without_inputs(self, name: Name, how: str = "") -> Check:
@@ -134,7 +134,7 @@ def prepare_built_model(built_model: BuiltModel, target: str) -> ModelUnderTest:
 
 
 def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
-    """Describe the first name that only one of two instances registers; None if the names are equal."""
+    """Describe the first name that only one of two instances registers. Return None if the names are equal."""
     names, second_names = (dict.fromkeys(entry.fqn for entry in walk(module).registered) for module in (first, second))
     for name in (*names, *second_names):
         if not (name in names and name in second_names):

@@ -101,7 +101,7 @@ class Recreation:
         return self._measure_change()
 
     def explain_harmless(self, fqn: str) -> str | None:
-        """Return how forward replaces a tensor; None for a tensor that forward has not created, or does not replace."""
+        """Return how forward replaces a tensor, or None if forward did not create it or does not replace it."""
         if fqn not in self._subject.created_by_forward:
             return None
         if fqn in self._each_time:
@@ -109,7 +109,7 @@ class Recreation:
         return REPLACED_ON_CHANGE_REASON.format(self._aspect) if fqn in self._after_change.recreated else None
 
     def explain_unknown(self, fqn: str) -> str | None:
-        """Return why it is unknown whether forward replaces a tensor; None if that is known."""
+        """Return why it is unknown whether forward replaces a tensor, or None if that is known."""
         if fqn not in self._subject.created_by_forward:
             return None
         if self._after_change.reason is None or fqn in self._after_change.read_names:

@@ -89,7 +89,7 @@ class SavedTraining:
 
 
 def find_effect(first: TrainingRecord, second: TrainingRecord, *, excluded_slots: Collection[Slot] = ()) -> str | None:
-    """Describe the first difference between two trainings, outside of `excluded_slots`; None if they are equal."""
+    """Return the first difference between two trainings outside of `excluded_slots`, or None if they are equal."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _have_different_outputs(*outputs):
             return f"the output of step {step} differs"
@@ -180,7 +180,7 @@ class Trainer:
         return _Session(module, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY))
 
     def _train_step(self, session: _Session, step: int) -> list[torch.Tensor]:
-        """Run a step; return copies of the outputs."""
+        """Run a step and return copies of the outputs."""
         args, kwargs = self._copy_call(step)
         with self._subject.user_code(f"calling the model in train mode in step {step + 1}"):
             output_tensors = find_floating_outputs(session.module(*args, **kwargs))

@@ -78,7 +78,7 @@ def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _list_arguments(name: Name, request: Request) -> list[object]:
-    """Return the arguments that a proof takes from the request; [] if the proof uses its default."""
+    """Return the arguments that a proof takes from the request, or [] if the proof uses its default."""
     option = OPTION_OF_PROOF.get(name)
     value = choose_device(request) if option == "device" else getattr(request, option) if option else None
     return [] if value is None else [value]
@@ -178,7 +178,7 @@ def verify_live_model(model: nn.Module, request: Request, python_inputs: object 
 
 
 def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
-    """Run a proof; an unexpected error of the model's code makes only this proof inconclusive."""
+    """Run a proof. An unexpected error of the model's code makes only this proof inconclusive."""
     if name is Name.STEP and subject.non_leaves:
         return Check(name, Verdict.INCONCLUSIVE, reason=_NON_LEAF_REASON.format(subject.non_leaves[0]))
     if subject.read_original is not None and name in _CALLING_PROOFS:
@@ -243,7 +243,7 @@ _NON_LEAF_REASON = (
 
 
 def _restrict_to_selection(check: Check, state: ModelState, full_state: ModelState) -> Check:
-    """Remove cells and findings of tensors outside of the filters."""
+    """Remove cells and findings of tensors that the filters exclude."""
     if state is full_state:
         return check
     names = {tensor.fqn for tensor in state.tensors}

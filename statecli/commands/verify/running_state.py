@@ -19,7 +19,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the names of tensors with a running state; an empty set if forward cannot be called.
+    """Return the names of tensors with a running state, or an empty set if forward cannot be called.
 
     Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward.
     """

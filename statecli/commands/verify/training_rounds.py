@@ -159,7 +159,7 @@ class Training:
 
 
 def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
-    """Train a fresh instance; return the training, and the reason if it ended early.
+    """Train a fresh instance. Return the training, and the reason if it ended early.
 
     Raises ModelError if the model's code or the optimizer raises. Restores the CPU's random generators and the grad
     mode.
@@ -367,7 +367,7 @@ def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
 
 
 class _ValuesBefore:
-    """Values of a tensor before the optimizer step; of a large tensor only a sample."""
+    """Values of a tensor before the optimizer step, or only a sample if the tensor is large."""
 
     def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
         self._tensor, self._stride = tensor, 1
@@ -387,7 +387,7 @@ class _ValuesBefore:
 
 
 def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the largest |value| if a step of the learning rate is too small to change it; otherwise None."""
+    """Return the largest |value| if a step of the learning rate is too small to change it, else None."""
     peak, rate = _find_peak(tensor), float(optimizer.defaults.get("lr", MIN_LEARNING_RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
 

@@ -134,7 +134,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
 
 
 def pair_with_transpose(change: Change) -> Pair | None:
-    """Return the transposed old matrix and the new matrix, if samples of both correlate; otherwise None."""
+    """Return the transposed old matrix and the new matrix, or None unless samples of both correlate."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or change.before is None or change.after is None:
         return None
@@ -171,7 +171,7 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return, for each change, the trial whose samples fit best; changes without a fitting trial are left out."""
+    """Return, for each change, the trial whose samples fit best. Changes without a fitting trial are left out."""
     samples = [
         (number, CheckTask(task.name, task.operation, *sides, task.factor))
         for number, (_, task) in enumerate(trials)
@@ -195,7 +195,7 @@ def _fits(result: CheckResult, max_share: float) -> bool:
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
-    """Yield likely factors near `ratio`, short decimals first; nothing for a ratio near 1, as after training."""
+    """Yield likely factors near `ratio`, short decimals first. A ratio near 1, as after training, yields nothing."""
     if not ratio or abs(ratio - 1) < MIN_CHANGE:
         return
     candidates = [*_list_short_factors(ratio), *_list_roots(ratio)]

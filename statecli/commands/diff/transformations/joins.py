@@ -207,7 +207,7 @@ def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str]
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return tensors with the same numbers in their names whose rows may be in the fused tensor; [] if too many."""
+    """Return tensors with the same numbers in their names whose rows may be in the fused tensor, or [] if too many."""
     rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
     fitting = [row for row in rows if _may_be_part(row, whole)]
     return fitting if len(fitting) <= _MAX_CANDIDATES else []
@@ -290,7 +290,7 @@ def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
 def _check_interleaving(
     whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the join if the rows of the parts alternate in the fused tensor; otherwise None."""
+    """Return the join if the rows of the parts alternate in the fused tensor, else None."""
     order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
     if order is None:
         return None
@@ -381,7 +381,7 @@ def _list_numbers(name: str) -> tuple[str, ...]:
 def _check_stack(
     whole: _Row, items: Sequence[tuple[_Row, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the stack if each of its items equals a tensor, or two concatenated tensors; otherwise None."""
+    """Return the stack if each item equals one tensor or two concatenated tensors, else None."""
     rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
@@ -408,7 +408,7 @@ def _check_stack(
 def _check_other_order(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the stack if its items are in another order, such as that of names sorted as text; otherwise None.
+    """Return the stack if its items are reordered, for example as names sorted as text, else None.
 
     Checksums of the first elements of each item decide about the order; items without a place take the remaining
     places.

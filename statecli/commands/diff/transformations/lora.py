@@ -26,7 +26,7 @@ _PLAIN_KEY = compile_on_use(r"[\w.]+")
 
 
 class LoraUpdate(NamedTuple):
-    """The update of the weight of `module`; `scale` and `alpha` are None if the configuration does not have them."""
+    """Update of the weight of `module`. `scale` and `alpha` are None if the configuration lacks them."""
 
     module: str
     a: TensorInfo

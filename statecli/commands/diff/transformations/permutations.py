@@ -39,7 +39,7 @@ def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Tran
 
 
 def _list_sides(change: Change, axis: int) -> tuple[TensorData, TensorData] | None:
-    """Return both sides with `axis` in front; None if the tensor kept its values or has fewer than two dimensions."""
+    """Return both sides with `axis` in front, or None for tensors that cannot have been reordered."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or before.shape != after.shape or not was_replaced(change):
         return None

@@ -138,7 +138,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Return only the counts of NaN and infinities, which also count in float8 codes; None if all are finite."""
+    """Return only the counts of NaN and infinities, which also count in float8 codes, or None if all are finite."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}

@@ -85,7 +85,7 @@ def _is_correlated(pair: Pair) -> bool:
 
 
 def find_axis(change: Change) -> int | None:
-    """Return the first dimension whose size differs; None if the dimensions cannot be compared."""
+    """Return the first dimension whose size differs, or None if the dimensions cannot be compared."""
     before, after = (side.shape if side and side.shape else () for side in (change.before, change.after))
     if len(before) != len(after):
         return None

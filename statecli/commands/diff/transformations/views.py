@@ -27,7 +27,7 @@ _MAX_REMOTE_SHARE = 1 / 64
 
 
 def get_data(row: TensorInfo | None) -> TensorData | None:
-    """Return the data of a non-empty tensor of plain numbers in a single strided view; None for other tensors."""
+    """Return the data of a non-empty tensor of plain numbers in a single strided view, or None for other tensors."""
     if row is None or row.data is None or row.parts or row.damage is not None or row.shape is None:
         return None
     element = find_element(row.data.dtype)
@@ -134,7 +134,7 @@ def take_second_sample(row: TensorInfo) -> TensorInfo:
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:
-    """Return the rounding of a verified copy with another dtype; None if the dtype is the same."""
+    """Return the rounding of a verified copy with another dtype, or None if the dtype is the same."""
     return None if before == after else Rounding.NEAREST
 
 

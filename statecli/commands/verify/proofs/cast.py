@@ -212,7 +212,7 @@ class _Proof(Proof):
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
     def _choose_help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
-        """Return the fix for a tensor that broke `rule`; None if the fix recorded for the tensor applies."""
+        """Return the fix for a tensor that broke `rule`, or None if the fix recorded for the tensor applies."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL_HELP
         if row.fqn in self._subject.created_by_forward:
@@ -267,7 +267,7 @@ class _Proof(Proof):
         return map_stale_views(self._stand_in)
 
     def _fail_stale_aliases(self, row: TensorInfo) -> None:
-        """Fail the other names of a cast tensor that still refer to the memory from before the cast."""
+        """Report other names of a cast tensor as failed if they still refer to the old memory."""
         for name in row.aliases:
             steps = self._steps.get(name)
             fault = steps.find_fault() if steps else None
@@ -338,7 +338,7 @@ def _find_declining_modules(module: nn.Module, call_text: str, cast_names: list[
 
 
 def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy of an integer tensor; None for other tensors and for tensors that cannot be copied."""
+    """Return a copy of an integer tensor, or None for other tensors and for tensors that cannot be copied."""
     with torch._C.DisableTorchFunctionSubclass():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or is_lazy(tensor):
             return None

@@ -196,7 +196,7 @@ class _Proof(Proof):
     # --- tensors -------------------------------------------------------------------------------------------------
 
     def _judge_tensors(self, pair: _CompiledPair) -> None:
-        """Change all tensors in both instances and compare; if the outputs differ, change each tensor alone."""
+        """Change all tensors in both instances and compare the outputs. If they differ, change each tensor alone."""
         tensors, others = measure.map_tensors(pair.module), measure.map_tensors(pair.twin)
         names = [name for name, tensor in tensors.items() if name in others and _can_change(tensor)]
         stale_names = self._find_kept(pair, names) if self._differs_after_change(pair, names) else []
@@ -223,7 +223,7 @@ class _Proof(Proof):
         return stale_names
 
     def _differs_after_change(self, pair: _CompiledPair, names: Iterable[str]) -> bool:
-        """Return True if the outputs differ after the tensors were changed in place; the change is undone."""
+        """Return True if the outputs differ after the tensors were changed in place. The change is undone."""
         tensors = [measure.map_tensors(module) for module in (pair.module, pair.twin)]
         changed_tensors = [instance[name] for name in names for instance in tensors if name in instance]
         put_back = tensor_bits.build_restore(changed_tensors)

@@ -94,7 +94,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Return an instance called with gradients, if forward leaves tensors behind; else None.
+        """Return an instance called with gradients if forward leaves tensors behind, else None.
 
         None too if forward works only without gradients, because then no copy follows a call with a graph.
         """
@@ -129,7 +129,7 @@ class _Proof:
             )
 
     def _fail_uncopyable_tensors(self) -> list[str]:
-        """Fail each tensor that cannot be copied on its own. Return the reasons."""
+        """Report each tensor that cannot be copied on its own as failed. Return the reasons."""
         rows, reasons = self._subject.rows_by_fqn, []
         uncopyable = {
             name: tensor_
@@ -244,7 +244,7 @@ class _Proof:
     def _fail_broken_ties(
         self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], copy_kind: str
     ) -> None:
-        """Fail each name that no longer shares storage in the copy, and each name that refers to the original."""
+        """Report names that no longer share storage in the copy, and names that refer to the original, as failed."""
         for names in check_builder.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
         ):
@@ -309,7 +309,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
-    """Return why the model cannot be pickled if its state is not the cause; otherwise None."""
+    """Return why the model cannot be pickled if its state is not the cause, else None."""
     meaning_ = next((meaning for words, meaning in _PICKLE_ERRORS_BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_

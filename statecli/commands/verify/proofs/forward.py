@@ -265,7 +265,7 @@ def _call_backward(outputs: Any) -> str | None:
 
 
 def _find_refused(error: BaseException | None) -> CudaRefusal | None:
-    """Return the CudaRefusal that ended the call: the error itself, or an error that caused it; else None."""
+    """Return the CudaRefusal that ended the call, which is `error` or a cause of it, or None."""
     while error is not None and not isinstance(error, CudaRefusal):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error

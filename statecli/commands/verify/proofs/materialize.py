@@ -240,7 +240,7 @@ class _Proof(Proof):
         return self._rebuilds.get(row.fqn) is Rebuild.IDENTICAL
 
     def _find_unread_names(self, instance: _Materialized, names: Mapping[str, object]) -> frozenset[str]:
-        """Return the tensors that forward does not read; an empty set if forward cannot be called."""
+        """Return the tensors that forward does not read, or an empty set if forward cannot be called."""
         if self._subject.inputs is None:
             return frozenset()
         read_names: set[str] = set()

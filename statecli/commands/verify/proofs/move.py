@@ -175,7 +175,7 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
 
 
 class _Proof:
-    """Judge each tensor by its device after the move. `device_name` is the requested device."""
+    """Decide the verdict of each tensor from its devices. `device_name` is the requested device."""
 
     def __init__(self, subject: ModelUnderTest, device_name: str, move: MoveResult) -> None:
         self._subject, self._device_name = subject, device_name
@@ -252,7 +252,7 @@ class _Proof:
         return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, remedy: str) -> Cell:
-        """Fail a tensor. `remedy` is the fix in the class's own `_apply` or `to`, used if no better fix is known."""
+        """Report a failed tensor. `remedy` is the fix in the class's own `_apply` or `to`, if no better fix is known."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
@@ -284,7 +284,7 @@ class _Proof:
     # --- ties and views ------------------------------------------------------------------------------------------
 
     def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
-        """Fail each name that no longer shares storage after the move, and each name left with the old storage."""
+        """Report names that no longer share storage after the move, or that keep the old storage, as failed."""
         for finding in report_broken_ties(self._stand_in):
             name = finding.fqn or ""
             if name in self._recomputed:

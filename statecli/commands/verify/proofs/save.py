@@ -236,7 +236,7 @@ class _Proof(Proof):
         ]
 
     def _fail_running_state(self, row: TensorInfo) -> Cell:
-        """Fail an unsaved tensor that forward updates in training; only a warning if it has persistent=False."""
+        """Report an unsaved tensor that forward updates in training. With persistent=False it is only a warning."""
         is_declined = row.persistent is False
         reason = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
         message = (

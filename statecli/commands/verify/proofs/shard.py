@@ -46,7 +46,7 @@ _NOTHING_TO_TRAIN_ERROR = "doesn't have any parameter that requires a gradient"
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Wrap one instance with DDP and another with fully_shard, and judge each tensor."""
+    """Wrap one instance with DDP and another with fully_shard, and decide the verdict of each tensor."""
     missing = check_builder.check_without_values(subject, Name.SHARD, HOW, "synchronize")
     return missing or _Proof(subject).check()
 

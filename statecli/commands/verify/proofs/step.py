@@ -274,7 +274,7 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
 
 
 def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str | None:
-    """Return why a gradient of zero in each round may not be a fault of the model; None if no reason is known."""
+    """Return why a gradient of zero in each round may not be a fault of the model, or None if no reason is known."""
     run = verdicts.run
     if not run.finite:
         explanation = "NaN and infinite values of the output do not count in the loss"
@@ -294,7 +294,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
 
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
-    """Judge a leaf that got no gradient while forward drew random numbers. Eval mode may still show a fault."""
+    """Decide the verdict of a leaf without gradient if forward drew random numbers. Eval mode may show a fault."""
     gradients = (
         f"{'zero' if 0 in run.leaf_records[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
     )
@@ -376,7 +376,7 @@ def _describe_blocking_node(giver: str | None) -> _Cause:
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """Return a similarly named tensor that forward may choose instead, such as another expert's weight; or None.
+    """Return a similarly named tensor that forward may choose instead, such as another expert's weight, or None.
 
     Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
@@ -426,7 +426,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
-    """Judge a leaf that requires grad but is not in `model.parameters()`. Without a gradient it is harmless."""
+    """Fail a leaf that requires grad but is not in `model.parameters()`, unless it gets no gradient."""
     if name in verdicts.run.replaced:
         reason = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
@@ -469,7 +469,7 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 def _judge_changed_by_forward(verdicts: _StepVerdicts) -> dict[str, Cell]:
-    """Judge the tensors that forward changes: statistics, counters, caches, clipped weights."""
+    """Decide the verdict of each tensor that forward changes: statistics, counters, caches, clipped weights."""
     changed_names = [name for name, causes in verdicts.run.changed_by.items() if "forward" in causes]
     return {name: _judge_changed(verdicts, name) for name in changed_names}
 
