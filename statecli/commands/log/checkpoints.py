@@ -110,7 +110,7 @@ def read_state(path: str) -> ModelState:
 
 
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
-    """Sort checkpoints by step. Files found in a folder without a step are left out if others have a step."""
+    """Sort by step. A checkpoint without a step is left out if others have one, unless the user typed its path."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
     has_steps = any(entry.step is not None for entry in entries)
     left_out = [

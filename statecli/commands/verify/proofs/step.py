@@ -294,7 +294,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
 
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
-    """Decide the verdict of a leaf without gradient if forward drew random numbers. Eval mode may show a fault."""
+    """Return the inconclusive cell of a leaf that got no gradient while forward drew random numbers."""
     gradients = (
         f"{'zero' if 0 in run.leaf_records[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
     )
@@ -426,7 +426,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
-    """Fail a leaf that requires grad but is not in `model.parameters()`, unless it gets no gradient."""
+    """Report a leaf that requires grad but is not in `model.parameters()`. Without a gradient it is less severe."""
     if name in verdicts.run.replaced:
         reason = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
