@@ -193,7 +193,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Return why a change is more than the merge of the adapter, such as `differs, although ...: `, or ""."""
+    """Return why a change is more than the merge of the adapter, as the start of a message, or "" if it is not."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""

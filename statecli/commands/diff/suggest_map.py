@@ -31,7 +31,7 @@ def suggest_prefix_rule(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """Return a note with the `--map` rule that pairs most of the unpaired tensors, or [] if it pairs fewer than two.
+    """Return a note with the `--map` rule that pairs most of the unpaired tensors, or [] without such a rule.
 
     `rules` are the rules already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no
     tensor loses its partner.
