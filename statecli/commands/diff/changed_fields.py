@@ -21,7 +21,7 @@ def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
 
 
 def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
-    """Yield the differing fields in the order of `Field`, except tying and values, which need more than the pair."""
+    """Yield the differing fields in the order of `Field`, except tying and values, which the two rows do not show."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
     if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):
@@ -70,7 +70,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the indexes of matches that share storage with other tensors in the new than in the old checkpoint.
+    """Return the indexes of matches whose old and new tensors share storage with different tensors.
 
     Each state groups the matches by storage. The old and the new group of a match are the same if and only if each has
     as many members as their intersection.

@@ -308,7 +308,7 @@ def _list_met(request: Request, entries: Sequence[ExpectationEntry]) -> Iterator
 
 
 def _are_unchanged(entries: Sequence[ExpectationEntry]) -> bool:
-    """Return True if every entry was compared, its values too, and none differs."""
+    """Return True if every entry was compared, with its values, and no entry differs."""
     return not any(entry.difference or entry.trained is None for entry in entries)
 
 

@@ -99,7 +99,7 @@ def pair_as_loaded(
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Map the name of each entry to its loaded name, if there is one and no other entry has it."""
+    """Map each entry that is loaded under exactly one name to this name, unless another entry gets it too."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
@@ -289,7 +289,7 @@ class _Load:
         yield from (self._build_finding(LOAD_REFUSED, name, message) for name, message in answer.refused)
 
     def _classify_by_names(self) -> list[Finding]:
-        """Return the findings of names and shapes, in the order of the checkpoint, without calling the class."""
+        """Return the findings that names and shapes alone show, in the order of the checkpoint."""
         rows = [replace(row, fqn=registered.fqn) if registered else row for row, registered in self.pairs if row]
         state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
         return model_kinds.classify_by_model(state, self.model)[1]

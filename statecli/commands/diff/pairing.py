@@ -62,7 +62,7 @@ class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
     is_before: bool
 
     def describe(self) -> str:
-        """Describe the stripped prefix on a line."""
+        """Describe the stripped prefix in one line."""
         return f"stripped the prefix {self.prefix!r} from the names of {plural(self.count, 'tensor')} of {self.target}"
 
 

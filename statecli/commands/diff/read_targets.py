@@ -1,4 +1,4 @@
-"""Read both targets of a diff; a large second file is read in another process meanwhile."""
+"""Read both targets of a diff. A large second file is read in another process at the same time."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _confirm_pairs(
 
 
 def _is_equal(outcome: object) -> bool:
-    """Return True for equal bytes. Raises errors of reading, but damaged bytes only count as different."""
+    """Return True for equal bytes. Read errors are raised, except that damaged bytes count as different."""
     if isinstance(outcome, StateError) and not isinstance(outcome, ChecksumMismatch):
         raise outcome
     return isinstance(outcome, Delta) and not outcome.changed

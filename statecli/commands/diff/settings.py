@@ -239,7 +239,7 @@ def _list_dropped_names(state: ModelState) -> frozenset[str]:
 
 
 def select_section_settings(state: ModelState, section: str | None) -> Settings:
-    """Return the settings of a section, with paths relative to it; all settings if `section` is None."""
+    """Return the settings of a section, with paths relative to it, or all settings if `section` is None."""
     return _select_section(state, section, state)[0]
 
 

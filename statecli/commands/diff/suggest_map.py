@@ -132,7 +132,7 @@ def suggest_component_rules(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """Return a note on the `--map` lines that replace components of names: `encoder` by `enc`, `gamma` by `weight`.
+    """Return a note with `--map` rules that replace components of names, such as `encoder` by `enc`.
 
     Two tensors may be partners if their names differ in one to three neighbouring components and their shapes are
     equal; of several tensors in a place, the order of saving decides, if both files keep the order. At least two

@@ -65,7 +65,7 @@ class ValueComparison:
         self._digests, self._inconclusive = digests, inconclusive
 
     def compare(self, matches: Sequence[Match], progress: Progress | None) -> list[PairResult]:
-        """Compare the values of each match. `progress` reports the bytes compared on the side before."""
+        """Compare the values of each match. `progress` reports the compared bytes of the old tensors."""
         outcomes = [_EQUAL] * len(matches)
         to_compare: list[int] = []
         unpaired_rows: list[tuple[int, TensorInfo]] = []

@@ -1,4 +1,4 @@
-"""Rules reported only by `inspect --to`; rules about moves are in `core/move_rules.py`."""
+"""Rules reported only by `inspect --to`. `core/move_rules.py` has the rules about moves."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Figures of a tensor: the L2 norm of its finite values, and the numbers of NaN and infinite values.
+    """Figures of a tensor: the L2 norm of its finite values, and the counts of NaN and infinite values.
 
     `norm` is None if the values are not real numbers, or the norm is too large for a float; then `reason` is set.
     """

@@ -141,7 +141,7 @@ class SavedKeys:
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return a key of the data: for the order of the batches, for the position in the data, or any other."""
+        """Return a key about the training data: for the order of the batches, for the position, or any other."""
         keys = self.states.get(State.DATA, ())
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)

@@ -95,7 +95,7 @@ def _has_own_copying(kind: type) -> bool:
 def _copy_by_attributes(
     module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
 ) -> nn.Module | None:
-    """Copy the model with `self_copying` modules copied attribute by attribute; None if the copy still differs."""
+    """Copy the model with `self_copying` modules copied attribute by attribute, or return None if that fails."""
     memo = build_memo(contents, values=values)
     for submodule in self_copying:
         memo[id(submodule)] = object.__new__(type(submodule))

@@ -111,7 +111,7 @@ def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if `torch.compile` compiles a part of the module. Wrapping its methods would break its graph."""
+    """Return True if `torch.compile` compiles a part of the module, whose methods must then not be wrapped."""
     return any(
         type(part).__module__.startswith("torch._dynamo.")
         or part._compiled_call_impl is not None
@@ -121,7 +121,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the rows of a called instance, with a note on tensors that forward created or gave a shape."""
+    """Return the rows of a called instance, noting which tensors forward created or gave a shape."""
     rows_before = {row.fqn: row for row in before}
     aliases = {alias for row in before for alias in row.aliases}
     return tuple(_mark_row(row, rows_before.get(row.fqn), row.fqn in aliases) for row in rows)

@@ -81,7 +81,7 @@ Values = Mapping[Slot, Parts]
 
 
 def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
-    """Return the paths where two encoded values differ, or that only one of them has."""
+    """Return the paths at which two encoded values differ or only one of them has a part."""
     first, second = first or {}, second or {}
     paths = dict.fromkeys((*first, *second))
     return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
@@ -152,7 +152,7 @@ def _list_registered(module: nn.Module) -> dict[int, str]:
 
 @dataclass
 class _Reader:
-    """Encoder of objects. `registered` maps the ids of modules and tensors that are not read to their names."""
+    """Encoder of objects. `registered`: names of the modules and tensors that are not read, by `id`."""
 
     registered: Mapping[int, str]
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -233,7 +233,7 @@ def is_generator(value: object) -> bool:
 
 @dataclass(frozen=True)
 class CopiedValues:
-    """Copies of a model's values. They may refer to registered modules and tensors of `source`, which are not copied.
+    """Copies of a model's values, in which references to registered modules and tensors still lead to `source`.
 
     `refused` are the slots whose object cannot be copied.
     """

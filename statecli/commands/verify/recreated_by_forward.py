@@ -73,7 +73,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors created by the first forward that a forward on another device or in another dtype creates again or reads.
+    """Tensors of the first forward that another forward, in another dtype or on another device, reads or recreates.
 
     `recreated`: tensors created again. `read_names`: tensors read. `reason`: why the others are inconclusive.
     """

@@ -31,7 +31,7 @@ class Verdict(str, Enum):
 
 
 class Cell(msgspec.Struct, frozen=True, gc=False):
-    """Cell of a tensor in a column.
+    """Result of a proof for one tensor, in one column of the table.
 
     Attributes:
         verdict: Result for this tensor.
@@ -47,7 +47,7 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """Property of each tensor, tested by a proof.
+    """Column of the table: a property that a proof tests for each tensor.
 
     Attributes:
         name: Name of the property: `moves`, `saved`, `restored`, `gradient`.

@@ -21,7 +21,7 @@ def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
 
 
 def _pair_neighbours(sample: TensorInfo) -> Pair | None:
-    """Pair a sample without its last index with the sample without its first index, along an axis of size > 1."""
+    """Pair neighbouring elements: the sample without its last and the sample without its first index of an axis."""
     data = sample.data
     axis = next((n for n, size in enumerate(data.shape) if size > 1), None) if data is not None else None
     if data is None or axis is None:

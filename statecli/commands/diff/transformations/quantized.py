@@ -42,7 +42,7 @@ _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "
 
 
 class _Pair(NamedTuple):
-    """A quantized weight and the dense weight on the other side. `number` is the index of the codes' change."""
+    """A quantized weight and the dense weight on the other side. `number` is the index of the change of its codes."""
 
     number: int
     weight: QuantizedWeight

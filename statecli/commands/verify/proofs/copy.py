@@ -159,7 +159,7 @@ class _Proof:
         return reasons
 
     def _fail_obstacles(self, module: nn.Module) -> list[str]:
-        """Report each other attribute that cannot be copied on its own. Return the reasons."""
+        """Report each attribute other than a tensor that cannot be copied on its own. Return the reasons."""
         obstacles = _find_obstacles(self._subject, module)
         reasons = [f"{name}: {why}, so copy.deepcopy of the model raises an error" for name, why in obstacles.items()]
         for name, reason in zip(obstacles, reasons, strict=True):

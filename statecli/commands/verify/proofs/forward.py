@@ -208,7 +208,7 @@ def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: De
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, earlier_watch: DeviceWatch | None = None) -> _Run:
-    """Repeat the run, ignoring the mismatches refused so far, until none is refused or the time is up."""
+    """Repeat the run, ignoring device mismatches that ended earlier runs, until none ends it or the time is up."""
     carried_over: frozenset[Mismatch] = (earlier_watch and earlier_watch.carried_over) or frozenset()
     uncaught_calls: frozenset[CallStack] = earlier_watch.uncaught_calls if earlier_watch else frozenset()
     caught_mismatches: frozenset[Mismatch] = frozenset()

@@ -325,7 +325,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 class _Cause(NamedTuple):
-    """Reason why a leaf has no gradient, and the fix. `has_no_path` is as in `Wording`."""
+    """Reason why a leaf has no gradient, and the fix. See `Wording` for `has_no_path`."""
 
     reason: str
     help: str
