@@ -55,16 +55,16 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 def read_traits(path: str) -> FormatTraits:
-    """Return the traits of the format of a file or folder; the defaults for an unknown format.
+    """Recognise the format of a file or folder, and return the traits (`FormatTraits`) of this format.
 
-    Raises UnreadableError for a file that cannot be opened.
+    An unknown format has the default traits. Raises UnreadableError for a file that cannot be opened.
     """
     format, _, _ = _recognize(path)
     return format.traits if format is not None else FormatTraits()
 
 
 def _recognize(path: str) -> tuple[Format | None, bytes, int]:
-    """Return the format of a file or folder, with the first bytes and the size of a file."""
+    """Return the format of a file or folder. For a file, also return the first bytes and the size in bytes."""
     if files.is_folder(path):
         return find_format(path, b"", is_folder=True), b"", 0
     with ByteSource(path) as source:
@@ -99,7 +99,7 @@ def _read(path: str, section: str | None) -> ModelState:
 
 
 def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
-    """Report weights next to a checkpoint of ranks or pieces: another loader would load these weights."""
+    """Report weight files next to a checkpoint stored in pieces, because other loaders load these files instead."""
     if not format.traits.is_in_pieces or not files.is_folder(path):
         return ()
     try:
@@ -111,7 +111,7 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 
 
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
-    """Read a file or folder; if it is damaged, run the deferred checks of the file, which may explain the damage."""
+    """Read a file or folder. If it is damaged, run the deferred file checks too; they may explain the damage."""
     try:
         state = format.reader.read(path, partial(_read_with_path, section=section) if format in FOLDERS else section)
     except MalformedError:
@@ -133,9 +133,9 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def traits_of(format: str) -> FormatTraits:
-    """Return the traits of a state with this `format`; an unknown format has the defaults.
+    """Return the traits (`FormatTraits`) of the format with this name. An unknown format has the default traits.
 
-    For several files (`sharded safetensors+torch-zip`) their reader combines the traits.
+    For several formats (`sharded safetensors+torch-zip`), the result combines the traits of each.
     """
     by_name = {entry.name: entry for entry in FORMATS}
     traits = [by_name[name].traits for name in format.replace("+", " ").split() if name in by_name]
@@ -143,17 +143,17 @@ def traits_of(format: str) -> FormatTraits:
 
 
 def describe_text(text: str) -> str:
-    """Describe a text in the form that the readers of pickles use for settings."""
+    """Format a text for the list of settings. A long text becomes its beginning and a digest."""
     from statecli.formats.torch import settings
 
     return settings.describe_text(text)
 
 
 def is_in_container(state: ModelState, container: str | None) -> bool:
-    """Return whether the state was read from files of the format `container`, in shards or not."""
+    """Return whether the state was read from one or more files of the format `container`."""
     return container_of(state.format) == container
 
 
 def container_of(format: str) -> str:
-    """Return the format of the files of a checkpoint, without the prefix for several files."""
+    """Return the name of the file format: `safetensors` for the format `sharded safetensors`."""
     return format.removeprefix(_SHARDED_PREFIX)

@@ -1,4 +1,4 @@
-"""A folder of `torch.distributed.checkpoint`: `.metadata`, and at least one `.distcp` file for each rank.
+"""Read a folder written by `torch.distributed.checkpoint` (DCP): `.metadata` and the `.distcp` files of the ranks.
 
 `.metadata` lists the chunks of each tensor and their places (`shared/dcp_metadata.py`); each item of a `.distcp` file
 is a whole archive of torch.save, opened only when its values are read. Other values (an epoch, an lr, the names in
@@ -78,7 +78,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def _is_metadata(path: str) -> bool:
-    """Return whether the file is named as metadata and is a pickle, because torch's reader unpickles any pickle."""
+    """Return whether torch's reader would unpickle this file: it is a pickle and has the name of a metadata file."""
     if not METADATA_NAME.fullmatch(files.get_name(path)):
         return False
     try:
@@ -128,7 +128,7 @@ def collect_places(path: str) -> StoredPlaces:
     return StoredPlaces(stored_by_file, unreadable_files)
 
 
-def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is not a file by itself
+def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - the archives inside are not read as files
     """Read every tensor and value named in the metadata.
 
     A tensor whose chunks contradict each other, or are in a missing or bad file, is a row with `damage`. Raises
@@ -158,7 +158,7 @@ class _Folder:
             self.oddities.append(dcp_ranks.describe_merge(path, len(metadatas), readable_rivals))
 
     def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], unreadable: Mapping[str, UnreadableError]) -> str:
-        """Note unread and missing files of the folder; return the reason to report for a tensor with missing chunks."""
+        """Note unread and missing files as oddities. Return the reason to report for a tensor with missing chunks."""
         names = members(self.path)
         other_metadata = [
             name for name in names if METADATA_NAME.fullmatch(name) and name not in metadatas and name not in unreadable
@@ -209,13 +209,13 @@ class _Folder:
         return _note_foreign_names(state, self.metadata.foreign)
 
     def locate_item(self, stored: Stored, length: int) -> ByteRange:
-        """Return the byte range of an item's archive; the unpacked item has `length` bytes."""
+        """Return the byte range of an item that is packed in an archive; `length` counts its unpacked bytes."""
         return ByteRange(
             files.join(self.path, stored.file), stored.offset, length, packing=Packing(ARCHIVE, stored.length)
         )
 
     def _build_tensor(self, fqn: str) -> Tensor:
-        """Build a tensor from its chunks; contradicting chunks give a tensor with `damage`."""
+        """Build a tensor from its chunks. If this is not possible, `damage` has the reason."""
         saved = self.metadata.tensors[fqn]
         if isinstance(saved, str):
             return _build_damaged_tensor(saved)
@@ -323,13 +323,13 @@ class _Files:
         self.unreadable.update(dict.fromkeys(names, message))
 
     def can_read(self, *places: Stored) -> bool:
-        """Return whether these places can be read."""
+        """Return whether all these byte ranges are inside readable files."""
         return all(
             stored.file in self.sizes and stored.offset + stored.length <= self.sizes[stored.file] for stored in places
         )
 
     def check_place(self, stored: Stored) -> None:
-        """Refuse a place in an unreadable file or beyond the end of a file, always with one reason per file."""
+        """Raise _BadFile for a byte range in an unreadable file or beyond the file's end; one message per file."""
         if stored.file in self.unreadable:
             raise _BadFile(self.unreadable[stored.file])
         if stored.offset + stored.length > self.sizes[stored.file]:
@@ -344,7 +344,7 @@ def _build_damaged_tensor(why: str) -> Tensor:
 
 
 class _Items:
-    """Reader of the values other than tensors, each in its own archive, within `MAX_ITEMS` and `MAX_ITEM_BYTES`."""
+    """Reader of the saved values that are not tensors. `MAX_ITEMS` and `MAX_ITEM_BYTES` limit how many are read."""
 
     def __init__(self, folder: _Folder) -> None:
         self.folder = folder
@@ -378,7 +378,7 @@ class _Items:
             pass
 
     def read_object(self, fqn: str) -> Any:
-        """Return the object saved under this name, None if skipped; an unreadable object is a row with a reason."""
+        """Return the object saved as `fqn`, or None if skipped. An unreadable object becomes a damaged tensor."""
         if fqn not in self.chosen:
             return _build_damaged_tensor(_UNREAD_EXTRA_STATE) if EXTRA_STATE in fqn else None
         places = self.folder.metadata.places.get(fqn, ())
@@ -395,7 +395,7 @@ class _Items:
             return _build_damaged_tensor(f"{origin}{error}")
 
     def _read_item(self, fqn: str, stored: Stored) -> Any:
-        """Return the root of the item's pickle. Its storage keys get a prefix, because each archive counts from 0."""
+        """Return the root of the item's pickle. Prefix its storage keys, because each archive numbers them from 0."""
         folder = self.folder
         pickle, storages, _ = torch_zip.read_contents(
             files.join(folder.path, stored.file), stored.offset, stored.length
@@ -409,7 +409,7 @@ class _Items:
 
 
 def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, UnreadableError]]:
-    """Read the common metadata, or else the metadata of each rank, with the errors of unreadable ranks."""
+    """Read `.metadata` or, if missing, the metadata file of each rank. Also return the errors of unreadable files."""
     names = [name for name in members(path) if METADATA_NAME.fullmatch(name)]
     if not names:
         raise UnreadableError(
@@ -430,12 +430,12 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
 
 
 def _holds_bytes(path: str) -> bool:
-    """Return whether the file has bytes: the file of a rank with nothing to save is empty."""
+    """Return whether the file is not empty. A rank that has nothing to save writes an empty file."""
     return files.is_file(path) and files.get_size(path) > 0
 
 
 def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelState:
-    """Add the names that torch imports when it reads `.metadata`."""
+    """Add an oddity for unexpected names that torch imports when it unpickles `.metadata`."""
     if not names:
         return state
     qualified = list(dict.fromkeys(mention.qualified for mention in names))
@@ -447,7 +447,7 @@ def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelStat
 
 
 def _check_apart(metadata: Metadata) -> None:
-    """Refuse items that share only some of their bytes, because an item could hide in another."""
+    """Refuse values whose byte ranges overlap without being equal, because one value could hide inside another."""
     spans = sorted(
         (stored.file, stored.offset, stored.length, fqn)
         for fqn, places in metadata.places.items()
@@ -468,7 +468,7 @@ def _check_apart(metadata: Metadata) -> None:
 
 
 def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
-    """Return the minimum size of each file in bytes."""
+    """Return the size in bytes that each file must have to contain all its byte ranges."""
     last_end: dict[str, int] = {}
     for group in places:
         for stored in group:
@@ -477,7 +477,7 @@ def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
 
 
 def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
-    """Return the place of each chunk, matched by its start. Both lists mostly have the same order."""
+    """Return the byte range of each chunk, found by the chunk's start in the tensor."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
     sorted_places = sorted((stored for stored in places if stored.start is not None), key=_get_start)
@@ -502,7 +502,7 @@ def _get_start(stored: Stored) -> tuple[int, ...]:
 
 
 def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
-    """Describe the number of chunks and the dimensions along which a tensor was cut; None for a single chunk."""
+    """Describe how a tensor was cut: the number of chunks and the dimensions. Return None for a single chunk."""
     if len(chunks) < 2:
         return None
     axes = [str(axis) for axis, size in enumerate(shape) if any(chunk.shape[axis] < size for chunk in chunks)]
@@ -510,9 +510,9 @@ def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
 
 
 def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> dict[Any, Any]:
-    """Rebuild the saved dict: each object at its path, dicts under their keys, lists by their indexes.
+    """Rebuild the nested dict that was saved, from its flattened objects and their paths.
 
-    An object without a path, or with a path that contradicts another, is put under its name.
+    An object without a path, or with a path that contradicts another path, is stored in the root dict by its name.
     """
     root: dict[Any, Any] = {}
     containers: dict[int, _Container] = {id(root): _Container(root, None, root)}
@@ -523,7 +523,7 @@ def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...
             root[fqn] = node
         else:
             container[last_step] = node
-    # Reversed: an inner container was created after its outer container.
+    # Reversed, so that inner containers, which were created later, are converted first.
     for entry in reversed(containers.values()):
         indexes = entry.mapping is not root and all(type(key) is int for key in entry.mapping)
         if indexes and sorted(entry.mapping) == list(range(len(entry.mapping))):
@@ -551,7 +551,7 @@ def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
 
 
 class _Container(NamedTuple):
-    """Dict that `build_nested` created, with its parent; any other object at a path was saved as a single value."""
+    """Dict created by `build_nested`, with its parent dict and key. Only such dicts may receive further objects."""
 
     parent: dict[Any, Any]
     key: str | int | None
@@ -561,7 +561,7 @@ class _Container(NamedTuple):
 def _find_container(
     root: dict[Any, Any], steps: list[str | int], containers: dict[int, _Container]
 ) -> dict[Any, Any] | None:
-    """Return the dict at a path, created if missing; None if a value stands in the way."""
+    """Return the dict at a path; create missing dicts. Return None if the path leads into a saved value."""
     node = root
     for step in steps:
         if step not in node:

@@ -1,4 +1,4 @@
-"""Shards of `torch.distributed.checkpoint.HuggingFaceStorageWriter`: safetensors with one rank's pieces each.
+"""Shards written by `torch.distributed.checkpoint.HuggingFaceStorageWriter`: each has one rank's pieces of tensors.
 
 `shard-00001-model-00001-of-00001.safetensors` and so on, without an index. The header's `DCP_SHARDING_INFO` says at
 which offset of its tensor each piece begins; the tensor's shape is the extent of its pieces, as for torch's own reader,
@@ -52,7 +52,7 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read and join the tensors. Raises MalformedError for a shard without the offsets of its pieces."""
+    """Read the shards and join the pieces of each tensor. Raises MalformedError for a shard without piece offsets."""
     names = members(path)
     files.prefetch(files.join(path, name) for name in names)
     pieces: dict[str, list[Box]] = {}
@@ -73,7 +73,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
-    """Return the offset of the shard's piece within its tensor, in each dimension, by tensor name."""
+    """Return where the shard's piece of each tensor starts: an offset for each dimension, by tensor name."""
     text = state.metadata.values.get(SHARDING_INFO_KEY)
     if type(text) is not str:
         raise MalformedError(
@@ -99,7 +99,7 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
 
 
 def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
-    """Join all pieces of a tensor; a hole or an overlap makes the tensor unreadable."""
+    """Join the pieces of a tensor. If pieces are missing, overlap or disagree, the tensor is an unreadable row."""
     dtype = boxes[0].data.dtype
     regions = [IndexBox(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
     filled_pieces = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]

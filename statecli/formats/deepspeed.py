@@ -1,4 +1,4 @@
-"""A DeepSpeed checkpoint: a folder with the files of the ranks, or its parent folder, where `latest` names it.
+"""Read a DeepSpeed checkpoint: a folder of rank files, or its parent folder, in which `latest` names the folder.
 
 `mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's records: the shapes of trained parameters
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO
@@ -72,14 +72,14 @@ _VERSION = compile_on_use(r"(\d{1,6})\.(\d{1,6})")
 
 
 class Files(NamedTuple):
-    """The files of one model-parallel rank, by data-parallel rank; rank -1 is a model file shared by all ranks."""
+    """Files of one model-parallel rank. The keys are data-parallel ranks; -1 is a model file that all ranks share."""
 
     model: dict[int, str]
     optimizer: dict[int, str]
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether the path is a folder of ranks' files, or contains such a folder and no weights of its own."""
+    """Return whether the folder is a DeepSpeed checkpoint. A parent folder must not have a whole model of its own."""
     if not files.is_folder(path):
         return False
     if _has_ranks(path) or _find_misleading_tracker(path) is not None:
@@ -94,7 +94,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def list_steps(path: str) -> list[str]:
-    """List the subfolders with a rank's model or `zero/`: one folder for each saved step."""
+    """List the saved steps: the subfolders that have a rank's model file or a universal checkpoint (`zero/`)."""
     return [name for name in checkpoint_folder.list_inner_folders(path) if _is_step(files.join(path, name))]
 
 
@@ -103,7 +103,7 @@ def _is_step(path: str) -> bool:
 
 
 def _resolve_step(path: str) -> str:
-    """Return the subfolder of `path` with the ranks' files, "" if `path` has them. Raises MalformedError if missing."""
+    """Return the subfolder with the rank files ("" for `path` itself). Raises UnreadableError if none can be chosen."""
     if (misled := _find_misleading_tracker(path)) is not None:
         raise MalformedError(
             f"{misled[0]} points to {misled[1]}, which is not a plain folder in the checkpoint folder; DeepSpeed "
@@ -137,7 +137,7 @@ def _has_ranks(path: str) -> bool:
 
 
 def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
-    """Return the tracker file that leads DeepSpeed to another folder than other readers, and its quoted text."""
+    """Find a tracker file (`latest`) that makes DeepSpeed load files unknown to statecli. Return its name and text."""
     for name in TRACKERS:
         if name not in checkpoint_folder.list_files(path):
             continue
@@ -160,7 +160,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
 
 
 def _may_hold_ranks(path: str) -> bool:
-    """Return whether DeepSpeed finds rank files in the folder; zero_to_fp32 selects them by the end of their names."""
+    """Return whether DeepSpeed may find rank files in the folder, because zero_to_fp32 needs only the end of a name."""
     return files.is_folder(path) and (
         any(name.endswith(_STATES) for name in checkpoint_folder.list_files(path))
         or deepspeed_universal.is_universal(path)
@@ -168,7 +168,7 @@ def _may_hold_ranks(path: str) -> bool:
 
 
 def _is_padded(path: str) -> bool:
-    """Return whether a long file begins or ends with Unicode whitespace, because DeepSpeed strips it (`str.strip`)."""
+    """Return whether a large tracker file begins or ends with whitespace, which DeepSpeed removes (`str.strip`)."""
     try:
         with ByteSource(path) as source:
             ends = (
@@ -195,7 +195,7 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
 
 
 def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
-    """Group the files by model-parallel rank; also list files that are not read. Paths are relative to `path`."""
+    """Group the files by model-parallel rank, and list other files of DeepSpeed. Paths are relative to `path`."""
     files_by_rank: dict[int, Files] = {}
     others = []
     for name in checkpoint_folder.list_files(files.join(path, tag)):
@@ -225,9 +225,10 @@ def members(path: str) -> tuple[str, ...]:
 
 
 class ModelFileFacts(NamedTuple):
-    """Shapes in a model file, of trained parameters by optimizer group and of frozen parameters; other tensors by name.
+    """DeepSpeed's records in a model file: shapes of trained and frozen parameters, buffer names, shared parameters.
 
-    `buffers` is None if the file does not list the buffers. `shared` maps a shared parameter to its partner.
+    `trained` has a dict for each optimizer group. `buffers` is None if the file does not list the buffers.
+    `shared` maps the name of a shared parameter to the name under which DeepSpeed records its shape.
     """
 
     trained: list[dict[str, Shape]]
@@ -237,7 +238,7 @@ class ModelFileFacts(NamedTuple):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Shapes by name; a shared parameter has the shape of its partner."""
+        """Shapes by name. A shared parameter has the shape of the parameter that `shared` maps it to."""
         own_shapes = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
         return own_shapes | {
             name: own_shapes[partner] for name, partner in self.shared.items() if partner in own_shapes
@@ -255,7 +256,7 @@ def _read_facts(rank: Rank) -> ModelFileFacts:
 
 
 class ModelSection:
-    """Section of the module: the file's tensors, with the kinds that DeepSpeed records; empty tensors are filled."""
+    """Section `module` of a model file: tensors with the kinds that DeepSpeed records, and values for empty tensors."""
 
     def __init__(self, rank: Rank, facts: ModelFileFacts, owner: Owner) -> None:
         self.rank, self.facts, self.owner = rank, facts, owner
@@ -270,7 +271,7 @@ class ModelSection:
 
     @property
     def copied_names(self) -> Iterator[str]:
-        """Names of parameters with float32 copies in the optimizer; all that may have one if the file lists none."""
+        """Names of parameters with a float32 copy in the optimizer; if the file lists none, all possible names."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return
@@ -281,7 +282,7 @@ class ModelSection:
                 yield tensor.fqn
 
     def build_rows(self, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
-        """Yield all tensors of the file; an empty tensor gets the float32 copy or the frozen fragments."""
+        """Yield all tensors of the file. An empty tensor gets the values of its float32 copy or frozen fragments."""
         for tensor in self.rank.state.tensors:
             if tensor.section == "module":
                 tensor = self._classify(self._fill(tensor, masters, frozen))
@@ -292,7 +293,7 @@ class ModelSection:
     def _fill(
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
     ) -> TensorInfo:
-        """Return the tensor with its real shape and values if ZeRO-3 saved it without values."""
+        """If ZeRO-3 saved the tensor empty, return it with its real shape and the values from another file."""
         stored_name = self.facts.shared.get(tensor.fqn, tensor.fqn)
         shape = self.shapes.get(stored_name)
         if tensor.shape != (0,) or shape in (None, (0,)):
@@ -317,7 +318,7 @@ class ModelSection:
         )
 
     def _classify(self, tensor: TensorInfo) -> TensorInfo:
-        """Set the kind: exact if DeepSpeed names the buffers, because a state_dict has only parameters and buffers."""
+        """Set the kind. If DeepSpeed lists the buffers, all tensors but these and extra states are parameters."""
         facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
@@ -334,10 +335,10 @@ class ModelSection:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Give each tensor its own storage: ZeRO keeps a group in one storage, so tied tensors have equal positions."""
+        """Give tensors separate storages, because ZeRO packs a group into one. Only equal positions stay tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
-        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only notes the view
+        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # it only says: a view
         position = f"{tensor.storage}+{tensor.storage_offset}"
         return replace(tensor, storage=position, storage_bytes=tensor.nbytes, note=note)
 
@@ -349,7 +350,7 @@ def _locate(tensor: TensorInfo) -> tuple[object, int, Shape | None]:
 def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
     """Read the module and the optimizer from the ranks' files.
 
-    Raises UnreadableError if no rank's model can be read; missing parts of other tensors are `damage`.
+    A tensor with missing parts has `damage`. Raises UnreadableError if no rank's model can be read.
     """
     tag = _resolve_step(path)
     files_by_rank, others = _group_files(path, tag)
@@ -404,7 +405,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether `zero/` exists, or whether the name ends in "_universal" and no rank has an optimizer file."""
+    """Return whether the checkpoint is universal: it has `zero/`, or a name in "_universal" and no optimizer files."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
@@ -482,13 +483,13 @@ _PARTITION_SETTINGS = compile_on_use(
 
 
 def _select_model_settings(settings: Settings) -> Settings:
-    """Return the settings of a model's file; settings without a value are last."""
+    """Return the settings of a model file, without records about tensors. Settings without a value come last."""
     selected = select(settings, lambda key: key.partition(".")[0] not in _TENSOR_FACTS)
     return replace(selected, values=dict(sorted(selected.values.items(), key=lambda item: item[1] is None)))
 
 
 def _select_optimizer_settings(settings: Settings, stage: int | None) -> Settings:
-    """Return the optimizer settings of one rank's file, under the same names in all stages."""
+    """Return the optimizer settings of one rank's file, renamed so that all ZeRO stages have the same names."""
 
     def map_prefix(key: str) -> tuple[str, str]:
         match = _OPTIMIZER_PREFIX.search(key)
@@ -499,7 +500,7 @@ def _select_optimizer_settings(settings: Settings, stage: int | None) -> Setting
 
 
 def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
-    """Read every readable model file, at least one."""
+    """Read every readable model file. Raises UnreadableError if there is none."""
     if not files:
         raise MissingShard(
             "the *_model_states.pt files are missing, so the tensors of the optimizer files have no names; copy the "
@@ -519,7 +520,7 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
 
 
 def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
-    """Return the reason for each name whose shape differs between ranks."""
+    """Return a message for each parameter whose shape differs between ranks, by the parameter's name."""
     first, *others = models.items()
     first_shapes, problems = _read_facts(first[1]).shapes, {}
     for rank, model in others:

@@ -88,7 +88,7 @@ _NUMBERS = {
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the file begins with a map whose first key is printable text; a `.msgpack` may have any map."""
+    """Return whether the file begins with a msgpack map. Unless it has msgpack's suffix, the first key must be text."""
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 0
     if not head or head[0] not in _MAP_FIRST_BYTES or len(head) <= at or _safetensors.sniff(path, head):
         return files.get_name(path).endswith(MSGPACK_SUFFIXES) and head[:1] == b"\x80"
@@ -106,10 +106,10 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """Read the arrays of one file, in flax's sections, and the other values as settings.
+    """Read the arrays of one file into sections (`params`, `opt_state`), and the other values as settings.
 
-    Raises UnreadableError for msgpack of RLlib or without a flax array, MalformedError for contradictions. A
-    contradicting array is damaged and the rest is read; the same holds for the entry at which a truncated file ends.
+    Raises UnreadableError for a file of RLlib or without a Flax array, MalformedError for contradictions outside
+    arrays. A contradictory array has `damage`, as has the entry at which a truncated file ends; the rest is read.
     """
     if path.lower().endswith(RLLIB_SUFFIX):
         raise UnreadableError(
@@ -157,7 +157,7 @@ class _Tree:
         self.arrays = self._bytes = 0
 
     def convert(self, node: Any, path: str) -> Any:
-        """Convert `node` and everything below; `path` is the dotted name."""
+        """Convert `node` and its children. `path` is the node's dotted name in the file."""
         if isinstance(node, Truncation):
             return mark_damaged(path, MalformedError(node.why))
         if isinstance(node, Blob):
@@ -180,7 +180,7 @@ class _Tree:
         return self._decode_scalar(blob, path) if blob.code == _SCALAR else self._read_raw(blob)
 
     def _build_tensor(self, path: str, decode: Callable[[Any], Tensor], node: Any) -> Tensor:
-        """Build the tensor; a contradiction becomes `damage`."""
+        """Decode a tensor. If its array is malformed, the tensor's `damage` has the reason."""
         try:
             return decode(node)
         except MalformedError as error:
@@ -212,7 +212,7 @@ class _Tree:
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(storage, dtype, shape))
 
     def _decode_scalar(self, blob: Blob, path: str) -> Scalar:
-        """Decode a numpy scalar to a number, or to text for other types."""
+        """Decode a numpy scalar to a number. A scalar of any other type becomes text."""
         tensor = self._build_tensor(path, self._decode_array, blob)
         if tensor.data is None:
             raise MalformedError(tensor.damage or f"{path}: is not a scalar")
@@ -247,14 +247,14 @@ def _read_shape(node: Any) -> tuple[int, ...]:
 
 
 def _list_numbered(node: Any) -> list[Any] | None:
-    """Return the values of a map of "0", "1"... (flax's form of a tuple); None for any other map."""
+    """Return the items of a tuple, which Flax saves as a map with the keys "0", "1"...; None for any other map."""
     if type(node) is not dict or any(str(n) not in node for n in range(len(node))):
         return None
     return [node[str(n)] for n in range(len(node))]
 
 
 def _iter_parts(node: dict[str, Any]) -> Iterator[Any]:
-    """Yield the values of a map and of the maps below."""
+    """Yield the values of a map. In place of an inner map, yield its values."""
     for child in node.values():
         yield from child.values() if type(child) is dict else (child,)
 
@@ -285,7 +285,7 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
 
 
 class _Leaf(NamedTuple):
-    """A tensor, the keys to its section, and the keys from there to the tensor."""
+    """Tensor of the file, with the keys that lead to its section and the keys from there to the tensor."""
 
     section: tuple[str, ...]
     keys: tuple[str, ...]
@@ -297,12 +297,12 @@ class _Leaf(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Name of the section; "model" for the whole file."""
+        """Name of the section. If the whole file is a single section, its name is "model"."""
         return ".".join(self.section) if self.section or self.is_loose else "model"
 
 
 def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
-    """Yield all tensors; in a map with names of flax's collections (`params`), each entry is a section."""
+    """Yield all tensors. Each entry of a map with one of Flax's collections (`params`) is a section."""
     section = tuple(map(str, path))
     if not _is_split(root):
         for keys, tensor in _find_model_level(root):
@@ -328,13 +328,13 @@ def _is_split(node: Any, depth: int = 0) -> bool:
 
 
 def _is_whole(key: str, node: Any) -> bool:
-    """Return whether a map is a single section. A TrainState may have two levels: {"params": {"params": ...}}."""
+    """Return whether a map is one section, not a map of sections as in a TrainState: {"params": {"params": ...}}."""
     is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
 
 def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Yield each tensor in file order, with the keys to the tensor."""
+    """Yield each tensor below `root` in file order, with the keys that lead to the tensor."""
     stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
     while stack:
         keys, node = stack.pop()
@@ -346,7 +346,7 @@ def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
 
 
 def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_Leaf]:
-    """Move the leaves below the dotted path `section_path` into a section of this name, unless a section is there."""
+    """Move the tensors below the dotted path `section_path` into a section of this name, unless it already exists."""
     if not section_path or any(f"{leaf.title}.".startswith(f"{section_path}.") for leaf in leaves):
         return leaves
     keys = tuple(section_path.split("."))
@@ -360,7 +360,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
 
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
-    """Build each leaf's row. If two names are equal (keys may have dots), the second name is written with its keys."""
+    """Build a row for each tensor. If two dotted names are equal, the second tensor is named by its keys."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:
@@ -378,10 +378,10 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
 
 
 def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
-    """Add to the settings, for each section, the keys of its tensors that the dotted names do not show.
+    """Add settings with the keys of tensors whose dotted names are ambiguous: one setting for each section.
 
-    Such keys contain dots or are numbers: `{"a.b": x}` and `{"a": {"b": x}}` both have the tensor `a.b`, and flax loads
-    neither into a model with the other.
+    Such keys contain dots or are numbers: `{"a.b": x}` and `{"a": {"b": x}}` both have the tensor `a.b`, but Flax does
+    not load one into a model that has the other.
     """
     unusual_paths: dict[str, list[str]] = {}
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""GGUF, the files of llama.cpp: metadata, an entry for each tensor, the tensors' bytes.
+"""GGUF, the file format of llama.cpp: a header with metadata and tensor entries, then the tensors' bytes.
 
 Format: docs/gguf.md of ggml, gguf.cpp of llama.cpp and the package gguf 0.19 (versions 2 and 3, either byte order).
 Only the header is read. Arrays of the metadata, for example the vocabulary, are skipped and shown as a count and a
@@ -53,7 +53,7 @@ MAX_LISTED = 64
 MAX_LISTED_TEXT_BYTES = 300
 #: Maximum length of a text that is reported whole, in characters, because chat templates are long.
 MAX_TEXT_CHARS = 64 << 10
-#: Part of the keys of chat templates.
+#: Text in the metadata keys of chat templates.
 _CHAT_TEMPLATE = "chat_template"
 #: Maximum depth of nested arrays.
 MAX_DEPTH = 8
@@ -147,7 +147,7 @@ def _read_counts(header: _Header) -> tuple[int, int]:
 
 
 class _Header:
-    """The bytes of a header, read in order; `at` is the next position."""
+    """Reader of a header's bytes, in order. `at` is the position of the next byte."""
 
     def __init__(self, source: ByteSource) -> None:
         """Read the version. Raises UnreadableError for an unknown version."""
@@ -202,7 +202,7 @@ class _Header:
         return tuple(value for (value,) in layout.iter_unpack(self.read_bytes(count * layout.size, label)))
 
     def check_reach(self, end: int, label: str) -> bytes:
-        """Return the header at least up to byte `end`. Raises MalformedError for a truncated or too long header."""
+        """Return the header's bytes, at least up to `end`. Raises MalformedError beyond the file's end or a limit."""
         if end <= len(self._raw):
             return self._raw
         if end > self._source.size:
@@ -234,7 +234,7 @@ def _check_version(version: int) -> None:
 
 
 class _Value(NamedTuple):
-    """A value of the metadata, and its type in words: two types may have the same value in JSON."""
+    """Metadata value and the name of its type, because values of two types may look the same in JSON."""
 
     scalar: Scalar
     type: str
@@ -254,7 +254,7 @@ def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]
 
 
 def _iter_keys(header: _Header, count: int) -> Iterator[tuple[str, int, str]]:
-    """Yield each key, the type of its value, and a label for messages; the caller reads the value before the next."""
+    """Yield the key, the value's type and a label of each metadata entry. The caller must read each value itself."""
     for n in range(count):
         position = f"metadata key {n + 1} of {count}"
         key = _decode_text(header.read_text(position), position)
@@ -274,7 +274,7 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
 
 
 def _name_text_type(texts: Sequence[bytes]) -> str:
-    """Return the type of texts, with a digest for invalid UTF-8: an invalid byte and its escape are shown alike."""
+    """Name the type of texts. Add a digest for invalid UTF-8, because an invalid byte is shown like its escape."""
     try:
         for raw in texts:
             raw.decode("utf-8")
@@ -294,7 +294,7 @@ def _describe_text(text: str) -> str:
 
 
 def _hash_bytes(raw: bytes) -> str:
-    import hashlib  # a slow import: OpenSSL takes longer to load than most checkpoints to list
+    import hashlib  # a slow import, because loading OpenSSL takes longer than listing most checkpoints
 
     return f"sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
@@ -307,7 +307,7 @@ def _get_struct_code(kind: int, label: str) -> str:
 
 
 def _convert_scalar(value: Any, kind: int) -> Scalar:
-    """Convert a value to JSON: a number without a JSON form becomes text, and a float32 keeps its own digits."""
+    """Convert a value for JSON. A number that JSON cannot hold becomes text; a float32 gets its shortest digits."""
     if kind == _BOOL:
         return bool(value) if value < 2 else f"true (byte {value})"
     if type(value) is not float:
@@ -360,7 +360,7 @@ def _skip(header: _Header, kind: int, count: int, label: str, depth: int) -> Non
 
 
 def _decode_texts(raw: bytes, order: str) -> Iterator[bytes]:
-    """Yield the texts of an array; its type and count take the first 12 bytes."""
+    """Yield the texts of an encoded array, which follow its type and count (12 bytes)."""
     at = 12
     while at < len(raw):
         (length,) = struct.unpack_from(f"{order}Q", raw, at)
@@ -408,7 +408,7 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
 
 
 class _Line(NamedTuple):
-    """Header entry of a tensor; `offset` counts from the first byte of the tensors."""
+    """Header entry of a tensor; `offset` counts from the start of the tensor data."""
 
     name: str
     shape: tuple[int, ...]
@@ -426,7 +426,7 @@ def _read_lines(header: _Header, count: int) -> list[_Line]:
 
 
 def _drop_repeats(entries: Sequence[_Line]) -> tuple[list[_Line], dict[str, str]]:
-    """Return the first entry for each name, and messages for repeated names."""
+    """Return the first entry of each name, and an error message for each name that has several entries."""
     counts = Counter(line.name for line in entries)
     first_lines = {line.name: line for line in reversed(entries)}
     message = (
@@ -487,7 +487,7 @@ _Span = tuple[int, int, str]
 def _find_damaged_entries(
     entries: Sequence[tuple[_Line, TensorInfo]], data_bytes: int, alignment: int
 ) -> dict[str, str]:
-    """Return messages for tensors of unknown size, or beyond the end of the file, whose neighbours contradict them.
+    """Return messages for tensors that are unreadable or end beyond the file, and that contradict their neighbours.
 
     A tensor begins where the tensor before ends, with or without padding. If the last entry contradicts the entry
     before, the list may have lost or gained a byte, so the place of the first tensor is unknown, and no tensor can be
@@ -519,7 +519,7 @@ def _pad(end: int, alignment: int) -> int:
 
 
 def _follows(begin: int, end: int, alignment: int) -> bool:
-    """Return whether a tensor that begins here can follow a tensor with this end: some writers do not pad."""
+    """Return whether a tensor at `begin` can follow a tensor that ends at `end`. Some writers omit the padding."""
     return begin in (end, _pad(end, alignment))
 
 
@@ -573,7 +573,7 @@ def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
 
 
 def _find_gaps(spans: list[_Span], source: ByteSource, start: int, alignment: int) -> Iterator[Oddity]:
-    """Yield oddities for bytes between and after the tensors that are more than padding."""
+    """Yield oddities for unused bytes between and after the tensors, if they are longer than padding."""
     ends = [(0, "the header"), *((stop, name) for _, stop, name in spans)]
     begins = [*(begin for begin, _, _ in spans), source.size - start]
     holes = [

@@ -50,14 +50,14 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def _list_arrays(path: str) -> list[str]:
-    """List the subfolders with zarr arrays: a distributed checkpoint may store each tensor as a folder."""
+    """List the subfolders that are zarr arrays. A distributed checkpoint may store each tensor in such a folder."""
     if not {COMMON_FILE, BACKEND_FILE} <= set(checkpoint_folder.list_files(path)):
         return []
     return [name for name in checkpoint_folder.list_folders(path) if files.exists(files.join(path, name, _ARRAY))]
 
 
 def _find_ranks(path: str) -> dict[str, str]:
-    """Return the model file of each rank by the rank's folder, both relative to `path`; "" for a missing file."""
+    """Map the folder of each rank to its model file ("" if missing). Both paths are relative to `path`."""
     model_files = {}
     ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
     files.prefetch(files.join(path, name) for name in ranks)
@@ -69,7 +69,7 @@ def _find_ranks(path: str) -> dict[str, str]:
 
 
 def _resolve_iteration(path: str) -> str:
-    """Return the subfolder of `path` with the ranks, "" if `path` has them. Raises MalformedError if missing."""
+    """Return the subfolder with the rank folders ("" for `path` itself). Raises UnreadableError if there is none."""
     if _find_ranks(path) or _list_arrays(path):
         return ""
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER_BYTES)
@@ -107,7 +107,7 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read every rank's sections, prefixed with the rank's name; an unreadable rank becomes a row with the reason.
+    """Read the sections of every rank, with the rank's name in front. An unreadable rank is a row with the reason.
 
     Raises UnreadableError if no rank can be read.
     """
@@ -134,7 +134,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelState:
-    """Return the state of the unsharded part, with an unreadable row for each zarr array."""
+    """Add an unreadable row for each zarr array to the state of the values that are not sharded."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
     sections = dict.fromkeys((*common.sections, "model"))
@@ -197,7 +197,7 @@ def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, s
 
 
 def _join_settings(states: dict[str, ModelState]) -> Settings:
-    """Return the settings of the first rank, and differing settings of other ranks below the rank's name."""
+    """Return the settings of the first rank, and settings of other ranks that differ, below the rank's name."""
     (_, first), *others = states.items()
     settings = first.metadata
     for name, state in others:
@@ -206,7 +206,7 @@ def _join_settings(states: dict[str, ModelState]) -> Settings:
 
 
 def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str]) -> dict[str, str]:
-    """Return a reason for each of the first four missing ranks, computed from the sizes in the saved arguments."""
+    """Return a message for each of the first four missing ranks. The saved arguments give the expected ranks."""
     first, state = next(iter(states.items()))
     sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZE_ARGUMENTS]
     tensor, stages = (size if type(size) is int and 0 < size <= 10**5 else 1 for size in sizes)
@@ -260,7 +260,7 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
 
 
 def _note_optimizer_buffers(folder: str) -> Iterator[Oddity]:
-    """Note the distributed optimizer's buffers: only the code that wrote them knows the order of their values."""
+    """Report that the distributed optimizer's buffers are unread, because only Megatron's code knows their layout."""
     ranks = _find_ranks(folder)
     paths = [
         files.join(name, file)

@@ -62,7 +62,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
 
 def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool:
-    """Return whether numpy.load returns an array for a record without the suffix: numpy decides by the first bytes.
+    """Return whether a record without the suffix `.npy` is an array. Like numpy.load, read only its first bytes.
 
     An array with the suffix may have the same name as the record; its row reports this.
     """
@@ -75,7 +75,7 @@ def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return an unreadable row for `x.npy` if the archive has a record `x` too, because numpy.load reads only `x`."""
+    """Return an unreadable row for `x.npy` in an archive that also has `x`, because numpy.load reads only `x`."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), and numpy.load reads only the first; save the archive "
@@ -86,7 +86,7 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
 
 
 def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *, verify: bool) -> TensorInfo:
-    """Return the row of an array. Without `verify`, check its checksum only if header and size contradict."""
+    """Build the row of an array. Without `verify`, its checksum is verified only if header and size disagree."""
     try:
         header = npy_array.read_header(lambda length: _read_head(record, source, length))
         if verify:
@@ -111,7 +111,7 @@ def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *,
 
 
 def _locate_array(record: Record, path: str, is_big_endian: bool) -> ByteRange:
-    """Return the range of the whole record. A recorded checksum of 0 means no checksum."""
+    """Return the byte range of the record. A saved checksum of 0 is treated as missing."""
     packing = Packing("deflate", record.compressed_size) if record.method == DEFLATED else None
     return ByteRange(path, record.data_offset, record.size, record.crc32 or None, is_big_endian, packing)
 

@@ -40,7 +40,7 @@ class Format:
 
     @cached_property
     def reader(self) -> FormatReader:
-        """Module of the format; only a format of folders has `members`."""
+        """Module that reads the format. Only the module of a folder format has `members`."""
         return cast(FormatReader, import_module(f"statecli.formats.{self.name.replace('-', '_')}"))
 
     @property
@@ -77,5 +77,5 @@ def find_format(path: str, head: bytes, *, is_folder: bool = False) -> Format | 
 
 
 def is_recognised_folder(path: str) -> bool:
-    """Return True if a format recognises the layout of the folder; the last of FOLDERS takes every folder."""
+    """Return True if any format but `sharded` recognises the folder. `sharded` accepts every folder."""
     return find_format(path, b"", is_folder=True) is not FOLDERS[-1]

@@ -1,4 +1,4 @@
-"""safetensors: eight bytes of length, a JSON header, the tensors' bytes without holes.
+"""safetensors: the header's length in eight bytes, a JSON header, then the tensors' bytes without gaps.
 
 Format: the safetensors README and its Rust validator (version 0.8). All checks of the validator are repeated here. A
 file that the validator accepts but programs read differently (one name twice) is refused. Only the header is read.
@@ -64,7 +64,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the eighth byte starts a JSON object, after a length that is not text.
+    """Return whether the file begins as safetensors: an eight-byte length that is not text, then a JSON object.
 
     A file shorter than eight bytes is recognised by name.
     """
@@ -85,7 +85,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         raw, start = _read_raw_header(source)
         try:
             metadata, entries = _parse_plain_header(raw)
-            del raw  # frees memory: `raw` is as large as a fifth of the rows
+            del raw  # free the memory, because `raw` is as large as a fifth of the rows
             tensors = _build_tensors(entries, path, start, source.size)
             repeats: list[json_object.Repeat] = []
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
@@ -159,7 +159,7 @@ class HeaderEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _NotPlain(Exception):
-    """Error: the header needs the strict parser, for an escape, a repeated key or text beyond ASCII."""
+    """Error: the header has an escape, a repeated key or non-ASCII text, and needs the strict parser."""
 
 
 _RAW_ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -168,11 +168,11 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def _parse_plain_header(raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str, HeaderEntry]]]:
-    """Return metadata and entries of a header in the form that libraries write, in a quarter of the time and memory.
+    """Parse a header in the form that libraries write, in a quarter of the strict parser's time and memory.
 
     Raises `_NotPlain`, MalformedError or msgspec's errors for any other header, even if the strict parser would accept
-    the header. msgspec keeps the last of two equal keys. Each pair of an object has one colon, so equal keys show as
-    more colons than pairs and names account for; without a backslash, no text hides or adds a colon.
+    the header. msgspec silently keeps the last of two equal keys. Colons reveal them: each key has one, and all others
+    are in names and metadata texts, because no text with a backslash (an escape) is accepted.
     """
     if not raw.isascii() or b"\\" in raw:
         raise _NotPlain
@@ -233,7 +233,7 @@ def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start:
 
 
 class _Layout(msgspec.Struct, gc=False):
-    """Common properties of all tensors of one dtype and shape. `bits`: size of all elements, by the header's dtype."""
+    """Properties shared by all tensors of one dtype and shape. `bits` is the size of all elements together."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -365,15 +365,15 @@ def _create_gap_error(name: str, begin: int, end: int, at: int, previous_name: s
 
 
 def _may_be_dropped(name: str, kept_name: str) -> bool:
-    """Return whether `save_model` may have dropped `name` and kept `kept_name`; any other metadata is a setting.
+    """Return whether `save_model` may have dropped the tensor `name`, because its values are stored as `kept_name`.
 
-    Modules with a shared parameter use the same last name (`weight`).
+    Both names must have the same last part (`weight`). All other metadata are settings.
     """
     return name.rpartition(".")[2] == kept_name.rpartition(".")[2]
 
 
 def _add_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
-    """Add a row for each tied name that `save_model` dropped: the metadata maps it to the kept name."""
+    """Add a row for each tied tensor that `save_model` dropped. The metadata maps its name to the stored name."""
     metadata = {name: kept_name for name, kept_name in metadata.items() if _may_be_dropped(name, kept_name)}
     if not metadata:
         return tensors

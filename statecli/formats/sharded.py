@@ -1,4 +1,4 @@
-"""A checkpoint in several files: an index (`*.index.json`), or a folder with an index.
+"""A checkpoint in several files: a folder of shards, or its index (`*.index.json`).
 
 Format: `save_pretrained` of transformers: {"metadata": {"total_size"}, "weight_map": {FQN: file name}}. The file names
 come from the index, so they are untrusted: each must be a plain file name. A shard must be a regular file. Symbolic
@@ -45,9 +45,9 @@ COPY_ADVICE = "copy or download the missing files"
 
 
 class Index(NamedTuple):
-    """A parsed index: `folder` as the user wrote the path, FQN -> shard map, shards in order of first mention.
+    """A parsed index: the folder as the user wrote it, the shard of each FQN, and all shards.
 
-    `metadata` is the rest of the document.
+    `shards` has the order of first mention. `metadata` is the object of this name in the index.
     """
 
     folder: str
@@ -57,9 +57,9 @@ class Index(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """The readable shards of a folder by name, and the reasons for the unreadable shards, without a path.
+    """The readable shards of a folder by name, and the reason for each unreadable shard.
 
-    `missing_message` is one line about all `missing_shards`.
+    The reasons do not begin with a path. `missing_message` is one line about all `missing_shards`.
     """
 
     states: list[tuple[str, ModelState]]
@@ -69,12 +69,12 @@ class Shards(NamedTuple):
 
     @property
     def unread_shards(self) -> frozenset[str]:
-        """Names of the shards without a readable state."""
+        """Names of the shards that are missing or unreadable."""
         return frozenset((*self.failures, *self.missing_shards))
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the path is a folder, or a JSON file that has a weight_map or is named as an index."""
+    """Return whether the path is a folder or an index: a JSON file with a weight_map or the name of an index."""
     if files.is_folder(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -84,7 +84,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read the union of all shards; the errors of `read_file` already name the shard's path.
+    """Read all shards and merge them into one state. The error of a shard begins with the shard's path.
 
     Raises UnreadableError and MalformedError, without the path for errors of the index or the folder, and if no shard
     can be read.
@@ -148,7 +148,7 @@ def _list_series(match: re.Match[str]) -> list[str]:
 
 
 def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
-    """Read the union of a numbered series without an index; the contents of unreadable shards are unknown."""
+    """Merge a numbered series of shards that has no index. Tensor names in unreadable shards are unknown."""
     shards = _read_shards(path, names, "according to the numbers in the file names", read_file)
     state = _check_parts(_merge_shards(path, shards.states), len(names), is_complete=not shards.unread_shards)
     if not shards.unread_shards:
@@ -175,9 +175,9 @@ def _add_missing_rows(state: ModelState, shards: Shards, rows: list[TensorInfo])
 
 
 def _check_parts(state: ModelState, count: int, *, is_complete: bool) -> ModelState:
-    """Return the state without the settings about the parts of a split GGUF.
+    """Check the settings `split.*` of a split GGUF against the shards, and remove these settings.
 
-    Raises IndexMismatch if these settings contradict the number of files or, if the state `is_complete`, of tensors.
+    Raises IndexMismatch if they contradict the number of files or, for a state that `is_complete`, of tensors.
     """
     parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
@@ -254,7 +254,7 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
 
 
 def _check_name(shard: str, label: str) -> None:
-    """Refuse a name with a path, a drive, a URL or a home folder on any system."""
+    """Refuse a shard name that has a path, a drive, a URL or a home folder on any system."""
     if not is_plain_file_name(shard):
         raise MalformedError(f"{label} names {quoting.quote(shard)}, which is not a plain file name")
 
@@ -272,7 +272,7 @@ def _read_indexed(index: Index, target: str, label: str, read_file: ReadFile) ->
 
 
 def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
-    """Build a row for each name in a missing or unreadable shard."""
+    """Build a row for each tensor that the index assigns to a missing or unreadable shard."""
     rows, unread_shards = [], shards.unread_shards
     for fqn, shard in index.weight_map.items():
         if shard in unread_shards:
@@ -309,7 +309,7 @@ def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -
 
 
 def _strip_folder(why: str, folder: str, name: str) -> str:
-    """Remove the shard's path or name from the beginning of a reason."""
+    """Remove the shard's path or name from the beginning of an error message."""
     return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {quoting.name(name)} ")
 
 
@@ -386,7 +386,7 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
 
 
 def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
-    """Return the joined settings: values equal in all shards once, other values under the name of each shard."""
+    """Join the settings of all shards. Settings that differ between shards are below the name of each shard."""
     sides = [state.metadata for _, state in states]
     joined = join(reversed(sides))
     common = select(
@@ -403,7 +403,7 @@ def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
 
 
 def _find_unnamed(index: Index) -> list[str]:
-    """List files next to the shards, of the same format, whose names belong to no other checkpoint."""
+    """List weight files next to the shards that neither the index nor another checkpoint explains."""
     shard_names, kinds = set(index.shards), {_split_series_name(shard) for shard in index.shards}
     suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(checkpoint_folder.WEIGHTS)
     names = [
@@ -428,11 +428,11 @@ MAX_SEARCHED_FILES = 16
 
 
 def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
-    """Describe the place of a tensor missing in all shards."""
+    """Describe where a tensor is that no shard contains: in a file next to the shards, or nowhere."""
     for name in _find_unnamed(index)[:MAX_SEARCHED_FILES]:
         try:
             state = read_file(files.join(index.folder, name))
-        except UnreadableError:  # not a file of this checkpoint; its fault is reported if it is the target
+        except UnreadableError:  # not a file of this checkpoint
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
             return f"the tensor is in {quoting.name(name)}, which the index does not list"
@@ -440,7 +440,7 @@ def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
 
 
 def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
-    """Refuse an index that the shards contradict; note tensors not named by the index."""
+    """Refuse an index that contradicts its shards. Return an oddity for tensors that the index does not list."""
     weight_map, states, unread_shards = index.weight_map, shards.states, shards.unread_shards
     shard_of = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
@@ -477,9 +477,9 @@ def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the files of the folder's model: weights, or shards and index.
+    """List the files of the folder's model: one weight file, or all shards and their index.
 
-    Empty if the folder contains only a single file that need not be a model's. Lists existing files only. Raises
+    The list is empty if the only file may be something other than a model. Missing shards are not listed. Raises
     UnreadableError for a folder without a model, with several models, or with no shard.
     """
     choice = checkpoint_folder.choose_checkpoint(path)

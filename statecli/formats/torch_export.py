@@ -113,12 +113,12 @@ _BYTES = Global("torch", "UntypedStorage", 0)
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the file is a zip archive with `archive_format`, or with an exported program at the top."""
+    """Return whether the file is a zip archive with the record `archive_format` or an exported program at its root."""
     return head.startswith(b"PK\3\4") and mentions(path, b"/archive_format", _OLD_PROGRAM.encode())
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # sections are programs
-    """Read the tensors of each program, one section each, grouped by its signature.
+    """Read the tensors of each program into its own section, grouped by the program's signature.
 
     Raises UnreadableError for an archive of another version, MalformedError for contradictions.
     """
@@ -154,7 +154,7 @@ class _Role(msgspec.Struct, frozen=True):
 
 
 class _Payload(msgspec.Struct):
-    """Tensor of the archive: whether it is a weight, and whether it is a Parameter (None if not recorded)."""
+    """Tensor of the archive. `is_weight` is False for a constant; `is_parameter` is None if it is not recorded."""
 
     tensor: Tensor
     is_weight: bool
@@ -262,7 +262,7 @@ class _Reader:
     # --- tensors ----------------------------------------------------------------------------------------------------
 
     def _read_configured(self, model: str, folder: str, payloads: _Payloads) -> None:
-        """Read the weights or constants that a program's config file locates, each in a record of its own."""
+        """Read the weights or constants of a program. Its config file says which record has each of them."""
         name = f"data/{folder}/{model}_{folder}_config.json"
         entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
@@ -286,7 +286,7 @@ class _Reader:
     def _read_tensor(
         self, fqn: str, entry: dict[str, Any], folder_path: str, reading: Reading, first: dict[str, dict[str, Any]]
     ) -> Tensor | None:
-        """Read a tensor; return None for any other object. `first` has the first tensor_meta of each record."""
+        """Return the tensor of an entry; None for other objects. `first` has the first tensor_meta of each record."""
         name = entry.get("path_name")
         if type(name) is not str:
             raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}, not a string")
@@ -312,7 +312,7 @@ class _Reader:
         self._add_oddity("custom-object", message, fqn)
 
     def _read_single(self, name: str, fqn: str) -> Tensor:
-        """Read a tensor in a nested archive of torch.save, because a subclass has parts and no bytes of its own."""
+        """Read a tensor from a nested archive of torch.save, in which torch.export saves tensor subclasses."""
         if name not in self.singles:
             self.singles[name] = self._open_single(name)
         contents = self.singles[name]
@@ -321,7 +321,7 @@ class _Reader:
         return contents
 
     def _open_single(self, name: str) -> Tensor | str:
-        """Return the tensor in a nested archive, or the reason why it is not readable."""
+        """Return the tensor in a nested archive, or the reason why it cannot be read."""
         record = find_record(self.archive, name)
         if record is None:
             return f"record {name!r} is not in the file"
@@ -332,7 +332,7 @@ class _Reader:
             return quoting.append_reason(f"record {name!r}", error)
 
     def _read_pickled(self, record: Record, payloads: _Payloads, *, is_weight: bool) -> None:
-        """Read the tensors in a record that is an archive of torch.save with a dict of tensors by name."""
+        """Read a record that is an archive of torch.save and has a dict of tensors by name."""
         if not record.size:  # torch wrote None as an empty record
             return
         with add_subject_to_errors(f"record {record.name!r}"):
@@ -346,7 +346,7 @@ class _Reader:
                 _add_payload(payloads, fqn, payload)
 
     def _read_inner(self, record: Record) -> tuple[Any, Reading]:
-        """Return the root object of the archive in a record, and the `Reading` that decodes its tensors."""
+        """Return the root object of a nested archive, and the `Reading` that decodes its tensors."""
         if record.method != STORED:
             raise MalformedError("is compressed; save the program again with torch")
         pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)
@@ -361,7 +361,7 @@ class _Reader:
     def _read_program(
         self, model: str, program: dict[str, Any], contents: _Payloads, *, has_several_models: bool = False
     ) -> None:
-        """Append the rows of a program in the order of its signature, then the names outside the signature."""
+        """Append the rows of a program in the order of its signature, then the tensors outside the signature."""
         self._check_schema(model, program)
         roles = dict(_collect_roles(program))
         for fqn, meta in _collect_stated_metas(program):
@@ -380,7 +380,7 @@ class _Reader:
             self.metadata[f"{model}.{key}" if has_several_models else key] = value
 
     def _check_schema(self, model: str, program: dict[str, Any]) -> None:
-        """Refuse a newer schema; older schemas use the same terms for weights."""
+        """Refuse a program with a newer schema. Note an older schema, because torch 2.13 does not load it."""
         major = _read_major_version(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
@@ -392,7 +392,7 @@ class _Reader:
             self._add_oddity("schema-version", f"{message}, but torch 2.13 loads only {SCHEMA_VERSION}")
 
     def _read_compiled(self) -> None:
-        """Read an AOTInductor program: a library, and weights packed next to the library."""
+        """Read programs compiled by AOTInductor. Only weights outside the compiled library are listed."""
         prefix = f"{self.archive.folder}/{_COMPILED}"
         files = [name.removeprefix(prefix) for name in self.archive.records if name.startswith(prefix)]
         models = list(dict.fromkeys(name.partition("/")[0] for name in files))
@@ -412,7 +412,7 @@ class _Reader:
                 )
 
     def _read_next_to_library(self, model: str, config: dict[str, Any]) -> None:
-        """Add a compiled program's weights, each a view [record, shape, strides, offset] of an archive's tensor."""
+        """Add the weights of a compiled program. Each is a view (record, shape, strides, offset) of a stored tensor."""
         for fqn, view in config.items():
             try:
                 tensor = self._build_view(fqn, view)
@@ -452,7 +452,7 @@ def _read_object(node: Any, fqn: str, label: str) -> dict[str, Any]:
 
 
 def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
-    """Refuse a dtype or device unlike that of the record's first tensor, because torch uses the first for both."""
+    """Refuse another dtype or device than the first tensor of the record has, because torch uses these for both."""
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(
@@ -508,7 +508,7 @@ def _read_device(node: Any, fqn: str) -> str:
 
 
 def _rename_storage(tensor: Tensor, record: str) -> Tensor:
-    """Prefix the storage with the record, because each nested archive numbers its storages from 0."""
+    """Prefix the storage key with the record's name, because each nested archive numbers its storages from 0."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{record}/{tensor.storage}")
 
 
@@ -536,7 +536,7 @@ def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
 
 
 def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the graph's description of each tensor in the signature, because kernels rely on the graph."""
+    """Yield the graph's metadata (dtype, sizes) of each tensor in the signature, because kernels rely on the graph."""
     graph = program["graph_module"].get("graph")
     values = graph.get("tensor_values") if type(graph) is dict else None
     for fqn, _, description in _iter_inputs(program):
@@ -548,7 +548,7 @@ def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dic
 
 
 def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
-    """Describe how a tensor differs from its description in the graph; None without a (known) difference."""
+    """Describe how a tensor differs from its metadata in the graph; None if no difference is known."""
     if tensor.shape is None or tensor.dtype is None:
         return None
     sizes = meta.get("sizes")
@@ -584,7 +584,7 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> DecodedTensor
 
 
 def _build_unnamed_row(fqn: str, payload: _Payload) -> DecodedTensor:
-    """Build the row of a tensor outside the signature, classified by its entry in the archive."""
+    """Build the row of a tensor outside the signature. Its entry in the archive determines its kind."""
     if not payload.is_weight:
         return DecodedTensor(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:
@@ -617,7 +617,7 @@ def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]
 
 
 def _compute_program_digest(program: Mapping[str, Any]) -> str:
-    """Return a digest of a program's computation, so that a comparison of two files detects another program.
+    """Return a digest of a program's computation, with which a comparison detects that two programs differ.
 
     The digest excludes the metadata of nodes, because it has the source lines of the traced code.
     """

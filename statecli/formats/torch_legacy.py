@@ -61,7 +61,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 def read_contents(path: str) -> Contents:
-    """Return the object's pickle, the place of each storage, and the oddities of the stream. Raises as `read` does."""
+    """Return the object's pickle, each storage's byte range, and the stream's oddities. Raises as `read` does."""
     oddities: list[Oddity] = []
     with ByteSource(path) as source:
         magic, version, _, pickle, keys = _read_pickles(source)
@@ -76,7 +76,7 @@ def read_contents(path: str) -> Contents:
 
 
 def _read_pickles(source: ByteSource) -> list[Pickle]:
-    """Read the five pickles; their `end` counts from the start of the file."""
+    """Read the five pickles. The `end` of each counts from the start of the file."""
     pickles: list[Pickle] = []
     at = 0
     for label in _PICKLES:
@@ -88,7 +88,7 @@ def _read_pickles(source: ByteSource) -> list[Pickle]:
 
 
 def _read_pickle_at(source: ByteSource, at: int, label: str) -> Pickle:
-    """Read the pickle at byte `at` through growing windows."""
+    """Read the pickle at byte `at`. Its length is not recorded, so try windows of growing size."""
     remaining_bytes, window = source.size - at, _FIRST_WINDOW_BYTES
     while True:
         data = source.read(at, min(window, remaining_bytes, MAX_PICKLE_BYTES))
@@ -113,7 +113,7 @@ def _check_version(magic: Any, version: Any) -> None:
 
 
 def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
-    """Return the dtype and number of elements of each storage by key, as in the object's persistent ids."""
+    """Return the dtype and number of elements of each storage by key, as the object's persistent ids declare them."""
     declared_by_key: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
         key, declared = _decode_storage(persistent.pid)
@@ -124,7 +124,7 @@ def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
 
 
 def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
-    """Decode ("storage", type, key, location, numel, view) to key, (dtype, numel)."""
+    """Return the key, dtype and element count in the persistent id ("storage", type, key, location, numel, view)."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
         raise MalformedError(
             'a storage is not recorded as ("storage", type, key, location, number of elements), as torch writes it; '
@@ -144,7 +144,7 @@ def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
 def _locate_storages(
     source: ByteSource, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, ByteRange]]:
-    """Walk over the storages after the pickles, in the order of the key list."""
+    """Yield the byte range of each storage after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
         raise MalformedError("the file is damaged: its last pickle is not the list of storages")
     is_trusted = source.is_trusted
@@ -167,7 +167,7 @@ def _locate_storages(
 def _walk_storages(
     source: ByteSource, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the key, the offset of the element count, the count itself and the size of each storage."""
+    """Yield each storage's key, the offset of its element count, this count, and the storage's size in bytes."""
     seen: set[str] = set()
     at = keys.end
     for key in keys.root:
@@ -190,7 +190,7 @@ def _walk_storages(
 
 
 def _check_count(key: str, numel: int, recorded: bytes) -> int:
-    """Check the element count that precedes a storage's elements. Returns 0, the shift that a `Guard` expects."""
+    """Check the element count before a storage's elements. Return 0, because no data is shifted (see `Guard`)."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")

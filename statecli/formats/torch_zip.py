@@ -62,7 +62,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 def read_single(path: str, base: int, length: int) -> TensorData:
-    """Read the single tensor of an archive of `length` bytes inside the file, from byte `base`.
+    """Read the single tensor of a nested archive, which has `length` bytes from byte `base` of the file.
 
     Raises as `read` does, and MalformedError for an archive with anything else.
     """
@@ -74,7 +74,7 @@ def read_single(path: str, base: int, length: int) -> TensorData:
 
 
 def read_contents(path: str, base: int = 0, length: int | None = None) -> Contents:
-    """Return the pickle, storages and oddities of an archive; its directory (30 MB for 100,000 records) is freed.
+    """Return the pickle, the storages and the oddities of an archive, and free its directory (up to 30 MB and more).
 
     `base` and `length` are the position and size of a nested archive.
     """
@@ -93,7 +93,7 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
 
 
 def _check_kind(archive: Archive) -> None:
-    """Refuse other kinds of zip archives by name. The names of their records show the kind."""
+    """Refuse zip archives that torch.save did not write. The names of the records show the kind of archive."""
     records = archive.records
     ends = {name.rpartition("/")[2] for name in records if not name[-1:].isdigit()}  # skip numbers: nearly all names
     if "constants.pkl" in ends:

@@ -120,7 +120,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 class _Part(NamedTuple):
-    """Pickle with its storages, `folder/N`."""
+    """A pickle of the archive, and its storages in the records `folder/N`."""
 
     pickle: Pickle
     storages: dict[str, ByteRange]
@@ -137,7 +137,7 @@ def _read_part(archive: Archive, name: str) -> _Part:
 
 
 def _list_foreign_names(pickle: Pickle) -> list[Global]:
-    """List the names outside the archive's own code, because torch.jit.load does not import Python modules."""
+    """List the names that a pickle uses, except those of the archive's own code and of torch.jit's helpers."""
     own_prefixes = ("__torch__.", "torch.jit._pickle.")
     return [
         mention
@@ -147,7 +147,7 @@ def _list_foreign_names(pickle: Pickle) -> list[Global]:
 
 
 def _measure_code(archive: Archive) -> dict[str, Scalar]:
-    """Return the amount of code and its digest, under names with spaces, which an attribute cannot have."""
+    """Return the size and the digest of the code as settings. Their names have spaces, which no attribute can have."""
     import hashlib
 
     prefix = f"{archive.folder}/code/"
@@ -167,7 +167,7 @@ def _measure_code(archive: Archive) -> dict[str, Scalar]:
 
 
 class _Class(NamedTuple):
-    """Facts in the text of a class: whether it is a module, and its registered names.
+    """Declarations in the text of a class: whether it is a module, and the names of its parameters and buffers.
 
     `buffers` is None in archives of torch before 1.6; there, every tensor except a parameter is a buffer. `settings`
     are the matches of `_SETTING_LINE`.
@@ -180,7 +180,7 @@ class _Class(NamedTuple):
 
 
 class _Modules:
-    """Converter of TorchScript objects to pickled Python modules, whose `__dict__` it fills as far as recorded."""
+    """Converter of TorchScript objects to pickled Python modules, with the recorded attributes as their `__dict__`."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -198,7 +198,7 @@ class _Modules:
         return self._convert_object(root)
 
     def _convert_object(self, node: Obj) -> Obj:
-        """Create an object with the Python name of its class; torch's quantized classes are recognised by this name."""
+        """Create the Python form of an object. Quantized classes are recognised by the Python name of the class."""
         if id(node) not in self.created:
             cls = node.cls
             module = _MANGLING.sub("", cls.module).removeprefix("__torch__.")
@@ -206,7 +206,7 @@ class _Modules:
         return self.created[id(node)]
 
     def _fill(self, node: Obj) -> Iterator[Obj]:
-        """Give the created object its attributes; create the modules among them, and yield those not yet filled."""
+        """Set the attributes of a converted object. Yield the modules among them that are not converted yet."""
         attributes, script_class = as_mapping(node.state), self._find_class(node)
         converted = self._convert_object(node)
         if attributes is None or script_class is None:  # the class has its own `__getstate__`
@@ -275,7 +275,7 @@ def _strip_tag(value: Any) -> Any:
             converted[id(node)] = (
                 items,
                 node,
-            )  # kept alive, so that no other object gets the same id
+            )  # keep the node alive, so that no other object gets the same id
             stack.extend((items, index) for index in (items if type(items) is dict else range(len(items))))
         holder[key] = converted[id(node)][0]
     return top[0]
@@ -299,7 +299,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _parse_classes(text: str) -> Iterator[tuple[str, _Class]]:
-    """Parse the declarations at the top of each class; lines of functions are indented further."""
+    """Parse the declarations at the top of each class. Lines of functions are indented more and do not match."""
     name = ""
     script_class = _NOTHING
     for line in text.splitlines():
@@ -374,5 +374,5 @@ def _build_constant_rows(root: Any, reading: Reading) -> Iterator[DecodedTensor]
 
 
 def _mark_constant(tensor: TensorInfo) -> TensorInfo:
-    """Prefix the storage, because storages of constants have their own numbers."""
+    """Prefix the storage key, because the constants' storages are numbered separately from the module's."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{CONSTANTS}/{tensor.storage}")

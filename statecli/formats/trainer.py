@@ -71,7 +71,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _find_parts(path: str) -> dict[str, str]:
-    """Return the section of each file and folder next to the model; further models come first."""
+    """Return the section for each file and folder next to the model. Further models come first."""
     names = checkpoint_folder.list_files(path)
     parts = {name: section for name, section in _find_folders(path).items() if section != "model"}
     for name in names:
@@ -122,7 +122,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelState:
-    """Read the model in files; FSDP's shards next to the files are noted, not read."""
+    """Read the model from its files. If FSDP's shards are in the same folder, note them as unread."""
     state = sharded.read_folder(path, read_file, parts)
     if "model" not in _find_folders(path).values():
         return state
@@ -183,7 +183,7 @@ def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
 
 
 def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
-    """Move a tensor into the section. The storage is prefixed with the file's name, because each file counts from 0."""
+    """Move a tensor into a section. Prefix its storage with the file's name, because each file counts from 0."""
     storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
     if of_model or tensor.kind not in REGISTERED_KINDS:
         return replace(tensor, section=section, storage=storage)
@@ -218,7 +218,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
-    """Return the prefix and the settings of a part; in a folder, settings are below the key of the saved object."""
+    """Return the prefix for the settings of a part, and the settings; in a folder, without the saved object's key."""
     match = _SHARDED_FOLDER.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
@@ -228,7 +228,7 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
 
 
 def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
-    """Yield the oddities of each part; imported names are merged into one oddity."""
+    """Yield the oddities of all parts. Merge the oddities about imported names into one."""
     importing = [
         (name, oddity)
         for name, state in parts

@@ -67,7 +67,7 @@ _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
 def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
-    """Return the error for a file of unknown format, with a description and a suggestion.
+    """Return the error for a file of unknown format. Its message describes the content and suggests a remedy.
 
     A file that begins like text may be a pickle of protocol 0 or 1.
     """
@@ -110,7 +110,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
 def describe_content(path: str, head: bytes, size: int) -> str:
     """Describe the content in one clause: "a git-lfs pointer (…): run: git lfs pull".
 
-    `head` is the start of the file, a few hundred bytes if there are as many; `size` its length in bytes.
+    `head` is the start of the file: a few hundred bytes or more, if it has as many. `size` is its length in bytes.
     """
     if head.startswith(b"version https://git-lfs"):
         return _describe_lfs_pointer(head)
@@ -148,7 +148,7 @@ def is_compiled(head: bytes) -> bool:
 
 
 def _unpack_head(head: bytes) -> bytes:
-    """Unpack the beginning of a compressed file; b"" if this fails."""
+    """Return the first unpacked bytes of a compressed file; b"" if it cannot be unpacked."""
     if head.startswith(b"\xfd7zXZ"):
         return _unpack_xz_head(head)
     try:
@@ -169,7 +169,7 @@ def _unpack_xz_head(head: bytes) -> bytes:
 
 
 def _describe_wrapped(description: str, path: str, content: bytes) -> str:
-    """Describe a compressed file, and its inner file if this is an archive or a checkpoint."""
+    """Describe a compressed file. If it contains an archive or a checkpoint, mention this."""
     kind, _, advice = description.partition(": ")
     stem = path.rpartition(".")[0]
     format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
@@ -179,7 +179,7 @@ def _describe_wrapped(description: str, path: str, content: bytes) -> str:
 
 
 def _read_first_member(head: bytes) -> str:
-    """Describe the first file in a tar archive by its name; "" if it is not near the beginning."""
+    """Return text with the name of the first file in a tar archive; "" if this file is not near the beginning."""
     at = 0
     while head[at + 257 : at + 262] == b"ustar":
         block = head[at : at + 512]

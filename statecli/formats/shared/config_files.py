@@ -1,4 +1,4 @@
-"""Settings from the JSON files next to a folder's weights: the class of the model, the progress of the training.
+"""Settings from the JSON files of a checkpoint folder, such as the model's class and the training progress.
 
 `config.json` and `adapter_config.json` are written by `save_pretrained` of transformers, diffusers and peft,
 `trainer_state.json` by transformers' Trainer. A malformed file is reported as a note.
@@ -52,7 +52,7 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
 
 
 def read_document(path: str, name: str) -> dict[str, Any]:
-    """Return the object in a JSON file of the folder `path`. Raises UnreadableError, with the name first."""
+    """Return the object in the JSON file `name` of a folder. The message of an UnreadableError begins with `name`."""
     with add_subject_to_errors(name):
         raw = read_small_file(files.join(path, name), SETTINGS_FILES["config"])
     return json_object.parse_unique_object(raw, name)
@@ -70,7 +70,7 @@ def _parse_settings(stem: str, raw: bytes) -> Settings:
 
 
 def _join_words(key: str, value: Any) -> Any:
-    """Return a short list of words as a single text: `architectures`, `target_modules`."""
+    """Return a list of up to 16 words, such as `architectures`, as one text. Return other values unchanged."""
     if type(value) is not list or not value or len(value) > 16:
         return value
     if not all(type(item) is str and item.isprintable() and "," not in item for item in value):

@@ -1,6 +1,6 @@
-"""The `.metadata` of torch.distributed.checkpoint: tensors, their chunks, and the places of the chunks.
+"""The `.metadata` file of torch.distributed.checkpoint: tensors, their chunks, and the byte range of each chunk.
 
-A pickle of one `Metadata` object, for which torch uses `pickle.load`. Sources: metadata.py, filesystem.py and
+It is a pickle of one `Metadata` object, which torch reads with `pickle.load`. Sources: metadata.py, filesystem.py and
 default_planner.py in torch/distributed/checkpoint of torch 2.13. Before torch 2.0, its classes were in other modules;
 newer fields may be missing.
 """
@@ -66,17 +66,17 @@ Sizes = tuple[int, ...]
 
 
 class Chunk(NamedTuple):
-    """Piece of a tensor: its first element (`start`) and its shape."""
+    """Chunk of a tensor: the index of its first element (`start`), and its shape."""
 
     start: Sizes
     shape: Sizes
 
 
 class Stored(NamedTuple):
-    """Place of an item: `length` bytes of a `file` of the folder, a whole archive of torch.save.
+    """Where an item is stored: `length` bytes of a file in the folder, which are one archive of torch.save.
 
-    `start` is the start of the chunk, None for values other than tensors. `transforms` are the streams used for
-    writing.
+    `start` is the start of the chunk; None for a value other than a tensor. `transforms` names the stream transforms
+    that were applied to the bytes during writing.
     """
 
     start: Sizes | None
@@ -87,7 +87,7 @@ class Stored(NamedTuple):
 
 
 class SavedTensor(msgspec.Struct, gc=False):
-    """A saved tensor: its global `shape` and its chunks, or the reason for unreadable chunks."""
+    """A saved tensor: its global `shape` and its chunks. If the chunks are unreadable, `fault` has the reason."""
 
     dtype: str
     shape: Sizes
@@ -112,11 +112,11 @@ class Metadata(msgspec.Struct, gc=False):
 
 
 class _Scanned(dict[str, tuple[bytes, Metadata]]):
-    """The metadata that `parse_for_scan` parsed last, with its bytes, by the name of the pickle."""
+    """Result that `parse_for_scan` keeps for `parse_metadata`: a pickle's bytes and metadata, by the pickle's name."""
 
 
 def parse_for_scan(data: bytes, label: str) -> Metadata:
-    """Parse a pickle as `parse_metadata` does; keep the result for its next call, because an audit parses twice."""
+    """Parse a pickle as `parse_metadata` does, and keep the result for `parse_metadata`: an audit parses twice."""
     scanned = lifetime.for_command(_Scanned)
     scanned.clear()
     scanned[label] = data, parse_metadata(data, label)
@@ -160,7 +160,7 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
 
 
 class _Machine(Machine):
-    """Pickle machine that resolves `getattr(enumeration, "MEMBER")`: Python 3.11.0 to 3.11.2 pickle enum members so.
+    """Pickle machine that resolves `getattr(Enum, "MEMBER")`, as Python 3.11.0 to 3.11.2 pickle enum members.
 
     Refuses a dict that changes after becoming the state of an object, because BUILD copies the dict.
     """
@@ -189,7 +189,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Build a call as `Machine` does; note a `getattr` for anything but a member, so that `run` keeps its name."""
+        """Build a call as `Machine` does. Note other uses of `getattr`, so that `run` keeps it among the imports."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
@@ -228,7 +228,7 @@ def _is_bytes(node: Any) -> bool:
 
 
 def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Yield each name with the keys and indexes on its path; planners other than torch's may not write paths.
+    """Yield each name with its path (keys and indexes) in the nested state_dict. Only some planners write paths.
 
     Raises MalformedError if the indexes ask for longer lists than the names can fill: torch would make these lists.
     """
@@ -253,7 +253,7 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
 
 
 def _read_tensor(node: Any) -> SavedTensor | str:
-    """Return a tensor, or a line with the reason for a malformed tensor."""
+    """Return a saved tensor. For a malformed tensor, return the reason as text."""
     fields = _get_state(node)
     try:
         dtype, grad = _read_properties(fields.get("properties"))
@@ -301,9 +301,9 @@ def _read_sizes(node: Any, label: str) -> Sizes:
 
 
 def _read_places(node: Any, label: str) -> dict[str, list[Stored]]:
-    """Return the places of the items by name. Raises MalformedError for a record without a place.
+    """Return the byte ranges of each item, by the item's name. Raises MalformedError for an incomplete record.
 
-    Refuses dicts with entries that the pickle does not show, because the scanner reads archives by these places.
+    Refuses dicts that may have further entries, because the scanner finds the archives by these byte ranges.
     """
     items = _list_items(node)
     if items is None and type(node) is Obj:
@@ -341,21 +341,21 @@ def _read_stored(start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stor
 
 
 def _list_items(node: Any) -> Mapping[Any, Any] | None:
-    """Return the items of a dict, or of an OrderedDict if all its items are in the pickle; else None."""
+    """Return the items of a dict or a plain OrderedDict; None for any other object."""
     if type(node) is Obj and get_name(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
     return node if type(node) is dict else None
 
 
 def _read_attributes(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
-    """Return all attributes of an object of these classes; None if some attributes may have another source."""
+    """Return the attributes of an object of these classes; None if it has content besides attributes."""
     if type(node) is Obj and type(node.state) is dict and get_name(node.cls) in names and _has_only(node, "state"):
         return node.state
     return None
 
 
 def _has_only(node: Obj, part: str) -> bool:
-    """Return whether all fields of an object, except the field `part`, are empty."""
+    """Return whether an object has no content except in the field `part`, such as its state or its items."""
     parts = {"args": node.args, "kwargs": node.kwargs, "state": node.state, "items": node.items, "elems": node.elems}
     return not any(value for name, value in parts.items() if name != part)
 
@@ -368,7 +368,7 @@ def _get_state(node: Any) -> Mapping[str, Any]:
 
 
 def _read_properties(node: Any) -> tuple[str, bool]:
-    """Return a tensor's dtype and requires_grad, from a 5-tuple, because torch cannot pickle a memory format."""
+    """Return a tensor's dtype and requires_grad from its pickled properties, which are a tuple or attributes."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:
         dtype, _, grad = state[:3]

@@ -1,4 +1,4 @@
-"""Metadata of a save without collectives: merges the metadata of each rank and finds missing or different data.
+"""Merge the metadata of ranks that saved without collectives, and find missing or different data.
 
 Each rank writes `__0.metadata` for its own data: a tensor's global shape with its own chunks. Other values are saved
 whole by every rank, and may differ.
@@ -24,7 +24,7 @@ MAX_COMPARED_BYTES = 64 * 2**20
 
 
 class Rival(NamedTuple):
-    """Name that two ranks saved, with the place of each rank's data."""
+    """Name that two ranks saved, with the byte range of each rank's data."""
 
     fqn: str
     first: Stored
@@ -32,7 +32,7 @@ class Rival(NamedTuple):
 
 
 def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
-    """Merge the metadata of all ranks, and list names saved whole by several ranks; the first rank wins."""
+    """Merge the metadata of all ranks into the first. Also list data that several ranks saved; the first is kept."""
     first, rivals = metadatas[0], list[Rival]()
     for metadata in metadatas[1:]:
         for fqn in metadata.order:
@@ -42,7 +42,7 @@ def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]
 
 
 def _add_chunks(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
-    """Add the other rank's chunks of a name; yield a rival if both ranks saved the name whole."""
+    """Add the other rank's chunks of a tensor to `first`. Yield a Rival for each chunk or value that both saved."""
     tensor, other_tensor = first.tensors.get(fqn), other.tensors.get(fqn)
     other_places = other.places.get(fqn, [])
     if fqn not in first.places and tensor is None:
@@ -71,7 +71,7 @@ def _add_chunks(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
 
 
 def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str]:
-    """List missing metadata: of ranks below the highest in `names`, and of ranks with a file among `members`."""
+    """List missing metadata files: of ranks below the highest in `names`, and of ranks with files in `members`."""
     ranks = parse_ranks(names)
     if not ranks:
         return []
@@ -85,9 +85,9 @@ def parse_ranks(names: Iterable[str]) -> set[int]:
 
 
 def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
-    """Describe a folder of several ranks: names on which the ranks disagree. All `rivals` are in readable files.
+    """Return an oddity about a folder that several ranks saved; name the values that differ between ranks.
 
-    Raises UnreadableError for a file that changes meanwhile.
+    All `rivals` must be in readable files. Raises UnreadableError for a file that changes meanwhile.
     """
     message = f"saved by {count} ranks without communication, so each rank has its own metadata file"
     differing_names, names_not_compared = _find_difference(path, rivals)
@@ -102,7 +102,7 @@ def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
 
 
 def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]]:
-    """List names whose archives differ (torch.save is deterministic), and names not compared."""
+    """Compare the bytes that several ranks saved. List the names that differ, and the names not compared."""
     differing_names: dict[str, None] = {}
     names_not_compared: dict[str, None] = {}
     bytes_left = MAX_COMPARED_BYTES

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoint: below `zero/` a folder for each parameter, with a file for each of its states.
+"""DeepSpeed's universal checkpoint: `zero/` has a folder for each parameter, with a file for each of its states.
 
 `zero/NAME/fp32.pt`, `exp_avg.pt` and `exp_avg_sq.pt` hold a dict whose `param` is the whole tensor, merged over all
 ranks; `step.pt` holds a number or a tensor. `zero/optimizer_state.pt` has the optimizer's settings. The ranks' model
@@ -63,10 +63,10 @@ def members(path: str) -> Iterator[str]:
 
 
 def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each missing file below `zero/`, as its parameter and its path relative to the folder.
+    """Yield each missing file below `zero/`: the parameter's name, and the file's path relative to the folder.
 
-    Expected are a float32 copy for each folder and each `trained` parameter, and the usual states for a parameter with
-    some of them.
+    Each folder and each `trained` parameter should have a float32 copy. A parameter with some of the usual states
+    should have all of them.
     """
     files_by_parameter = {
         name: frozenset(
@@ -85,7 +85,7 @@ def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str,
 
 
 def read_states(target: str, path: str) -> Iterator[TensorInfo]:
-    """Yield each state of each parameter in the folder `path`; an unreadable state is a row with the reason."""
+    """Yield a row for each state of each parameter in the folder `path`. A row may say why a state is unreadable."""
     state_files = [member for member in members(path) if member.count("/") > 1 and member.endswith(_SUFFIX)]
     files.prefetch(files.join(path, member) for member in state_files)
     for member in state_files:

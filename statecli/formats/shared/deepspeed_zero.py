@@ -1,4 +1,4 @@
-"""ZeRO partitions: an optimizer's float32 copies and moments, joined again parameter by parameter.
+"""Partitions of a ZeRO optimizer: float32 copies and moments, which are joined again for each parameter.
 
 Each rank has one flat vector for each state of each group of parameters. Stages 1 and 2 concatenate a group's
 parameters and split the whole at equal lengths; stage 3 splits each parameter, padded to equal lengths. Source:
@@ -41,7 +41,7 @@ Shape = tuple[int, ...]
 
 
 class VectorView(NamedTuple):
-    """Range of a rank's vector: its first element in the vector, and the number of elements."""
+    """Range of elements in a rank's vector, beginning at element `start`."""
 
     vector: Tensor
     start: int
@@ -49,7 +49,7 @@ class VectorView(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Owner of tensors: the checkpoint's folder as the user wrote the path, and the prefix of the section names."""
+    """Checkpoint to which tensors belong: its folder as the user wrote the path, and the prefix of section names."""
 
     target: str
     prefix: str
@@ -64,7 +64,7 @@ class Rank(NamedTuple):
     state: ModelState
 
     def read_vectors(self, node: Any, label: str) -> list[Tensor]:
-        """Return the vectors in a list. Raises MalformedError for any other item."""
+        """Return the one-dimensional tensors in a list. Raises MalformedError if the list has any other item."""
         tensors = [self.decoder.tensor(element, label) for element in as_sequence(node) or ()]
         flat_tensors = [tensor for tensor in tensors if tensor is not None and len(tensor.shape or ()) == 1]
         vectors = [tensor for tensor in flat_tensors if tensor.data is not None and not tensor.data.strides]
@@ -74,10 +74,10 @@ class Rank(NamedTuple):
 
 
 def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
-    """Read one file. Raises UnreadableError with its name.
+    """Read the file of one rank. The message of an UnreadableError begins with the file's name.
 
     `state` is whole for the first file, and for a file that imports a name not yet in `imported`. For other files it
-    has only the imports and the oddities of the archive, because the states of ranks are large and alike.
+    has only the imports and the oddities of the archive, because the states of ranks are large and similar.
     """
     path = files.join(folder, name)
     try:
@@ -124,8 +124,8 @@ def _is_size(value: Any) -> bool:
 class OptimizerShard(NamedTuple):
     """One rank's part of the optimizer: `vectors` by state and group, and the `unpartitioned` state by name.
 
-    `lengths` are the lengths of the float32 copies, `padded` includes the elements omitted by the last ranks; `slices`
-    has for each group the offset and length of each name.
+    `lengths` are the lengths of the float32 copies; `padded` adds the padding that the last ranks omit. `slices` has a
+    dict for each group, with the offset and length of each parameter.
     """
 
     stage: int
@@ -140,7 +140,7 @@ class OptimizerShard(NamedTuple):
 
 
 def _read_shard(rank: Rank) -> OptimizerShard:
-    """Read one rank's part of a ZeRO optimizer. Raises MalformedError for other content."""
+    """Read one rank's part of a ZeRO optimizer. Raises UnreadableError for an unknown stage or partition count."""
     optimizer_state = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(optimizer_state.get("zero_stage")), optimizer_state.get("partition_count")
     if stage not in (1, 2, 3):
@@ -169,7 +169,7 @@ def _read_shard(rank: Rank) -> OptimizerShard:
 
 
 def _read_integer(node: Any) -> Any:
-    """Return the number of a ZeroStageEnum member; Python 3.11.0 to 3.11.2 pickle members by name."""
+    """Return the number of a pickled ZeroStageEnum member. Python 3.11.0 to 3.11.2 pickle the member's name instead."""
     args = node.args if type(node) is Obj else ()
     if len(args) == 2 and type(args[1]) is str:
         return _STAGES.index(args[1]) if args[1] in _STAGES else None
@@ -194,7 +194,7 @@ def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
 
 
 def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
-    """Read the optimizer's own states: vectors with the length of their group, and all other tensors by their names."""
+    """Read the optimizer's states: vectors as long as their parameter group, and all other tensors by name."""
     vectors: dict[str, list[Tensor | None]] = {}
     unpartitioned: dict[str, Tensor] = {}
     for group, state in enumerate(_group_states(node)):
@@ -211,7 +211,7 @@ def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, l
 
 
 def _group_states(node: Any) -> list[dict[str, Any]]:
-    """Return the states of each group as a dict. Elastic checkpoints store this list itself."""
+    """Return a dict of states for each parameter group. Elastic checkpoints store exactly this list."""
     items = as_mapping(node)
     if items is None:
         return [get_text_items(child) for child in as_sequence(node) or ()]
@@ -222,7 +222,7 @@ def _group_states(node: Any) -> list[dict[str, Any]]:
 
 
 class VectorPiece(NamedTuple):
-    """Range in one rank's vector: `elements` elements from element `at` on."""
+    """Part of a parameter in one rank's vector: `elements` elements, beginning at element `at`."""
 
     rank: int
     group: int
@@ -231,7 +231,7 @@ class VectorPiece(NamedTuple):
 
 
 class ParameterPart(NamedTuple):
-    """A parameter in the ranks' vectors: its elements in order, or the reason for an unreadable parameter."""
+    """A parameter and its pieces in the ranks' vectors, in order. If it cannot be joined, `fault` has the reason."""
 
     name: str
     shape: Shape
@@ -240,7 +240,7 @@ class ParameterPart(NamedTuple):
 
 
 class PartitionedOptimizer:
-    """The ranks' parts of one optimizer; `reasons_by_rank` has a reason for each missing rank."""
+    """One optimizer that is split over ranks. `reasons_by_rank` has a reason for each missing or unreadable rank."""
 
     def __init__(self, shards: dict[int, OptimizerShard], reasons_by_rank: dict[int, str]) -> None:
         first = next(iter(shards.values()))
@@ -249,7 +249,7 @@ class PartitionedOptimizer:
         self.pieces = 0
 
     def iter_parts(self, trained: list[dict[str, Shape]]) -> Iterator[ParameterPart]:
-        """Yield every trained parameter with its pieces or its fault."""
+        """Yield every trained parameter with its pieces, or with the reason why it cannot be joined."""
         fault = self._find_disagreement(trained)
         placements = self._split_parameters(trained) if self.stage == 3 else self._walk_groups(trained)
         for name, shape, places in placements if fault is None else ():
@@ -301,7 +301,7 @@ class PartitionedOptimizer:
         return self._find_size_fault(trained)
 
     def _find_size_fault(self, trained: list[dict[str, Shape]]) -> str | None:
-        """Check as zero_to_fp32.py does: the parameters fill the ranks' vectors, except padding."""
+        """Return a message if the parameters do not fill the ranks' vectors. Allow padding as zero_to_fp32.py does."""
         reference = next(iter(self.shards.values()))
         if self.stage == 3:
             needed_elements = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
@@ -321,7 +321,7 @@ class PartitionedOptimizer:
         return None
 
     def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
-        """Yield the pieces in stages 1 and 2: parameters concatenated and split evenly, padding at the end."""
+        """Yield the pieces of stages 1 and 2, where a group's parameters are concatenated, split evenly and padded."""
         for group, shapes in enumerate(trained):
             length = max(shard.padded[group] for shard in self.shards.values())
             paddings_by_group = next(iter(self.shards.values())).aligned
@@ -332,7 +332,7 @@ class PartitionedOptimizer:
                 at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
 
     def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
-        """Yield the pieces in stage 3: each parameter split evenly across ranks (last part padded)."""
+        """Yield the pieces of stage 3, where each parameter is split evenly and its last part is padded."""
         ends = list(accumulate(next(iter(self.shards.values())).lengths))
         at = 0
         for shapes in trained:
@@ -343,7 +343,7 @@ class PartitionedOptimizer:
 
 
 def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[VectorPiece]:
-    """Split `elements` elements from element `at` on across concatenated vectors of equal length, one for each rank."""
+    """Split a range of elements across the vectors of all ranks, which have equal length and are concatenated."""
     while elements and length:
         rank, start = divmod(at, length)
         count = min(elements, length - start)
@@ -392,7 +392,7 @@ def _join_views(folder: str, pieces: list[VectorView], dtype: str, shape: Shape)
 def _build_rows(
     name: str, layout: PartitionedOptimizer, parts: list[ParameterPart], owner: Owner
 ) -> Iterator[TensorInfo]:
-    """Build the rows of one state (`fp32`, `exp_avg`) of all parameters with that state."""
+    """Build a row of the state `name` (`fp32`, `exp_avg`) for each parameter that has this state."""
     for part in parts:
         vectors = [(layout.shards[piece.rank].vectors.get(name, []), piece) for piece in part.pieces]
         vectors_of_pieces = [(vector[piece.group], piece) for vector, piece in vectors if piece.group < len(vector)]
@@ -405,7 +405,7 @@ def _build_rows(
 
 
 def build_row(part: ParameterPart, views: list[VectorView], owner: Owner, section: str) -> TensorInfo:
-    """Build a tensor from `views` into the ranks' files."""
+    """Build the row of a parameter whose values are `views` of the ranks' vectors."""
     fault = part.fault or _find_fault(part, views)
     dtype = views[0].vector.dtype if views else "float32"
     devices = {view.vector.device for view in views}
@@ -425,7 +425,7 @@ def build_row(part: ParameterPart, views: list[VectorView], owner: Owner, sectio
 
 
 def _find_fault(part: ParameterPart, views: list[VectorView]) -> str | None:
-    """Return the reason why the vectors do not form a single tensor."""
+    """Return the reason why the ranks' vectors cannot be joined to one tensor; None if they can."""
     if len(views) != len(part.pieces):
         return f"only {len(views)} of its {len(part.pieces)} partitions exist"
     dtypes = sorted({view.vector.dtype for view in views})
@@ -447,10 +447,10 @@ def _describe_partitions(ranks: list[int]) -> str | None:
 
 
 class Optimizer:
-    """Optimizer from the readable files of the ranks.
+    """Optimizer that is joined from the readable files of the ranks.
 
-    `unreadable` and `missing_reasons` have a reason for each rank; `oddities` are those of the layout, complete once
-    `build_rows` ended.
+    `unreadable` and `missing_reasons` have a reason for each rank. `oddities` about the layout are complete after
+    `build_rows`.
     """
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
@@ -474,7 +474,7 @@ class Optimizer:
         self.missing_count = self._count_missing()
 
     def _count_missing(self) -> int:
-        """Count the missing ranks, and note the reason for the first few."""
+        """Count the missing ranks. Store a reason only for the first few, because a file may claim a million ranks."""
         existing_ranks = {*self.shards, *self.unreadable}
         missing_ranks = (rank for rank in range(self.count) if rank not in existing_ranks)
         for rank in islice(missing_ranks, len(existing_ranks) + 1):
@@ -485,7 +485,7 @@ class Optimizer:
     def build_rows(
         self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner
     ) -> Iterator[TensorInfo]:
-        """Yield each state of each `trained` parameter, by group, then unpartitioned state.
+        """Yield the rows of each state for all `trained` parameters, then the rows of the unpartitioned states.
 
         `clashes` has a reason for each name that cannot be joined.
         """
@@ -509,7 +509,7 @@ class Optimizer:
         yield from self._build_unpartitioned_rows(owner)
 
     def _find_misplaced(self, parts: list[ParameterPart]) -> Iterator[Oddity]:
-        """Yield oddities for parameters that a rank records at another place than the order of `param_shapes` gives."""
+        """Yield oddities for parameters that a rank's own records place elsewhere than `param_shapes` does."""
         for part in parts:
             for piece in part.pieces:
                 slices = self.shards[piece.rank].slices

@@ -62,7 +62,7 @@ Head = Callable[[int], bytes]
 
 
 class NpyElement(NamedTuple):
-    """Element type of an array: its dtype, its size in bytes, and a note for people."""
+    """Element type of an array: its dtype, its size in bytes, and a note to show."""
 
     dtype: str
     size: int
@@ -88,7 +88,7 @@ class Header(NamedTuple):
 
 
 def read_header(head: Head) -> Header:
-    """Read the header of one array. Raises MalformedError for anything else, UnreadableError for a newer numpy."""
+    """Read the header of one array. Raises UnreadableError for a newer format, MalformedError for other content."""
     raw = head(USUAL_HEADER_BYTES)
     if not raw.startswith(MAGIC):
         raise MalformedError("is not a numpy array: it does not begin with \\x93NUMPY")
@@ -111,7 +111,7 @@ def read_header(head: Head) -> Header:
 
 
 def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
-    """Build the tensor, damaged if truncated. `storage` is the whole file, header included.
+    """Build the row of an array; a truncated array has `damage`. `storage` is the whole file, header included.
 
     Raises MalformedError for elements of 0 bytes if there are more of them than the file has bytes.
     """
@@ -139,7 +139,7 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
 
 
 def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
-    """Build the data after the header; the storage stays whole because the checksum covers the whole record."""
+    """Return the data after the header. The storage includes the header, because the checksum covers both."""
     dtype, size = header.element.dtype, header.element.size
     if dtype in ELEMENT_BITS and header.length % size == 0:
         return TensorData(storage, dtype, header.shape, offset=header.length // size, strides=strides)
@@ -250,7 +250,7 @@ class _Literal:
     """Parser of the Python literals in headers."""
 
     def __init__(self, text: str) -> None:
-        """Split the text into tokens. Raises MalformedError for text with other tokens."""
+        """Split the text into tokens. Raises MalformedError for text that is not a token."""
         self._tokens: list[re.Match[str]] = []
         at = 0
         while at < len(text):

@@ -1,4 +1,4 @@
-"""Common code for folders of ranks: the pointer to the current folder, merged oddities, rows for unreadable ranks."""
+"""Shared functions for folders of rank files: read a tracker file, merge oddities, build rows for missing ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
-    """Merge the oddities of several ranks or files; an oddity that several have is listed once."""
+    """Merge the oddities of several ranks or files. List an oddity that several of them have once, with a count."""
     names_by_oddity: dict[Oddity, list[str]] = {}
     for name, rank_oddities in oddities.items():
         for oddity in rank_oddities:
@@ -46,6 +46,6 @@ def note_separate_ranks(count: int) -> Oddity:
 
 
 def build_missing_row(fqn: str, section: str, why: str) -> TensorInfo:
-    """Build a row in place of a rank's tensors. `why` is one line, starting with the file or the folder."""
+    """Build a row that stands for a rank's missing tensors. `why` is one line and begins with the file or folder."""
     note = f"cannot be read: {why}"
     return TensorInfo(fqn, "unknown", None, 0, 0, section, Kind.OTHER, Evidence.CONVENTION, note=note, damage=why)

@@ -53,7 +53,7 @@ def parse_header(block: bytes) -> TarInfo | None:
 
 
 def is_written_by_torch(head: bytes) -> bool:
-    """Return whether the first member of a tar archive has a name that torch.save wrote."""
+    """Return whether the first member of a tar archive has a name that torch.save used."""
     if not head.startswith(_BEGINNINGS):
         return False
     at = 0
@@ -65,9 +65,9 @@ def is_written_by_torch(head: bytes) -> bool:
 
 
 def has_pickles(source: ByteSource) -> bool:
-    """Return whether torch.load may unpickle a member of the archive: a member that tarfile may name `storages`.
+    """Return whether torch.load may unpickle a member of the archive that tarfile names, or may name, `storages`.
 
-    True if tarfile may find other members than the walk.
+    Also True if tarfile may find other members than `iter_members`.
     """
     try:
         return any(
@@ -79,7 +79,7 @@ def has_pickles(source: ByteSource) -> bool:
 
 
 class FoundMember(NamedTuple):
-    """A member of any tar archive: its header, the contents of its extended headers, and the place of its data."""
+    """A member of any tar archive: its header, the contents of its extended headers, and its data's byte range."""
 
     header: TarInfo
     extended: bytes
@@ -92,16 +92,16 @@ class FoundMember(NamedTuple):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether torch unpickles the member: tarfile may take another name from an extended header."""
+        """Whether torch may unpickle the member. An extended header may give the member another name."""
         return (self.name in _LOADED_MEMBERS and not self.header.isdir()) or _RENAMED_OR_SPARSE.search(
             self.extended
         ) is not None
 
 
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
-    """Yield the members that tarfile finds. `read` gets rising offsets, and returns fewer bytes at the end.
+    """Yield the members that tarfile finds. `read` gets rising offsets and returns fewer bytes at the file's end.
 
-    The walk follows tarfile, not torch.save. Raises MalformedError where tarfile may find other members.
+    Headers are read as tarfile reads them. Raises MalformedError where tarfile may find other members.
     """
     at, size_of_next, extended = 0, None, b""
     for _ in range(_MAX_HEADERS):

@@ -24,7 +24,7 @@ MAX_VISITS_PER_BOX = 64
 
 
 class IndexBox(NamedTuple):
-    """The elements of an array from `start` up to `stop` (exclusive), in each dimension."""
+    """Box in an array: the elements from index `start` up to `stop` (exclusive) in each dimension."""
 
     start: Sizes
     stop: Sizes
@@ -65,7 +65,7 @@ def format_box(box: IndexBox) -> str:
 
 
 def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[IndexBox, Sequence[IndexBox]]] | None:
-    """Split `place` along the first dimension with a plane between boxes; None if there is no such plane."""
+    """Split `place` into slabs along the first axis where a plane cuts no box; None if there is no such axis."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
@@ -76,7 +76,7 @@ def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[
 def _split_along(
     sorted_boxes: Sequence[IndexBox], axis: int, first: int, last: int
 ) -> Iterator[tuple[int, int, Sequence[IndexBox]]]:
-    """Yield runs of boxes that no plane between `first` and `last` divides; a gap between runs is an empty run."""
+    """Yield groups of boxes that no plane across `axis` separates. A gap between groups is a group without boxes."""
     at, begin, n = first, first, 0
     for end, box in enumerate(sorted_boxes):
         start = box.start[axis]
@@ -99,7 +99,7 @@ def _build_slab(place: IndexBox, axis: int, low: int, high: int) -> IndexBox:
 
 
 def _find_problem(place: IndexBox, boxes: Sequence[IndexBox]) -> str | None:
-    """Return the fault of boxes without a dividing plane; None if they still fill the place, as a pinwheel does."""
+    """Return the fault of boxes that no plane separates; None if they fill the place, for example as a pinwheel."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
     for first, second in combinations(boxes[:MAX_PAIRED_BOXES], 2):

@@ -34,7 +34,7 @@ def find_record(archive: Archive, name: str) -> Record | None:
 
 
 def read_word(archive: Archive, name: str) -> str | None:
-    """Return the text in a small record; None without the record."""
+    """Return the text in a small record; None if the record is missing."""
     record = find_record(archive, name)
     if record is None:
         return None
@@ -43,13 +43,13 @@ def read_word(archive: Archive, name: str) -> str | None:
 
 
 def prefetch(archive: Archive, *storages: str) -> None:
-    """Prefetch all records except the storages in these folders."""
+    """Prefetch all records except those in the folders `storages`."""
     folders = tuple(f"{archive.folder}/{name}/" for name in storages)
     archive.prefetch(lambda name: not name.startswith(folders))
 
 
 def check_folder(archive: Archive) -> None:
-    """Check that all records are in the folder of the first record, under names that torch reads unchanged.
+    """Check that all records are in the folder of the first record, and that its name has no NUL character.
 
     Raises MalformedError.
     """
@@ -89,7 +89,7 @@ def check_version(archive: Archive) -> None:
 
 
 def refuse_big_endian(archive: Archive) -> None:
-    """Refuse a program declared big-endian, because its loaders ignore the record and do not swap bytes."""
+    """Refuse a program marked as big-endian, because torch's loaders ignore the mark and do not swap bytes."""
     if is_big_endian(archive):
         raise UnreadableError(
             "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record, so the values "
@@ -98,7 +98,7 @@ def refuse_big_endian(archive: Archive) -> None:
 
 
 def is_big_endian(archive: Archive) -> bool:
-    """Return whether the archive is big-endian; False without a byteorder record, as in files of older torch."""
+    """Return whether the byteorder record says big-endian. Older torch wrote little-endian without this record."""
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
     if any(record_name != name and record_name.lower() == name.lower() for record_name in archive.records):
@@ -112,7 +112,7 @@ def is_big_endian(archive: Archive) -> bool:
 
 
 def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
-    """Read the pickle in a record of the folder, which must exist; trailing bytes are an oddity."""
+    """Read the pickle in a record of the archive's folder. Bytes after the pickle are reported as an oddity."""
     record = archive.records[f"{archive.folder}/{name}"]
     if not record.crc32 and record.size:
         archive.oddities.append(
@@ -133,7 +133,7 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
 def locate_storages(
     archive: Archive, base: int = 0, folder: str = "data", *, big_endian: bool = False
 ) -> dict[str, ByteRange]:
-    """Return the byte range of each storage by key. A recorded checksum of 0 is used only for an empty storage.
+    """Return the byte range of each storage by key. A recorded checksum of 0 counts only for an empty storage.
 
     `base` is the start of the archive in its file; `folder` is relative to the archive's folder. Record names are
     matched without case, because torch does so.
@@ -151,7 +151,7 @@ def locate_storages(
 
 
 def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
-    """Yield an oddity for storages with bytes that the pickle does not name."""
+    """Yield an oddity for storages that have bytes, but that the pickle does not refer to."""
     used_keys = {
         pid[2]
         for persistent in pickle.persistent
@@ -215,9 +215,9 @@ def compute_data_offset(header: int, name: str, size: int, alignment: int) -> in
 
 
 def find_unused_records(archive: Archive, *used_names: str, prefix: str | None = None) -> Iterator[Oddity]:
-    """Yield an oddity for records with bytes that no loader reads: all records except `used_names`.
+    """Yield an oddity for records that no loader reads: all records with bytes except `used_names`.
 
-    These are names below `prefix`, or folders (with /). The default of `prefix` is the archive's folder.
+    `used_names` are relative to `prefix`; a folder ends with /. The default of `prefix` is the archive's folder.
     """
     prefix = f"{archive.folder}/" if prefix is None else prefix
     names = {prefix + name for name in used_names}
@@ -233,7 +233,7 @@ def find_unused_records(archive: Archive, *used_names: str, prefix: str | None =
 
 
 def find_gaps(archive: Archive) -> Iterator[Oddity]:
-    """Yield an oddity for bytes between the records that are more than padding."""
+    """Yield an oddity for bytes between records, if there are more of them than padding needs."""
     if not archive.spaces:
         return
     alignment = read_word(archive, ".storage_alignment") or ""

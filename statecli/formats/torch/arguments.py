@@ -48,7 +48,7 @@ def require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> tuple[Any,
 
 
 def decode_dtype(node: Any, fqn: str) -> str:
-    """Return the name of a dtype without `torch.`. Raises MalformedError for another global."""
+    """Return the name of a dtype without `torch.`. Raises MalformedError for any other value."""
     name = get_name(node)
     dtype = name.removeprefix("torch.")
     if not name.startswith("torch.") or dtype not in ELEMENT_BITS:
@@ -57,7 +57,7 @@ def decode_dtype(node: Any, fqn: str) -> str:
 
 
 def decode_device(node: Any, fqn: str) -> str | None:
-    """Decode a device written as text or as torch.device("cuda", 0)."""
+    """Return the device name that a pickle stores as text or as torch.device("cuda", 0); None for other values."""
     if type(node) is str:
         return check_device(node, fqn)
     if type(node) is Obj and get_name(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
@@ -116,9 +116,9 @@ class LazyFlags(NamedTuple):
 
 
 def decode_lazy_flags(node: Any, fqn: str) -> LazyFlags:
-    """Return the lazy flags in the metadata of a tensor. TorchScript wraps the dict in a call of `restore_type_tag`.
+    """Return the conjugate and negative flags in a tensor's metadata, which TorchScript wraps in `restore_type_tag`.
 
-    torch sets a flag for any value of its key, even if the key is bytes; torch writes True only.
+    torch sets a flag if its key exists, whatever the value is, even for a key of bytes. It only writes True.
     """
     if type(node) is Obj and get_name(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
         node = node.args[0]
@@ -132,7 +132,7 @@ def decode_lazy_flags(node: Any, fqn: str) -> LazyFlags:
 
 
 def truncate_value(value: Any) -> str:
-    """Return a scalar as text, anything else as its type: the repr of a pickled graph can be exponentially long."""
+    """Format a scalar or a short list. Describe other values by type, because their repr can be exponentially long."""
     if type(value) is list and len(value) <= 8 and all(type(v) is int for v in value):
         return "[" + ", ".join(truncate_value(v) for v in value) + "]"
     if type(value) is int and abs(value) >= 2**63:

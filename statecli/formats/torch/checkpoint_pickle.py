@@ -1,4 +1,4 @@
-"""Read the pickle of a checkpoint; refuse pickles that change objects already made, because no pickler writes them.
+"""Read the pickle of a checkpoint. Refuse pickles that change finished objects, because no pickler writes them.
 
 The graph of a pickle shows each object in its final state. Python copies the arguments of a call or a BUILD at once, so
 the graph would show a later change that the loaded object does not have: the list behind a shape grows, or the state of
@@ -46,7 +46,7 @@ REFUSAL_REASON = (
 
 
 def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
-    """Return the graph of a checkpoint's pickle, as `machine.read_pickle` does.
+    """Return the object graph of a checkpoint's pickle, read as `machine.read_pickle` does.
 
     Raises MalformedError for a change of an object already made.
     """
@@ -54,7 +54,7 @@ def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
 
 
 class _Machine(Machine):
-    """Pickle machine that refuses changes of copied containers, of tensors, and of objects with a state."""
+    """Pickle machine that refuses later changes of copied containers, of tensors, and of objects with a state."""
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, label, fast=fast, module_ids=module_ids)
@@ -65,7 +65,7 @@ class _Machine(Machine):
         self._copies: dict[int, bool] = {}
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Build the call as `Machine` does, and note copied containers."""
+        """Build the call as `Machine` does, and note the containers that the call copies."""
         call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
@@ -84,7 +84,7 @@ class _Machine(Machine):
         return self._makes_tensor[id(function)]
 
     def _note_containers(self, values: Any) -> None:
-        """Note the containers among these values, and lists used as pairs in a list or tuple."""
+        """Note the lists, dicts and objects among these values, and the pairs (lists of two) inside them."""
         for value in values:
             if type(value) in _MUTABLE_TYPES:
                 self.copied_containers[id(value)] = value
@@ -117,7 +117,7 @@ class _Machine(Machine):
             self.copied_containers.update((id(part), part) for part in pair if part is not None)
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
-        """Set items as `Machine` does; refuse items in copied containers or in tensors."""
+        """Set items as `Machine` does. Refuse to set items of a copied container or of a tensor."""
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
@@ -131,7 +131,7 @@ class _Machine(Machine):
                 )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
-        """Add elements as `Machine` does; refuse elements in copied containers or in tensors."""
+        """Add elements as `Machine` does. Refuse to add elements to a copied container or to a tensor."""
         self._refuse_change(target, pos)
         super().add_elements(target, elements, pos, opcode)
 
@@ -147,7 +147,7 @@ class _Machine(Machine):
 
 
 def _is_same_tensor(call: Obj) -> bool:
-    """Return whether a call may return a tensor that the pickle already made."""
+    """Return whether a call may return a tensor that already exists, instead of a new tensor."""
     name = get_name(call.cls)
     if name.startswith("torch._tensor.") and call.args:
         name = get_name(call.args[0])
@@ -155,7 +155,7 @@ def _is_same_tensor(call: Obj) -> bool:
 
 
 def _set_item(m: MachineState, pos: int) -> int:
-    """Handle the opcode SETITEM with `set_items`, which the handler of `Machine` bypasses for text keys."""
+    """Handle the opcode SETITEM with `set_items`, because `Machine` bypasses this method for text keys."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)
     return pos

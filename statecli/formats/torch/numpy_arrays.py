@@ -68,7 +68,7 @@ def decode_array(node: Obj) -> Tensor | None:
 
 
 def _build_inline(raw: bytes, dtype: str, shape: tuple[int, ...], state: _ArrayState) -> TensorData:
-    """Locate the elements in `raw`. Elements other than numbers (text, records) can only be compared for equality."""
+    """Describe the array data in `raw` (bytes of the pickle). Text and records can only be compared for equality."""
     elements = prod(shape)
     if dtype in ELEMENT_BITS and len(raw) * 8 != elements * ELEMENT_BITS[dtype]:
         raise MalformedError(

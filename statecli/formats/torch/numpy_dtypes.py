@@ -61,7 +61,7 @@ class _Layouts:
         return _Layout(format_code(f"{order}{code}{_format_unit(code, state)}"), size)
 
     def _read_part(self, part: Any, depth: int) -> _Layout:
-        """Read the type of an array field: (type of an element, shape)."""
+        """Read the type of an array field from a pair: the type of an element, and a shape."""
         if type(part) is not tuple or len(part) != 2:
             raise _create_error("the shape of a field is missing")
         element = self.read(part[0], depth + 1)
@@ -90,19 +90,19 @@ class _Layouts:
 
 
 def _read_code(node: Any) -> str:
-    """Return the code of a dtype (`V8`), or the name of a class: `numpy.record` gives `record`."""
+    """Return the code of a dtype, such as `V8`. For a class such as `numpy.record`, return its name (`record`)."""
     code = node.args[0] if type(node) is Obj and node.args else None
     return code if type(code) is str else get_name(code).removeprefix("numpy.")
 
 
 def _read_state(node: Any) -> tuple[Any, ...]:
-    """Return the state of a dtype, with None for missing entries."""
+    """Return the pickled state of a dtype, filled with None to nine entries."""
     state = node.state if type(node) is Obj and type(node.state) is tuple else ()
     return (*state, *[None] * (9 - len(state)))
 
 
 def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
-    """Return the size of an element in bytes: numpy writes it for texts and void; other codes end in their size."""
+    """Return the size of an element in bytes: the recorded size for text and void, else the size in the code."""
     digits = code[1:]
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
         return None
@@ -111,7 +111,7 @@ def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
 
 
 def _format_unit(code: str, state: tuple[Any, ...]) -> str:
-    """Return the unit of times (`[25s]`), written by numpy as (metadata, (unit, count, divisor, event))."""
+    """Return the unit of a time dtype, such as `[25s]`. numpy writes (metadata, (unit, count, divisor, event))."""
     metadata = state[8]
     if code not in ("M8", "m8") or type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         return ""

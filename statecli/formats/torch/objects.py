@@ -108,7 +108,7 @@ def _describe(node: Any) -> str:
 
 
 def name_globals(pickle: Pickle, reading: Reading) -> None:
-    """Note the names that the pickle uses from outside torch, because torch.load would import or call them."""
+    """Add an oddity for names outside torch that the pickle uses, because torch.load would import or call them."""
     names = safe_globals.find_foreign_names([mention.qualified for mention in pickle.globals])
     if names:
         name_list = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -136,7 +136,7 @@ _KINDS = {"moments": (Kind.OPTIMIZER, Evidence.OPTIMIZER), "other": (Kind.OTHER,
 def _build_state_rows(
     section: Section, reading: Reading, kind: Kind, evidence: Evidence
 ) -> Iterator[DecodedTensor | TensorInfo]:
-    """Yield the entries of a dict under their own keys, and nested tensors by their Python path."""
+    """Yield the entries of a dict with their keys as names, and nested tensors with their Python paths as names."""
     node, find_whole = section.node, reading.decoder.find_whole
     tensor = reading.tensor(node, "tensor")
     if tensor is not None:
@@ -191,7 +191,7 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor
 
 
 def _build_whole_info(fqn: str, tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
-    """Build the row of a state_dict's entry. Entries are saved and detached, so requires_grad=False means unknown."""
+    """Build the row of a tensor in a state_dict. It is detached, so requires_grad=False means unknown."""
     dtype, device, length, shape, elements = tensor.layout
     return TensorInfo(
         fqn,

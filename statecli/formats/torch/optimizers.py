@@ -1,4 +1,4 @@
-"""Facts about the trained parameters in an optimizer's section."""
+"""Collect facts about the trained parameters in an optimizer's section: ids, names, shapes, and `fused`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg",
 
 
 def has_training_facts(section: Section) -> bool:
-    """Return whether `collect_optimizer_facts` finds anything in the section."""
+    """Return whether the section has facts that `collect_optimizer_facts` can collect."""
     return section.role == "optimizer" or (section.role == "moments" and is_flat_optimizer(section.node))
 
 
 def collect_optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
-    """Collect the parameters of an optimizer, as far as its `state_dict()` lists them."""
+    """Collect the parameters that an optimizer's `state_dict()` lists, with their names and shapes if recorded."""
     if is_flat_optimizer(section.node):
         return _collect_flat_facts(section, reading)
     items = as_mapping(section.node)
@@ -59,7 +59,7 @@ def _is_true(value: Any) -> bool:
 
 
 def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
-    """Collect facts from the names in flat keys: "state.fc.weight.exp_avg"."""
+    """Collect the names and shapes of parameters from flat keys, such as "state.fc.weight.exp_avg"."""
     items = as_mapping(section.node) or {}
     shapes: dict[str, tuple[int, ...] | None] = {}
     for key, value in items.items():

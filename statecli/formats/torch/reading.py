@@ -1,4 +1,4 @@
-"""State shared while one file is read: the tensor decoder, the oddities, and the walk to tensors inside an object."""
+"""Shared state of reading one file: the tensor decoder, the oddities, and a search for tensors in nested objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_CHARACTERS = 300_000_000
 
 
 class Contents(NamedTuple):
-    """Contents of one file of torch.save: the object's pickle, the place of each storage by key, and the oddities."""
+    """Contents of one file of torch.save: the object's pickle, each storage's byte range by key, and the oddities."""
 
     pickle: Pickle
     storages: dict[str, ByteRange]
@@ -34,7 +34,7 @@ class Contents(NamedTuple):
 
 
 class ReachedNode(msgspec.Struct, gc=False):
-    """Tensor, or module if `tensor` is None, that a walk found inside a pickled object, with its Python path."""
+    """Tensor or module found inside a pickled object, with its Python path. `tensor` is None for a module."""
 
     path: str
     node: Any
@@ -60,7 +60,7 @@ class DecodedTensor(msgspec.Struct, gc=False):
 
 
 def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> DecodedTensor:
-    """Build a row; its kind is `kind` unless the tensor itself determines its kind."""
+    """Build a row of the given `kind`. An nn.Buffer among parameters becomes a buffer."""
     if kind is Kind.PARAMETER and tensor.is_parameter:
         evidence = Evidence.TYPE
     elif kind is Kind.PARAMETER and tensor.is_buffer:
@@ -73,7 +73,7 @@ def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Decod
 
 
 def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
-    """Return a tensor marked as damaged, with the facts of `tensor` if it is a tensor."""
+    """Return a damaged tensor with the error as the reason. If `tensor` is decoded, keep its dtype, shape and size."""
     why = str(error).removeprefix(f"{fqn}: ")
     tensor_read = tensor if type(tensor) is Tensor else Tensor("unknown", None, 0, 0, None, False)
     return msgspec.structs.replace(tensor_read, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
@@ -88,11 +88,11 @@ class Reading:
         self.characters = 0
 
     def add_oddity(self, name: str, message: str, fqn: str | None = None) -> None:
-        """Record something odd but readable."""
+        """Record content that is unusual but readable."""
         self.oddities.append(Oddity(name, message, fqn))
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """Decode a tensor as `TensorDecoder.tensor` does; a contradiction becomes `damage`."""
+        """Decode a tensor as `TensorDecoder.tensor` does. If it contradicts the file, `damage` has the reason."""
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:
@@ -131,7 +131,7 @@ class Reading:
             stack.extend(reversed(children))
 
     def _limit_characters(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the children, up to a total length of names, because each name repeats its path."""
+        """Yield the children. Raises MalformedError if all names together are too long, as each repeats its path."""
         for step, child in children:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:

@@ -45,7 +45,7 @@ class Section(msgspec.Struct):
     """Container with the state of a model or an optimizer: its path, the container itself (`node`), and its role.
 
     `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer. `keys` lead
-    from the root to the node, None if the path has an attribute or only some entries of a container are the section.
+    from the root to the node; None if the path has an attribute, or if the section has only some entries of a dict.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Section(msgspec.Struct):
 
 
 class Search:
-    """Search for containers that hold tensors. Each container of a file, shared or not, is searched once."""
+    """Search for containers that hold tensors. A container that is shared in the file is searched only once."""
 
     def __init__(self, decoder: TensorDecoder) -> None:
         self.is_tensor = decoder.is_tensor
@@ -86,7 +86,7 @@ class Search:
 
 
 def find_sections(root: Any, search: Search, requested_section: str | None = None) -> list[Section]:
-    """Find the sections of a checkpoint, in file order. A single state is the section `model`.
+    """Find the sections of a checkpoint, in file order. A plain state_dict is one section, `model`.
 
     `requested_section` is the dotted path of a container that must be a section, or contain sections, if it has
     tensors. The search takes place while the file is read, because the tensors are named relative to the container.
@@ -111,7 +111,7 @@ def find_sections(root: Any, search: Search, requested_section: str | None = Non
 
 
 def _resolve_path(path: str, root: Any) -> Iterator[Any]:
-    """Yield each object that a dotted path may mean: a key may contain dots, and the keys 1 and '1' look alike."""
+    """Yield each object that a dotted path may mean, because keys may contain dots, and 1 and '1' look the same."""
     stack = [(f"{path}.", root)]
     while stack:
         remaining_path, node = stack.pop()
@@ -191,7 +191,7 @@ def _iter_sections(
 
 
 def _extend_keys(keys: tuple[str | int, ...] | None, node: Any, key: Any, child: Any) -> tuple[str | int, ...] | None:
-    """Return the keys from the root to a child; None for a child that is not an item of the container."""
+    """Extend the keys of a container by its child's key. Return None if the child is not an item of the container."""
     if keys is None or type(key) not in (str, int):
         return None
     if as_mapping(node) is not None:
@@ -203,7 +203,7 @@ _MODEL_ROLES = frozenset(["model", "module"])
 
 
 def _find_role(node: Any, key: str, search: Search) -> str | None:
-    """Return the role of a container; None for a tensor, a scalar or a list of numbers."""
+    """Return the role of a container as a section; None for a tensor, a scalar or a container without tensors."""
     if is_module(node):
         return "module"
     if is_optimizer(node):
@@ -227,7 +227,7 @@ def _looks_like_state(node: Any, key: str) -> bool:
 
 
 def _should_descend(node: Any, search: Search) -> bool:
-    """Return whether the entries of a container are sections of their own, not one model's nested state."""
+    """Return whether the entries of a container are separate sections, not the nested state of one model."""
     for key, child in islice(iter_entries(node), 4096):
         if is_module(child) or is_optimizer(child) or is_flat_optimizer(child):
             return True

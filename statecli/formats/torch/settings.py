@@ -55,7 +55,7 @@ _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 
 def collect_settings(root: Any, reading: Reading) -> Settings:
-    """Collect settings by dotted path, without tensors. Beyond a limit, `MORE` has a digest of the whole file."""
+    """Collect settings by dotted path. If a limit is exceeded, the setting `MORE` has a digest of the whole file."""
     collected: list[_Setting] = []
     kinds: dict[str, set[str]] = {}
     digests = Digests(reading)
@@ -90,7 +90,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
 
 
 def _replace_tensor(node: Any, digests: Digests) -> Any:
-    """Return the value itself; for a tensor, return its Python attributes, or None if it has none."""
+    """Replace a tensor by its Python attributes, or by None if the tensor has none. Return other values unchanged."""
     if not digests.is_tensor(node):
         return node
     attributes = digests.decoder.get_attributes(node)
@@ -98,7 +98,7 @@ def _replace_tensor(node: Any, digests: Digests) -> Any:
 
 
 def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], digest: str | None = None) -> Settings:
-    """Build settings by path. Paths with equal text are written with the types of their keys."""
+    """Build the settings by path. Paths that look the same are written with the types of their keys."""
     values: dict[str, Scalar] = {}
     spelled_types: dict[str, str] = {}
     count = Counter(path for path, _, _ in collected)
@@ -118,7 +118,7 @@ def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], diges
 
 
 def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
-    """Yield the path step, the letter of the key's type, and the value of each entry that is not a plain tensor."""
+    """Yield each entry that is not a plain tensor: its path step, a letter for the key's type, and its value."""
     items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
@@ -148,7 +148,7 @@ def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str
 
 
 def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
-    """Return the names of the empty containers (hooks and others) that torch gives to every module and optimizer."""
+    """Return the names of empty containers, such as hooks, that torch adds to every module and optimizer."""
     if not is_module(node) and not is_optimizer(node):
         return set()
     return {
@@ -157,7 +157,7 @@ def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
 
 
 def _format_step(key: Any, digests: Digests) -> tuple[str, str]:
-    """Format a key as a step of a path, with the letter of its type. Keys equal in Python are the same step."""
+    """Format a key as a step of a path, and return the letter of its type. The keys 1 and 1.0 have the same step."""
     if type(key) is str and key not in ("", MORE):
         return key, "t"
     value = key.value if type(key) is Key else key
@@ -194,7 +194,7 @@ def _is_listed(node: Any) -> bool:
 
 
 def _describe_value(node: Any, path: str, digests: Digests) -> Scalar:
-    """Describe a scalar, a name or a short call verbatim; anything else by kind, length and digest."""
+    """Format a scalar, a name or a short call as it is. Describe any other value by its kind, length and digest."""
     if type(node) in SCALARS:
         return _describe_scalar(node, digests)
     if type(node) is Global:
@@ -217,7 +217,7 @@ def _describe_value(node: Any, path: str, digests: Digests) -> Scalar:
 
 
 def _describe_scalar(value: Any, digests: Digests) -> Scalar:
-    """Return the scalar; as text if JSON has no such number or if the number is too long."""
+    """Return the scalar. A number that JSON cannot hold becomes text; a text is formatted by `describe_text`."""
     if type(value) is str:
         return describe_text(value, digests.of)
     if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
@@ -231,9 +231,9 @@ def _describe_number(value: int, digests: Digests) -> str:
 
 
 def describe_text(text: str, digest: Callable[[str, str], str] | None = None) -> str:
-    """Describe a text: as it is, in quotes if it looks like a description, or by its beginning and a digest if long.
+    """Format a text setting: as it is, or shortened with a digest. A text that looks like a description gets quotes.
 
-    A quoted text gets one more pair of quotes, so that no two texts are written alike.
+    A text that already has such quotes gets one more pair, so that no two texts look the same.
     """
     if len(text) > MAX_TEXT_CHARS:
         digest_text = (digest or compute_text_digest)(text, "a text")
@@ -248,7 +248,7 @@ def _name(node: Global, digests: Digests) -> str:
 
 
 def _describe_call(node: Obj) -> str | None:
-    """Describe an object as the short call that builds it: `torch.device('cuda', 0)`; None for other objects."""
+    """Format the short call that builds an object, such as `torch.device('cuda', 0)`; None for other objects."""
     has_scalars_only = all(type(arg) in SCALARS for arg in node.args)
     if (
         not has_scalars_only

@@ -42,7 +42,7 @@ _Part = tuple[bytes, tuple[Any, ...]]
 
 
 class Digests:
-    """Digests of one file's settings. Each container, shared or not, is read once."""
+    """Digests of one file's settings. A container that is shared in the file is read only once."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self.decoder = reading, reading.decoder
@@ -53,7 +53,7 @@ class Digests:
         self._kept_nodes: list[Any] = []
 
     def of(self, node: Any, path: str) -> str:
-        """Return the first 128 bits of a SHA-256; content beyond `MAX_DIGESTED` is left out, with an oddity."""
+        """Return 128 bits of a SHA-256 of the node. Content beyond `MAX_DIGESTED` is ignored and noted as an oddity."""
         if not self.is_leaf(node) and id(node) not in self._digests_by_id:
             self._read(node)
         if self._entries_left < 0 and not self._is_noted:
@@ -69,16 +69,16 @@ class Digests:
         return _format_digest(self._hash_leaf(node))
 
     def keep(self, node: Any) -> Any:
-        """Keep the node alive, because its address identifies the node as long as the digests exist."""
+        """Keep a reference to the node. Digests are stored by `id`, which must not be used again."""
         self._kept_nodes.append(node)
         return node
 
     def is_tensor(self, node: Any) -> bool:
-        """Return whether the node is a tensor or a part of a tensor, which is not compared as a setting."""
+        """Return whether the node is a tensor or a tensor's storage, because neither is compared as a setting."""
         return type(node) is Persistent or self.decoder.is_tensor(node)
 
     def is_leaf(self, node: Any) -> bool:
-        """Return whether the node has no settings below it."""
+        """Return whether the node contains no further settings."""
         if type(node) in SCALARS or type(node) in (Global, bytes):
             return True
         if self.is_tensor(node):
@@ -86,7 +86,7 @@ class Digests:
         return type(node) is Obj and (read_raw_bytes(node) is not None or decode_numpy_scalar(node) is not None)
 
     def _read(self, root: Any) -> None:
-        """Compute all digests by Tarjan's algorithm: containers of a cycle together, after the containers inside."""
+        """Compute all digests with Tarjan's algorithm: inner containers first, the containers of a cycle together."""
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
         open_containers: list[tuple[Any, list[_Part]]] = []
@@ -122,7 +122,7 @@ class Digests:
     def _find_next_container(
         self, node: Any, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
     ) -> Any:
-        """Return the next inner container not yet entered, None after the last; update `lowest` for open containers."""
+        """Return the next inner container without a digest, or None. Update `lowest` for containers being read."""
         for child in remaining_children:
             if id(child) in self._digests_by_id:
                 continue
@@ -132,7 +132,7 @@ class Digests:
         return None
 
     def _list_parts(self, node: Any) -> list[_Part]:
-        """List the parts of a container; empty once too many entries were read."""
+        """List the parts of a container. The list is empty once the limit of entries is exceeded."""
         if self._entries_left < 0:
             return []
         self._entries_left -= _ENTRIES_PER_CONTAINER
@@ -163,7 +163,7 @@ class Digests:
             self._digests_by_id[id(first)] = self._hash_container(first, parts, {})
 
     def _hash_cycle(self, cycle: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
-        """Return a digest of each container in a cycle: split classes of equal content until a round splits none.
+        """Return a digest of each container in a cycle. Refine classes of equal content until no round splits a class.
 
         The classes of a round and their parts describe the whole cycle, independent of the entry point.
         """
@@ -194,7 +194,7 @@ class Digests:
         return classes.get(id(node)) or self._hash_leaf(node)
 
     def _hash_leaf(self, node: Any) -> bytes:
-        """Return the cached digest of a container or a long leaf, or the encoding of a short leaf."""
+        """Return the stored digest of a container or a long leaf. Encode a short leaf verbatim."""
         cached = self._digests_by_id.get(id(node))
         if cached is not None:
             return cached
@@ -225,13 +225,13 @@ class Digests:
 
 
 def compute_text_digest(text: str, _: str = "") -> str:
-    """Return the digest of a text, equal to `Digests.of`."""
+    """Return the digest of a text, equal to the result of `Digests.of`."""
     encoded = b"s" + text.encode("utf-8", "surrogatepass")
     return _format_digest(encoded if len(encoded) <= _MAX_VERBATIM_BYTES else _hash_parts([encoded]))
 
 
 def _list_parts(node: Any) -> Iterator[_Part]:
-    """List the parts of a container or an object in order: named parts as name and value, others as the value alone."""
+    """List the parts of a container or object in order. A named part is a name and a value, any other a value."""
     items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())
@@ -259,7 +259,7 @@ def select_own_attributes(node: Any) -> dict[str, Any]:
 
 
 def select_own_arguments(node: Obj) -> tuple[Any, ...]:
-    """Return the constructor arguments of an object; for a container with items only its further arguments."""
+    """Return an object's constructor arguments. For a container, omit the arguments that are its items."""
     name = get_name(node.cls)
     if (as_mapping(node) is not None or as_sequence(node) is not None) and name.startswith(_PLAIN_CONTAINERS):
         return tuple(value for _, value in iter_loose_arguments(node) if type(value) not in LEAF_TYPES)
@@ -269,7 +269,7 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
 
 
 def get_unusual_state(node: Obj) -> Any:
-    """Return the state that the opcode BUILD sets on an object, if it is more than attributes; else None."""
+    """Return the state that BUILD sets on an object, if it is not only attributes; else None."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)
@@ -295,7 +295,7 @@ def _is_set(node: Any) -> bool:
 
 
 def decode_numpy_scalar(node: Obj) -> Any:
-    """Return the number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, often a best_metric; else None."""
+    """Return the number in a pickled numpy scalar (`multiarray.scalar(dtype, bytes)`); None for any other object."""
     if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
     raw = read_raw_bytes(node.args[1])
@@ -307,8 +307,8 @@ def _join_framed(parts: Iterable[bytes]) -> bytes:
 
 
 def _hash_parts(parts: Iterable[bytes]) -> bytes:
-    """Return a hash. Its first byte distinguishes it from verbatim leaves."""
-    import hashlib  # a slow import: OpenSSL takes longer to load than most checkpoints to list
+    """Return a hash of the parts. Its first byte is `#`, with which no verbatim leaf begins."""
+    import hashlib  # a slow import, because loading OpenSSL takes longer than listing most checkpoints
 
     return b"#" + hashlib.sha256(_join_framed(parts)).digest()
 

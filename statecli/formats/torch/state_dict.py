@@ -13,7 +13,7 @@ from statecli.pickles.graph import LEAF_TYPES, as_mapping, get_attributes
 
 
 def read_state_dict(section: Section, reading: Reading) -> StateDict:
-    """Read the keys without a tensor, and the `_metadata` of a dict returned by `Module.state_dict()`."""
+    """Read the keys of values that are not tensors, and the `_metadata` that `Module.state_dict()` adds to its dict."""
     if section.role == "module":
         return StateDict(section.path, is_module=True, keys=section.keys)
     items = as_mapping(section.node) or {}
@@ -46,7 +46,7 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
 
 
 def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[str, Any]:
-    """Return a module's metadata as plain values, nested like torch's ({"spectral_norm": {"weight.version": 1}})."""
+    """Return a module's metadata as plain values, nested as in torch: {"spectral_norm": {"weight.version": 1}}."""
     attributes: dict[str, Any] = {}
     for key, value in local.items():
         inner_items = as_mapping(value)

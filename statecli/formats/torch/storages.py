@@ -28,7 +28,7 @@ class StorageId(msgspec.Struct, gc=False):
 
     @classmethod
     def read(cls, pid: Any) -> StorageId | None:
-        """Return the items of a persistent id by name; None for an id with too few items."""
+        """Return the items of a persistent id as a StorageId; None for an id with too few items."""
         return cls(*pid[:6]) if type(pid) is tuple and len(pid) >= 5 else None
 
 
@@ -43,7 +43,7 @@ class ResolvedStorage(NamedTuple):
 
 
 class StorageResolver:
-    """Storages of one file: `places` by key, and the element types `dtypes` of the storage classes.
+    """Storages of one file: the byte range of each key (`places`), and the dtype of each storage class (`dtypes`).
 
     `persistent` are all storages that the pickle names, for a loader that uses the first description of each. All
     errors are `MalformedError`, and name the FQN and both numbers.
@@ -59,7 +59,7 @@ class StorageResolver:
         self._resolved: dict[int, ResolvedStorage] = {}
 
     def resolve(self, node: Any, fqn: str) -> ResolvedStorage:
-        """Return the storage of a persistent id, which is checked once."""
+        """Return the storage of a persistent id. Each id is checked only once."""
         pid = node.pid if type(node) is Persistent else None
         resolved = self._resolved.get(id(pid))
         if resolved is None:
@@ -114,9 +114,9 @@ class StorageResolver:
 
 
 def _select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
-    """Return the part of a storage named by the sixth item of its persistent id: (view key, offset, size), in elements.
+    """Return the part of a storage that the last item of an old persistent id selects: (view key, offset, size).
 
-    Only torch before 0.4 wrote this item: a storage could be a view of another.
+    Only torch before 0.4 wrote this item, because a storage could be a view of another. Both numbers count elements.
     """
     if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
         raise MalformedError(f"{fqn}: the view of its storage is not a tuple of key, offset and size")
@@ -129,7 +129,7 @@ def _select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRan
 
 
 def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return the keys of storages and views with two different descriptions, with both descriptions.
+    """Return both descriptions of each storage or view that the pickle describes in two ways, by its key.
 
     torch uses the first description for all mentions, and saves only one. A storage of 0 elements in both descriptions
     is not disputed, because torch creates it again for each description.

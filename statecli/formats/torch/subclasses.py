@@ -23,7 +23,7 @@ _TRANSIENT_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_hf_initia
 
 
 def select_attributes(state: Any, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-    """Return the attributes in the state of a rebuild call, without marks, and with placeholders for tensors.
+    """Return the attributes in a rebuild call's state. Omit torch's marks, and replace tensors by a placeholder.
 
     A class with its own `__getstate__` may give the state any type.
     """
@@ -58,7 +58,7 @@ def apply_marks(tensor: Tensor, attributes: Mapping[str, Any], fqn: str) -> None
 
 
 def describe_wrapper(cls: str, local: Tensor | None, spec: Any) -> str:
-    """Describe a tensor subclass by its class name, and by its local tensor and spec if it has them, as a DTensor."""
+    """Describe a tensor subclass by its class name. For a DTensor, add the local shape and the placements."""
     name = cls.rpartition(".")[2] or "tensor subclass"
     if local is None or local.shape is None:
         return name

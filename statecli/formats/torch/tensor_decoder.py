@@ -61,7 +61,7 @@ Builder = Callable[[tuple[Any, ...], str], Tensor]
 
 
 class ContiguousLayout(NamedTuple):
-    """Facts shared by tensors that have all elements of their storage in order, as nearly all tensors of a file do.
+    """Properties shared by tensors that have all elements of their storage in order, as nearly all tensors do.
 
     `length` is the size of the storage in bytes.
     """
@@ -74,7 +74,7 @@ class ContiguousLayout(NamedTuple):
 
 
 class WholeTensor(msgspec.Struct, gc=False):
-    """Tensor with all elements of its storage, which has the key `storage`."""
+    """Tensor that has all elements of its storage in order. `storage` is the key of the storage."""
 
     layout: ContiguousLayout
     data: TensorData
@@ -83,7 +83,7 @@ class WholeTensor(msgspec.Struct, gc=False):
 
 
 class LayoutKey(msgspec.Struct, frozen=True, gc=False):
-    """Key of a layout: ids of the objects in a rebuild call that determine it, and the storage's element count."""
+    """Key of a ContiguousLayout: `id()` of the objects in a rebuild call that determine it, and the element count."""
 
     storage_class: int
     location: int
@@ -149,7 +149,7 @@ class TensorDecoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """Return the tensor that a call rebuilds, or a bare storage as a tensor of its dtype; None for other objects.
+        """Return the tensor that a call rebuilds, or a bare storage as a flat tensor. Return None for other objects.
 
         For a format without rebuild calls, tensors in the graph are returned unchanged.
         """
@@ -184,7 +184,7 @@ class TensorDecoder:
             self.depth -= 1
 
     def is_tensor(self, node: Any) -> bool:
-        """Return whether `tensor` would find a tensor, without reading or checking."""
+        """Return whether `tensor` would return a tensor for the node, without decoding or checking the node."""
         if type(node) is not Obj:
             return type(node) in (Persistent, Tensor)
         return self.is_torch(node) or is_array(node)
@@ -199,7 +199,7 @@ class TensorDecoder:
         return type(node) is Obj and self._find_builder(node.cls) is self._plain
 
     def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:
-        """Return the Python attributes of a tensor: of a Parameter, of a subclass, or set by hand.
+        """Return the Python attributes that the pickle saves for a tensor, mostly a Parameter or a subclass.
 
         A placeholder replaces each tensor among the attributes, because tensors are compared as parts. Torch's marks of
         parameters and buffers are left out (they are facts of the tensor), and a distributed tensor has none (its
@@ -260,7 +260,7 @@ class TensorDecoder:
         )
 
     def find_whole(self, node: Any) -> WholeTensor | None:
-        """Return the tensor that `node` rebuilds if it has all elements of its storage and a layout seen before.
+        """Return the tensor that `node` rebuilds, if it has all elements of its storage and a known layout.
 
         Returns None for all other nodes, which `tensor` decodes.
         """
@@ -278,7 +278,7 @@ class TensorDecoder:
         return tensor
 
     def _match_layout(self, args: tuple[Any, ...]) -> WholeTensor | None:
-        """Return a tensor with all elements of its storage and the layout of an earlier tensor; None for other tensors.
+        """Return the tensor, if it has all elements of its storage and a layout in `layouts`; None otherwise.
 
         This method checks each value that differs between the tensors of a file; the layout gives the other values.
         """
@@ -303,7 +303,7 @@ class TensorDecoder:
         return WholeTensor(layout, TensorData(place, layout.dtype, layout.shape), key, grad)
 
     def _keep_layout(self, args: tuple[Any, ...], tensor: Tensor) -> None:
-        """Keep the layout of a decoded tensor that has all elements of its storage."""
+        """Store the layout of a decoded tensor in `layouts`, if the tensor has all elements of its storage."""
         data, shape = tensor.data, tensor.shape
         if data is None or shape is None or tensor.device is None or len(args) != 6:
             return
@@ -363,7 +363,7 @@ class TensorDecoder:
         return tensor
 
     def _compute_geometry(self, size: Any, stride: Any, fqn: str) -> Geometry:
-        """Return the geometry of a size and a stride, which is computed once for each pair of objects."""
+        """Return the geometry for a size and a stride, cached for each pair of these objects."""
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
             return cached
@@ -387,7 +387,7 @@ class TensorDecoder:
         return tensor
 
     def _build_old_parameter(self, args: tuple[Any, ...], fqn: str, state: Any = None) -> Tensor:
-        """Build a Parameter of torch before 0.4, around its data."""
+        """Build a Parameter that torch before 0.4 pickled as a call with its data."""
         data, grad = args[:2] if len(args) > 1 else (args[0] if args else None, True)
         if state is not None:
             if type(state) is not tuple or len(state) != 3:
@@ -422,7 +422,7 @@ class TensorDecoder:
         return tensor
 
     def _drop_own_data(self, attributes: Mapping[str, Any], tensor: Tensor, fqn: str) -> Mapping[str, Any]:
-        """Return the attributes without `data` and `requires_grad` if these equal the tensor's own values.
+        """Return the attributes. Omit `data` and `requires_grad` if both equal the tensor's own values.
 
         `Params4bit.__getstate__` of bitsandbytes 0.50 adds them, and also `module`, the layer with the parameter.
         """
@@ -434,7 +434,7 @@ class TensorDecoder:
         return {name: value for name, value in attributes.items() if name not in own_names}
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
-        """Collect the tensors among a tensor's attributes, also in lists and dicts, each with its parts."""
+        """Collect the tensors in a tensor's attributes, and in their lists and dicts, with the parts of each tensor."""
         parts: list[tuple[str, TensorData]] = []
         # Limited by depth, because attributes of parameters may be parameters that have attributes, and so on.
         pending_values = list(attributes.items()) if self.depth < MAX_NESTING else []
@@ -493,7 +493,7 @@ class TensorDecoder:
         return Quantizer(name, axis=rest[0] if type(rest[0]) is int else None, scales=scales, zero_points=zeros)
 
     def _read_channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
-        """Read the scales or zero points of the channels. They are read whole, because torch stores each of them."""
+        """Return the scales or zero points of all channels. Raises MalformedError if their storage is too short."""
         tensor = self.require_tensor(node, fqn, "quantizer")
         if tensor.data is not None and tensor.nbytes > tensor.data.storage.length:
             stored = f"but the storage has {tensor.data.storage.length}"
@@ -584,7 +584,7 @@ class TensorDecoder:
 
 
 def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
-    """Refuse a dtype whose byte order torch.load gets wrong, because it swaps bytes by the dtype of the storage."""
+    """Refuse a dtype whose byte order torch.load gets wrong, as it swaps bytes by the dtype of the storage."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "

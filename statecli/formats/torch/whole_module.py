@@ -56,7 +56,7 @@ class _ModuleWalk:
         self.aliases: dict[int, list[str]] = {}
 
     def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
-        """Add the parameters and buffers of a module and its submodules. `is_unregistered`: so is the module itself."""
+        """Add the parameters and buffers of a module and its submodules. `is_unregistered` describes `root`."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, ancestors = stack.pop()
@@ -156,7 +156,7 @@ class _ModuleWalk:
                 self._add_reached(child, _ARGUMENT_NOTE, None, None, is_known=False)
 
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[ReachedNode]:
-        """Yield the tensors in the constructor arguments that `__reduce__` or `__newobj_ex__` add to `__dict__`."""
+        """Yield tensors in the constructor arguments that `__reduce__` or `__newobj_ex__` saves besides `__dict__`."""
         if get_name(node.cls) == GRAPH_MODULE:
             return  # its `__dict__` is an argument
         arguments = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
@@ -221,7 +221,7 @@ _METRIC_NOTE = "state of a torchmetrics metric; the metric itself moves this sta
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
-    """List the attributes that a torchmetrics.Metric moves itself: its states, their defaults and its results."""
+    """List the plain attributes that a torchmetrics.Metric moves itself: its states, their defaults and its results."""
     defaults, reductions = as_mapping(attributes.get("_defaults")), as_mapping(attributes.get("_reductions"))
     if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
