@@ -84,9 +84,9 @@ class Rows(Generic[_Row]):
 
 
 class CellRows(Rows[tuple[Cell, ...]]):
-    """Rows built from columns. A column has a function that returns an item's value, and one that formats the value.
+    """Rows built from columns. Each column has a function that gets an item's value, and one that formats the value.
 
-    Each value is formatted once for all rows. None instead of the second function: the value is the cell.
+    Equal values of a column are formatted only once. Without the second function (None), the value is the cell.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CellRows(Rows[tuple[Cell, ...]]):
         return zip(*self._iter_columns(), strict=True)
 
     def iter_batches(self, size: int) -> Iterator[list[Sequence[Cell]]]:
-        """Yield the columns of `size` rows at a time."""
+        """Yield batches of `size` rows. Each batch is a list of columns."""
         columns = self._iter_columns()
         for _ in range(0, len(self), size):
             yield [list(islice(column, size)) for column in columns]
@@ -110,14 +110,14 @@ class CellRows(Rows[tuple[Cell, ...]]):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The flat table: every row has a cell for each column. `has_findings`: outputs may add findings to the rows."""
+    """The flat table: every row has a cell for each column. If `has_findings`, outputs may add findings to the rows."""
 
     columns: tuple[ReportColumn, ...]
     rows: Rows[tuple[Cell, ...]] | tuple[tuple[Cell, ...], ...]
     has_findings: bool = True
 
     def iter_batches(self, size: int) -> Iterator[Sequence[Sequence[Cell]]]:
-        """Yield the columns of `size` rows at a time."""
+        """Yield batches of `size` rows. Each batch is a sequence of columns."""
         if isinstance(self.rows, CellRows):
             yield from self.rows.iter_batches(size)
             return
@@ -127,7 +127,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """Row for people: cells, a remark, and a mood for the colour.
+    """Row for people: its cells, a remark, and a mood that determines the colour.
 
     `measure` is a positive number that a page draws as a bar in the column of bars, on a logarithmic scale of all rows.
 
@@ -144,7 +144,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """Lines to paste, and their place: `net.py:9`."""
+    """Lines to paste into a file, and the place to paste them, such as `net.py:9`."""
 
     place: str
     text: str
@@ -179,7 +179,7 @@ class Problem(msgspec.Struct, frozen=True):
     effect_counts: tuple[int, ...] = ()
 
     def label_help(self) -> str:
-        """Return `fix` for lines to paste, `help` for a remedy in words."""
+        """Return the label of the remedy: `fix` for lines to paste, `help` for a sentence."""
         return _name_help(self.help or "")
 
     def list_names(self) -> list[str]:
@@ -187,12 +187,12 @@ class Problem(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
 
     def count_effects_after(self, shown_count: int) -> int:
-        """Return the number of findings that the consequences after the first `shown_count` stand for."""
+        """Return the number of findings behind all consequences after the first `shown_count`."""
         further = len(self.effects) - max(shown_count, len(self.effect_counts))
         return sum(self.effect_counts[shown_count:]) + max(0, further)
 
     def merge_findings(self) -> Finding:
-        """Return a single finding for the whole problem, for outputs that track problems.
+        """Return a single finding for the whole problem, for outputs that have one entry for each problem.
 
         The consequences follow the message. A finding about several tensors has no name in `fqn`; `about` keeps the
         fingerprints of two problems of a target apart.
@@ -215,7 +215,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Related rows, or the problems of a target, under a heading and a summary; lines follow the problems.
+    """Related rows, or the problems of a target, with a heading and a summary. The lines come after the problems.
 
     `heads` replaces the names of the columns for this group.
     """
@@ -246,7 +246,7 @@ def is_code(line: str) -> bool:
 
 
 def label_help(help: str) -> str:
-    """Return the help after a label: `fix:` for lines to paste, `help:` for a remedy in words; "" without help.
+    """Return the help with its label: `fix:` for lines to paste, `help:` for a sentence; "" for an empty help.
 
     Several lines to paste begin below the label.
     """
@@ -256,7 +256,7 @@ def label_help(help: str) -> str:
 
 
 def _name_help(help: str) -> str:
-    """Return `fix` for lines to paste, possibly after a comment, `help` for a sentence."""
+    """Return `fix` if the help has lines to paste, possibly after comments. Return `help` for a sentence."""
     first = next((line for line in help.split("\n") if not line.startswith("#")), "")
     return "fix" if is_code(first) else "help"
 
@@ -271,7 +271,7 @@ MAX_EFFECTS = 8
 
 
 def count_shown_effects(effects: Sequence[str]) -> int:
-    """Return how many consequences are shown without --all; a line that counts the rest stands for two or more."""
+    """Return how many consequences are shown without --all. Never hide only one, because a count needs a line too."""
     return len(effects) if len(effects) <= MAX_EFFECTS + 1 else MAX_EFFECTS
 
 
@@ -280,7 +280,7 @@ MAX_NAMES = 3
 
 
 class NamedTensors(msgspec.Struct, frozen=True):
-    """A sentence about tensors, `2 tensors hold NaN`, and their names.
+    """A sentence about tensors, such as `2 tensors hold NaN`, and the names of these tensors.
 
     `filter` is a text that selects these tensors in the list on a page.
     """
@@ -291,7 +291,7 @@ class NamedTensors(msgspec.Struct, frozen=True):
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """The names of the sentence: the first names, if there are many."""
+        """The names that the sentence shows: all of them, or only the first ones if there are many."""
         return self.names[: MAX_NAMES if len(self.names) > MAX_NAMES + 1 else None]
 
     @property
@@ -347,7 +347,7 @@ class Bars(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """Chart with a value at each place of an axis, such as the step of a checkpoint, and a line through the values.
+    """Chart with a line through values along an axis, such as the steps of checkpoints.
 
     NaN is an unknown value: the line has a gap. `alarms` has a text for each value, "" for none.
     """
@@ -378,7 +378,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class SettingGroup(msgspec.Struct, frozen=True):
-    """Settings of a source, such as `config.json`, as pairs of a name and a value in words."""
+    """Settings from one source, such as `config.json`: pairs of a name and a value as text."""
 
     title: str
     settings: tuple[tuple[str, str], ...]
@@ -402,7 +402,7 @@ class RuleText(msgspec.Struct, frozen=True):
 
 
 class CaseOutcome(str, Enum):
-    """Result of a case; `error` means inconclusive or not tested."""
+    """Result of a case. `error` means that the check is inconclusive or did not run."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -411,7 +411,7 @@ class CaseOutcome(str, Enum):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Check for test runners. `name` is usually a rule, and `suite` a target.
+    """Test case for outputs such as JUnit: the result of a check. `name` is mostly a rule, and `suite` a target.
 
     `message` says in a line why the case has not passed, `text` has the rest, line by line.
     """
@@ -424,7 +424,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Target that was not or only partly checked, and the reason. An error sets exit status 2; a note is expected."""
+    """Target that was not or only partly checked, and the reason. An error sets exit status 2; a note does not."""
 
     target: str
     message: str
@@ -437,7 +437,7 @@ class Trouble(msgspec.Struct, frozen=True):
         return self.rule.severity if self.case is None else self.rule.cases[self.case]
 
     def is_reported_by(self, finding: Finding) -> bool:
-        """Return True if the finding is about the same target and contains the message."""
+        """Return True if a finding about the same target already contains the reason."""
         reason = strip_copy_advice(self.message.removeprefix(f"{self.target}: "))
         return finding.target == self.target and reason in finding.message
 
@@ -500,7 +500,7 @@ class Report(msgspec.Struct, frozen=True):
     settings: Callable[[], tuple[SettingGroup, ...]] = tuple
 
     def describe_findings(self) -> tuple[Finding, ...]:
-        """Return all findings as outputs show them."""
+        """Return all findings with the places and texts that outputs show."""
         return self.describe(self.findings)
 
     def describe_findings_without_row(self) -> tuple[Finding, ...]:
@@ -508,12 +508,12 @@ class Report(msgspec.Struct, frozen=True):
         return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
 
     def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
-        """Return all problems, for outputs that track problems; with `quiet` only problems with a failing finding."""
+        """Return all problems, for outputs with an entry for each; with `quiet`, those that set exit status 1."""
         problems = self.problems() if self.problems is not None else map(build_problem, self.describe_findings())
         return tuple(problem for problem in problems if not quiet or problem.severity.is_at_least(self.fail_on))
 
     def select_problems(self, page: Page, *, quiet: bool) -> tuple[Problem, ...]:
-        """Return the problems to show next to the rows of the page, or with `quiet` instead of the rows."""
+        """Return the problems that are shown in addition to the rows of the page or, with `quiet`, instead of them."""
         if not quiet:
             return page.problems
         if page.failing_problems is not None:
@@ -533,7 +533,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.describe(finding for finding in self.findings if finding.severity.is_at_least(self.fail_on))
 
     def describe_scope(self) -> str:
-        """Describe unchecked parts, and a configuration that disables or weakens rules, for outputs with `-q`.
+        """Describe parts that were not checked, and settings that disable or weaken rules, for outputs with `-q`.
 
         Returns "" if everything was checked by all rules.
         """
@@ -544,7 +544,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def build_scope_notes(report: Report) -> tuple[Finding, ...]:
-    """Return notes about unchecked parts and weakening configuration, for outputs without a verdict."""
+    """Return notes about parts that were not checked and settings that weaken rules, for outputs without a verdict."""
     target = "." if report.has_several_targets else report.title
     notes = []
     for entry in report.not_checked:
@@ -558,7 +558,7 @@ def build_scope_notes(report: Report) -> tuple[Finding, ...]:
 
 
 class View(msgspec.Struct, frozen=True):
-    """Options of outputs for people: `unfold` repeated layers, show a `tree` of modules, `verbose`."""
+    """Options of outputs for people. `unfold` lists repeated layers one by one; `tree` shows the tree of modules."""
 
     unfold: bool = False
     tree: bool = False
@@ -587,7 +587,7 @@ class RowView(View, frozen=True):
 
 
 def limit_findings(findings: Sequence[Finding], limit: int | None) -> tuple[Finding, ...]:
-    """Return the first findings and a count of the rest; at least one finding, because exit status 1 needs a reason."""
+    """Return the first findings and a count of the rest. Keep at least one, because exit status 1 needs a reason."""
     count = len(findings) if limit is None else max(1, limit)
     if len(findings) <= count:
         return tuple(findings)

@@ -54,7 +54,7 @@ MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
-    """Return why a run without findings and failed targets exits with status 2, such as a rule that did not run."""
+    """Return the reasons for exit status 2 if no finding and no target failed, such as a rule that did not run."""
     if audit.failing or audit.count(TargetStatus.FAILED):
         return ()
     if not audit.count(TargetStatus.AUDITED):
@@ -114,7 +114,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
 
 
 def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
-    """Return the notes about the targets; without -v only notes about sections missing in the lock, each once."""
+    """Return the notes about the targets; without -v, only those about sections that are missing in the lock."""
     notes = [note for target in audit.targets for note in target.notes]
     if not view.verbose:
         return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
@@ -123,24 +123,24 @@ def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
 
 
 def _format_title(audit: Audit) -> str:
-    """Return the only checked target, else the number of targets."""
+    """Return the name of the only checked target, or the number of targets."""
     targets = audit.checked_targets
     return targets[0].target if len(targets) == 1 else plural(len(targets), "target")
 
 
 def _choose_target(audit: Audit) -> str:
-    """Return the target to represent the whole run: an audited target, if there is any."""
+    """Return the target that stands for the whole run: an audited target if possible."""
     return max(audit.targets, key=lambda target: target.status is TargetStatus.AUDITED).target
 
 
 def _count_accepted(audit: Audit) -> int:
-    """Return the number of problems among the accepted findings."""
+    """Return the number of problems that the accepted findings form."""
     accepted_by_target = (group_accepted(target.accepted, target.unregistered) for target in audit.targets)
     return sum(len(problems) for by_reason in accepted_by_target for problems in by_reason.values())
 
 
 def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
-    """Return an error for each failed target, a note for each skipped target."""
+    """Return an error for each failed target, and a note for each skipped target."""
     rules = {TargetStatus.FAILED: CANNOT_READ, TargetStatus.SKIPPED: SKIPPED}
     return tuple(
         Trouble(target.target, target.reason or target.status.value, rules[target.status])
@@ -150,7 +150,7 @@ def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
 
 
 def _build_cases(audit: Audit) -> Iterator[Case]:
-    """Yield a case for each target and rule, in the order of the run, and for each target without an audit.
+    """Yield a test case for each target and rule, and a test case for each target that was not audited.
 
     A problem with findings of several rules is only in the case of the problem's own rule.
     """
@@ -172,7 +172,7 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
 def _build_case(
     target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[Accepted], fail_on: Severity
 ) -> Case:
-    """Return the case of a rule; problems milder than `fail_on` are part of its text."""
+    """Return the test case of a rule. Problems below `fail_on` do not fail the case, but are in its text."""
     failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
     milder_problems = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
     case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, CaseOutcome.PASSED)
@@ -181,7 +181,7 @@ def _build_case(
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
-    """Return a table with a row for each finding. People see the place if a finding has a source line."""
+    """Return a table with a row for each finding. People see the column `place` only if a source line is known."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     findings = tuple(findings)
     has_lines = any(finding.origin is not UNSET for finding in findings)
@@ -204,7 +204,7 @@ def _build_table(findings: Iterable[Finding]) -> Table:
 
 
 def _sort_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, worst first, grouped by rule, else in the order of the run."""
+    """Return the findings with the worst first, grouped by rule and otherwise in the order of the run."""
     first = {finding.rule: n for n, finding in reversed(list(enumerate(findings)))}
     return sorted(findings, key=lambda finding: (-finding.severity.rank, first[finding.rule]))
 
@@ -260,7 +260,7 @@ def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Proble
 
 
 def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
-    """Return the problems that set exit status 1, with their target in front if there are several targets."""
+    """Return the problems that set exit status 1. If there are several targets, each message begins with one."""
     problems = _group_problems(audit, audit.failing)
     if len(audit.targets) == 1:
         return problems
@@ -271,7 +271,7 @@ def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
 
 
 def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: Sequence[Rule]) -> Iterator[Group]:
-    """Yield a group for each target; targets with equal findings share a group, at the first target."""
+    """Yield a group for each target that has findings. Targets with equal findings share a group."""
     alike: dict[tuple[object, ...], list[TargetResult]] = {}
     for n, target in enumerate(targets):
         content = tuple(
@@ -298,7 +298,7 @@ def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: 
 
 
 def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
-    """Format `1 error, 2 warnings`; `failed` if the findings only repeat why the target failed, as in the verdict."""
+    """Format `1 error, 2 warnings`. Return `failed` if the findings only repeat why the target failed."""
     is_repeated = target.status is TargetStatus.FAILED and all(
         any(trouble.is_reported_by(finding) for trouble in _list_troubles([target])) for finding in target.findings
     )
@@ -309,7 +309,7 @@ def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
 
 
 def _list_unread_targets(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each target that failed for a reason of its own, and for each reason that targets share."""
+    """Yield lines for the failed and skipped targets. Targets with the same reason share a line."""
     alike: dict[tuple[TargetStatus, str, str], list[str]] = {}
     for target in audit.targets:
         if target.status is not TargetStatus.AUDITED:
@@ -328,7 +328,7 @@ def _list_unread_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) -> str | None:
-    """Return the rule of a finding of the targets whose message contains the reason; else None."""
+    """Return the rule of a finding that reports this reason for one of the targets, or None."""
     findings = (finding for target in audit.targets if target.target in targets for finding in target.findings)
     return next((f.rule for f in findings if reason and Trouble(f.target, reason).is_reported_by(f)), None)
 
@@ -338,7 +338,7 @@ def _format_reason(reason: str, count: int) -> str:
 
 
 def _list_empty_targets(audit: Audit) -> Iterator[Line]:
-    """Yield a line that names the audited targets without a tensor: only their loading was checked."""
+    """Yield a line with the audited targets that have no tensors, because only their loading was checked."""
     targets = [
         target.target for target in audit.targets if target.status is TargetStatus.AUDITED and not target.tensors
     ]
@@ -348,7 +348,7 @@ def _list_empty_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _format_clean_targets(audit: Audit) -> str:
-    """Format `clean: a.pt, b.pt`, the targets without a finding next to targets that have some; else ""."""
+    """Format `clean: a.pt, b.pt`, the audited targets without a finding; "" if all or none of them are clean."""
     clean = [
         target.target
         for target in audit.targets
@@ -360,7 +360,7 @@ def _format_clean_targets(audit: Audit) -> str:
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
-    """Yield a line for each rule and reason of accepted problems; with `-v`, for each finding."""
+    """Yield a line for each rule and reason of accepted problems; with `-v`, a line for each accepted finding."""
     alike: Counter[tuple[str, str]] = Counter()
     for target in audit.targets:
         for entry in target.accepted if view.verbose else ():
@@ -374,7 +374,7 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason and the rules skipped for it; with the targets, if a rule also ran elsewhere.
+    """Yield a line for each reason, with the rules skipped for it; name the targets if a rule also ran elsewhere.
 
     The class of --model and the targets checked against the class share the rules: rules about code ran on the class,
     all other rules on the targets. So a rule that can only run on the other side is not listed.
@@ -396,7 +396,7 @@ def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
 
 
 def _format_others(audit: Audit) -> list[str]:
-    """Format `1 failed`, `2 skipped`, `3 accepted`; a skipped target that is `not checked` counts only as that."""
+    """Format counts such as `1 failed`, `2 skipped`, `3 accepted`. An unchecked target does not count as skipped."""
     skipped_count = sum(target.status is TargetStatus.SKIPPED and not target.not_checked for target in audit.targets)
     counts = {TargetStatus.FAILED: audit.count(TargetStatus.FAILED), TargetStatus.SKIPPED: skipped_count}
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
@@ -407,7 +407,7 @@ def _format_others(audit: Audit) -> list[str]:
 
 
 def _format_lock_count(audit: Audit) -> list[str]:
-    """Format `all 10 tensors match the lock m.lock.json`; nothing if no tensor was compared with a lock."""
+    """Format `all 10 tensors match the lock m.lock.json`; [] if no tensor was compared with a lock."""
     count = audit.lock_count
     if not count.compared or audit.lock_file is None:
         return []
@@ -417,7 +417,7 @@ def _format_lock_count(audit: Audit) -> list[str]:
 
 
 def _count_targets_and_class(audit: Audit, targets: Collection[TargetResult]) -> str:
-    """Format `2 targets`, `1 target and the class`, or `the class`: the class of --model is not counted as a target."""
+    """Format `2 targets`, `1 target and the class`, or `the class`. The class of --model is not a target."""
     checked_targets = [target for target in audit.checked_targets if target in targets]
     parts = [plural(len(checked_targets), "target")] if checked_targets else []
     return " and ".join([*parts, "the class"] if len(checked_targets) < len(targets) else parts)

@@ -14,7 +14,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def draw_bar(relative: float | None) -> str:
-    """Return a relative change as a bar on a log scale: full at 1, empty for None and 0, else visible."""
+    """Return a relative change as a bar on a log scale. The bar is full at 1, and empty for None and 0."""
     if not relative:
         return ""
     filled = min(1.0, max(0.0, 1 + math.log10(relative) / BAR_DECADES))

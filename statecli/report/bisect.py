@@ -1,4 +1,4 @@
-"""The report of `statecli bisect`: the first checkpoint, and a line for each checkpoint that was read."""
+"""The report of `statecli bisect`: the first checkpoint that meets the condition, and a line for each one read."""
 
 from __future__ import annotations
 

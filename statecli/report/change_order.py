@@ -31,7 +31,7 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
 
 
 def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
-    """Return section and name of the tensors of quantized weights that are only on one side, without new NaN."""
+    """Return section and name of quantized weights' parts that only one side has, except parts with new NaN or Inf."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
     parts_by_section = [
         (change.section, transformation.sources)
@@ -45,7 +45,7 @@ def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
 
 
 def order_change(change: Change) -> tuple[int, float, float, int]:
-    """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then by the relative L2 change."""
+    """Return a sort key: new NaN or Inf; then added, removed and reshaped tensors; then the relative L2 change."""
     has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
     rank = 0 if has_new_not_finite(change) else 2 if has_measure else 1
     delta = change.values

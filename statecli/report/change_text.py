@@ -1,4 +1,4 @@
-"""Text and numbers for a change, and sums of changes by module (`--tree`)."""
+"""Texts and numbers about changes of tensors, and sums of changes by module (`--tree`)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
 
 
 def _format_shape(tensor: TensorInfo) -> str:
-    """Format a shape; for a nested tensor the shapes of its parts."""
+    """Format a shape. For a nested tensor, format the shapes of its parts."""
     parts = "" if tensor.shape else ", ".join(f"{name} {format_shape(part.shape)}" for name, part in tensor.parts)
     return parts or format_shape(tensor.shape)
 
@@ -94,7 +94,7 @@ _FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
 
 
 def format_changed_count(rows: Sequence[Change]) -> str:
-    """Format the number of differing elements of the tensors: `12/4,096`, `all 4,096` or `all 2.35 M but 61`."""
+    """Format how many elements of the tensors differ: `12/4,096`, `all 4,096` or `all 2.35 M but 61`."""
     deltas = _list_deltas(rows)
     if not deltas:
         return ""
@@ -116,24 +116,24 @@ def format_largest_change(rows: Sequence[Change]) -> str:
 
 
 def list_relative_changes(rows: Sequence[Change]) -> list[float]:
-    """Return the relative L2 change of each tensor that has one."""
+    """Return the relative L2 change of each tensor for which it is known."""
     return [delta.relative_l2 for delta in _list_measured(rows) if delta.relative_l2 is not None]
 
 
 def combine_relative_change(rows: Sequence[Change]) -> float | None:
-    """Return the relative L2 change of all tensors together, without tensors whose norms are unknown or zero."""
+    """Return the relative L2 change of all tensors together. Tensors with an unknown or zero change are left out."""
     norms_and_ratios = [
         (delta.l2, delta.relative_l2) for delta in _list_measured(rows) if delta.l2 and delta.relative_l2
     ]
     if not norms_and_ratios:
         return max(list_relative_changes(rows), default=None)
-    largest = max(norm for norm, _ in norms_and_ratios)  # divided by this, the old norms stay within float64
+    largest = max(norm for norm, _ in norms_and_ratios)  # a divisor that keeps the old norms within float64
     difference = math.hypot(*(norm / largest for norm, _ in norms_and_ratios))
     return difference / math.hypot(*(norm / largest / ratio for norm, ratio in norms_and_ratios))
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    """Return the deltas whose numbers measure the change; a difference of 0 does not count if NaN was left out."""
+    """Return the deltas that measure a change. A delta of 0 does not count if positions with NaN were left out."""
     return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 
@@ -142,7 +142,7 @@ def _list_deltas(rows: Sequence[Change]) -> list[Delta]:
 
 
 def format_relative_change(values: Sequence[float]) -> str:
-    """Format relative changes: `0.0012`, or `0.0012..0.03` for several."""
+    """Format relative changes: `0.0012`, or the range `0.0012..0.03` of several changes."""
     texts = [format_number(value, digits=2) for value in (min(values), max(values))] if values else []
     return "..".join(dict.fromkeys(texts))
 
@@ -157,7 +157,7 @@ _MAX_OUTLIERS = 3
 
 
 def find_outliers(rows: Sequence[Change]) -> list[Change]:
-    """Return the few layers, among many similar ones, that changed several times more than the median.
+    """Return at most three layers that changed several times more than the median of many similar layers.
 
     The limit is five times the median, or three times if all other layers changed about the same.
     """
@@ -181,7 +181,7 @@ def _has_nonfinite(delta: Delta) -> bool:
 
 
 def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]:
-    """Describe NaN and infinities, values not compared, ties, and the rank of the difference."""
+    """Describe NaN and infinities, why values were not compared, changed ties, and the rank of the difference."""
     deltas = _list_deltas(rows)
     parts = describe_not_finite(deltas)
     parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
@@ -251,7 +251,7 @@ COLUMNS = (
 
 
 def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
-    """Return a group for each section: the tree of modules with a difference."""
+    """Return a group for each section that differs: the tree of its changed modules."""
     return tuple(
         Group(
             section or "(top level)",
@@ -272,7 +272,7 @@ def _make_fold_key(change: Change) -> object:
 
 
 def _build_lines(nodes: Sequence[tree.TreeNode[Change]], depth: int, unfold: bool) -> list[Line]:
-    """Return the lines below several equal modules; each line covers all of them."""
+    """Return the lines for the children of several equal modules. Each line covers the children of all of them."""
     lines: list[Line] = []
     indent = "  " * depth
     for name, names in tree.group_siblings(nodes[0], _make_fold_key, unfold):
@@ -315,12 +315,12 @@ def has_new_not_finite(change: Change) -> bool:
 
 
 def choose_mood(change: Change) -> str:
-    """Return the mood of a change: the colours of git, and "bad" for new NaN or infinities."""
+    """Return the mood that colours a change as in git; "bad" for new NaN or infinities."""
     return "bad" if has_new_not_finite(change) else MOODS.get(change.status, "")
 
 
 def _summarize_kinds(changes: Sequence[Change]) -> str:
-    """Format how many tensors differ, of all on either side: `3/12 parameters, 2/4 buffers, 1 tie lost (2 tensors)`."""
+    """Format how many tensors of each kind differ, as in `3/12 parameters, 2/4 buffers, 1 tie lost (2 tensors)`."""
     parts = []
     for kind in Kind:
         same_kind = [change for change in changes if change.kind is kind]

@@ -1,4 +1,4 @@
-"""Totals of the values that changed: the relative change of all changed parameters together, and new NaN."""
+"""Totals of a diff: the relative change of all changed parameters together, and the counts of NaN and Inf."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DIGITS = 3
 
 
 class ChangeTotals(msgspec.Struct, frozen=True):
-    """Totals over the parameters whose values changed; tied tensors count once.
+    """Totals over the parameters whose values changed. Tied tensors count once.
 
     Attributes:
         tensors: Number of changed parameters with a norm. The other parameters have no common finite position, or no
             norm.
-        l2: L2 norm of Δ; None without a parameter with a norm.
+        l2: L2 norm of Δ; None if no parameter has a norm.
         relative_l2: `l2` over the L2 norm before, of the same parameters; None if the norm before is zero.
         nan_before, nan_after, inf_before, inf_after: Counts over all tensors whose values changed.
     """
@@ -61,7 +61,7 @@ def _drop_not_finite(value: float | None) -> float | None:
 
 
 def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float, float]]:
-    """Yield the L2 norms of Δ and before of each changed parameter, as far as they are known."""
+    """Yield two L2 norms of each changed parameter if they are known: of Δ, and of the values before."""
     places: set[object] = set()
     for change, delta in changes_with_values:
         after = change.after
@@ -79,7 +79,7 @@ def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable
 
 
 def format_totals(totals: ChangeTotals) -> list[str]:
-    """Return the totals for people, if several parameters changed; NaN and infinities if their number changed."""
+    """Format the totals: the relative change if several parameters changed, and changed counts of NaN and Inf."""
     parts = []
     if totals.tensors > 1 and totals.relative_l2 is not None:
         parts.append(f"‖Δ‖/‖w‖ {format_number(totals.relative_l2, DIGITS)} of changed parameters")

@@ -38,7 +38,7 @@ def _make_cell(value: object) -> Cell:
 
 
 def format_value(value: object) -> str:
-    """Format a value as in the file; `-` for None."""
+    """Format a value as in the configuration file; `-` for None."""
     if value is None:
         return "-"
     return msgspec.json.encode(value).decode()

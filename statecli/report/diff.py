@@ -1,4 +1,4 @@
-"""The report of `statecli diff`: a view like `git diff --stat`, a flat table, names only, charts."""
+"""The report of `statecli diff`: a view like `git diff --stat`, a flat table, a list of names, and charts."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
 
 
 def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
-    """Yield the tensors of findings: the tensor after, or before if removed."""
+    """Yield the tensors that findings refer to: the tensor after the change or, if removed, before the change."""
     for change in select_different(diff):
         if row := change.after or change.before:
             yield replace(row, fqn=change.fqn, section=change.section)
 
 
 def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
-    """Return a case for each changed or incomparable tensor, and for each other rule with findings."""
+    """Return a test case for each changed or incomparable tensor, and for each other rule with findings."""
     has_sections = needs_sections(diff)
     cases = [Case(report.title, name, CaseOutcome.ERROR, message) for name, message in list_broken(diff)]
     findings_by_name = group_by(report.describe_findings(), lambda finding: (finding.section, finding.fqn))
@@ -132,7 +132,7 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
-    """Return the case of a difference; an expected difference passes."""
+    """Return the test case of a difference, which passes if no finding reports the difference."""
     case = (
         junit_cases.build_failed_case(suite, name, list(map(build_problem, findings)))
         if findings
@@ -157,7 +157,7 @@ _VALUE_RULES = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, ru
 
 
 def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:
-    """Return the findings with their place, in words for people."""
+    """Return the findings with their places, and with messages for people."""
     findings = tuple(
         replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)) if _is_load(diff) else finding
         for finding in findings
@@ -171,7 +171,7 @@ def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding
 
 
 def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
-    """Yield the findings, each with the size of its change; programs read this size from the changes."""
+    """Append the size of the largest change to findings about values. Programs read it from the changes."""
     changes_by_name = {
         (change.section, change.fqn): change
         for change in diff.changes
@@ -186,7 +186,7 @@ def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Fi
 
 
 def _add_section(finding: Finding, has_sections: bool) -> Finding:
-    """Return the finding; a name at the start of its message gets its section."""
+    """Return the finding. If its message begins with the tensor's name, put the section before the name."""
     wording = finding.wording
     if wording.name is None or wording.name != finding.fqn:
         return finding
@@ -266,7 +266,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
 
 
 def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | None:
-    """Return the group of transformations with a line for each met expectation; None for an empty group."""
+    """Add a line for each met expectation to the group of transformations. Return None for an empty group."""
     if not diff.met:
         return transformations
     group = transformations or Group("expectations", f"{len(diff.met):,} met", ())
@@ -275,7 +275,7 @@ def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | 
 
 
 def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:
-    """Return the cause of all findings about loading first; with `--all`, or for an unknown cause, the findings too."""
+    """Return the cause of a failing load, then the problems. Without `--all`, the cause may replace its findings."""
     findings_with_cause = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
     causes = list_problems_of_diff(diff.loading, findings_with_cause)
     is_folded = bool(causes) and _covers_names(diff) and not view.unfold
@@ -290,7 +290,7 @@ def _covers_names(diff: Diff) -> bool:
 
 
 def _limit_effects(problem: Problem, limit: int | None) -> Problem:
-    """Return the problem with its first consequences, and a count of the rest."""
+    """Keep the first consequences of the problem, and add a line that counts the rest."""
     hidden_count = 0 if limit is None else len(problem.effects) - max(1, limit)
     if hidden_count <= 0:
         return problem
@@ -302,7 +302,7 @@ def _limit_effects(problem: Problem, limit: int | None) -> Problem:
 
 
 def summarize_diff(diff: Diff) -> str:
-    """Summarize the diff in a line: differences by kind, or none, and the values not compared."""
+    """Summarize the diff in a line: the differences by kind, and the number of values not compared."""
     summary = count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
     damaged_counts = Counter(tensor.kind.value for tensor in list_damaged(diff))
@@ -327,7 +327,7 @@ def summarize_diff(diff: Diff) -> str:
 
 
 def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:
-    """Return the pairs whose values were not compared, by reason."""
+    """Return the number of tensors whose values were not compared, for each reason."""
     reasons = (change.not_compared for change in diff.changes if change.not_compared is not None)
     return merge_not_checked(NotChecked("tensor", 1, f"values not compared: {reason}") for reason in reasons)
 
@@ -346,7 +346,7 @@ def _format_no_difference(diff: Diff, *, is_complete: bool) -> str:
 
 
 def _describe_tolerance(diff: Diff) -> str:
-    """Return ` with --atol 0.5 --ignore dtype`, the tolerances and ignored fields of the diff; "" without them."""
+    """Format the tolerances and ignored fields, such as ` with --atol 0.5 --ignore dtype`; "" if none is set."""
     compare_options = diff.how
     tolerances = [
         f"--{name} {getattr(compare_options, name):g}"
@@ -358,7 +358,7 @@ def _describe_tolerance(diff: Diff) -> str:
 
 
 def _list_names(diff: Diff, view: DiffView) -> Iterable[tuple[str, ...]]:
-    """Yield the line of each change; with several sections, names are whole paths in the file.
+    """Yield the line of each change for a list of names. If there are several sections, a name has its section.
 
     With `--unchanged`, yield the names of the unchanged tensors instead.
     """

@@ -19,7 +19,7 @@ _Measured = tuple[Change | TensorInfo, tuple[float, str]]
 
 
 def build_charts(diff: Diff) -> tuple[Bars | Spread, ...]:
-    """Return the chart of changes over depth, if values were compared, and the histograms."""
+    """Return the charts: the changes over depth if values were compared, and the histograms."""
     has_sections = needs_sections(diff)
     spreads = [
         Spread(
@@ -49,7 +49,7 @@ def _draw(diff: Diff, measures: Sequence[_Measured]) -> Bars:
 
 
 def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
-    """Return a bar for each layer and for each module outside of the layers, with all parameters together.
+    """Return a bar for each layer, and for each module outside of the layers. A bar covers all their parameters.
 
     A bar leads to the parameter with the largest difference.
     """
@@ -70,7 +70,7 @@ def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
 
 
 def _combine_measures(measures: Sequence[tuple[float, str]], combined: float | None) -> tuple[float, str]:
-    """Return the measure of a module (NaN if a parameter has NaN), and a text about parameters without a measure."""
+    """Return the change of a module (NaN if a parameter has NaN), and a text about parameters that have no measure."""
     if any(math.isnan(value) for value, _ in measures):
         return math.nan, ""
     missing_counts = Counter(word for _, word in measures if word)
@@ -85,7 +85,7 @@ def _measure_difference(item: Change | TensorInfo) -> float:
 
 
 def _measure_parameters(diff: Diff) -> list[_Measured]:
-    """Return each parameter on both sides with its measure, in order."""
+    """Return the parameters that both checkpoints have, in order, each with its relative change."""
     measures: list[_Measured] = [
         (change, _measure_change(change))
         for change in diff.changes
@@ -99,7 +99,7 @@ def _measure_parameters(diff: Diff) -> list[_Measured]:
 
 
 def _measure_change(change: Change) -> tuple[float, str]:
-    """Return the relative change of the values: NaN for new NaN or infinities, infinity and a text if unknown."""
+    """Return the relative change: NaN for new NaN or infinities; infinity, with a reason, if it is unknown."""
     delta = change.values
     if Field.SHAPE in change.fields:
         return math.inf, "of another shape"

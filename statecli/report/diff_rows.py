@@ -58,7 +58,7 @@ COUNT_NOUNS = {
 
 
 def choose_columns(diff: Diff) -> tuple[ReportColumn, ...]:
-    """Return columns with measures if any values differ, else columns with the change only."""
+    """Return the columns for measures if any values differ, else only the columns for the change."""
     return _MEASURE_COLUMNS if any(change.values is not None for change in diff.changes) else _CHANGE_COLUMNS
 
 
@@ -106,7 +106,7 @@ def build_groups(diff: Diff, view: DiffView, columns: tuple[ReportColumn, ...]) 
 def _build_top_group(
     rows: Sequence[Change], count: int, columns: tuple[ReportColumn, ...], view: DiffView, *, has_sections: bool
 ) -> tuple[Group, ...]:
-    """Return the most important differences as a single group; () without differences."""
+    """Return the most important differences as a single group; () for an empty list of differences."""
     qualified_rows = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
     lines = _build_lines(qualified_rows, columns is _MEASURE_COLUMNS, view)
     heading = "largest changes"
@@ -123,7 +123,7 @@ def _summarize_group(rows: Sequence[Change], common_count: int) -> str:
 
 
 def format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
-    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`; 201 parameters are on both sides.
+    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`. Both sides have 201 parameters here.
 
     `rows` are the changes; tensors that differ only in their ties are counted as ties, not as changed.
     """
@@ -152,7 +152,7 @@ def format_statuses(statuses: Iterable[Status]) -> str:
 
 
 def _build_lines(rows: Sequence[Change], is_measured: bool, view: DiffView) -> list[Line]:
-    """Return the lines. Repeated layers with changes of the same fields share a line, with the range of their measures.
+    """Return the lines of the changes. Repeated layers whose changes have the same fields share a line.
 
     Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
     """
@@ -192,7 +192,7 @@ def _is_folded(view: DiffView) -> bool:
 
 
 def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tuple[Line, list[int]]]:
-    """Fold repeated layers; a layer with a change several times larger has its own line."""
+    """Fold repeated layers. A layer whose change is several times larger gets a line of its own."""
     folded_rows = fold.fold_rows(lines)
     outliers = {
         id(row) for _, positions in folded_rows for row in change_text.find_outliers([rows[n] for n in positions])

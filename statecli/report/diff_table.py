@@ -1,4 +1,4 @@
-"""The flat table of a diff: a row for each change, each fact in a column of its own."""
+"""The flat table of a diff: a row for each change, and a column for each fact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_TABLE_SCALAR_CHARACTERS = 10_000
 
 
 def build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Table:
-    """Return the flat table; with `with_details` False, without the columns for programs."""
+    """Return the flat table. Without `with_details`, it has no columns for programs."""
     changes, has_sections = _list_shown_changes(diff, view), needs_sections(diff)
     scalars = diff.scalars[: view.lines] if view.top is None else ()
     failures = diff.broken[: view.lines]
@@ -69,12 +69,12 @@ def build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Tab
 
 
 def _describe_table_status(change: Change) -> str:
-    """Return the status for people: for an identical tensor `unchanged`, as in the option `--unchanged`."""
+    """Return the status for people. An identical tensor is `unchanged`, as in the option `--unchanged`."""
     return "unchanged" if change.status is Status.IDENTICAL else change.status.value
 
 
 def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:
-    """Yield the columns except the last; columns rarely needed by people are details."""
+    """Yield all columns except the last. Columns that people rarely need are marked as details."""
     has_values = any(change.values is not None for change in rows)
     visible_columns = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if has_values else ()
     yield ReportColumn("status"), lambda change: change.status.value
@@ -129,7 +129,7 @@ def _list_shown_changes(diff: Diff, view: DiffView) -> Sequence[Change]:
 
 
 def describe_hidden_rows(diff: Diff, view: DiffView) -> tuple[str, ...]:
-    """Return the line that counts the hidden rows, for plain text; on a page, each group has such a line."""
+    """Return the line that counts the hidden rows, for plain text. On a page, each group has such a line."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(select_listed(diff, view)) - len(_list_shown_changes(diff, view))

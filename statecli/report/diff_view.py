@@ -1,4 +1,4 @@
-"""The options of a view of a diff, and the changes that this view lists."""
+"""Options for showing a diff, and the changes that are shown with these options."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from statecli.report.change_text import format_name
 
 
 class NameList(str, Enum):
-    """The forms of a list of names, as in git."""
+    """Forms of a list of names, as in git: the names only, or each name with its status."""
 
     ONLY = "only"
     STATUS = "status"
 
 
 class DiffView(RowView, frozen=True):
-    """The options of a diff. `unchanged` lists identical tensors too."""
+    """Options for showing a diff. `unchanged` lists identical tensors too."""
 
     names: NameList | None = None
     unchanged: bool = False
 
 
 def needs_sections(diff: Diff) -> bool:
-    """Return whether names need their section in front."""
+    """Return whether the diff has several sections, so that names need their section in front."""
     sections = {change.section for change in diff.changes}
     return len(sections | {failure.section for failure in diff.broken if failure.section}) > 1
 
@@ -48,10 +48,10 @@ def list_broken(diff: Diff) -> list[tuple[str, str]]:
 
 
 def select_different(diff: Diff) -> list[Change]:
-    """Return the changes without identical tensors."""
+    """Return the changes of all tensors that differ."""
     return [change for change in diff.changes if change.status is not Status.IDENTICAL]
 
 
 def select_listed(diff: Diff, view: DiffView) -> Sequence[Change]:
-    """Return the changes with a row: the differences or, with `--unchanged`, all changes."""
+    """Return the changes that get a row: the differences or, with `--unchanged`, all changes."""
     return diff.changes if view.unchanged else select_different(diff)

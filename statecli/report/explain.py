@@ -38,7 +38,7 @@ def build_explain_report(explanation: Explanation, view: View) -> Report:
 
 
 def describe_verdict(explanation: Explanation) -> str:
-    """Return the answer in a line."""
+    """Describe in one line whether the class loads the checkpoint."""
     diagnosis = explanation.diagnosis
     if explanation.loads:
         return "loads as it is: a strict load on the meta device accepts the checkpoint" + _describe_untied(explanation)
@@ -51,7 +51,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _describe_untied(explanation: Explanation) -> str:
-    """Describe tensors that the class ties and the file does not, because a load keeps only one; "" without them."""
+    """Describe tensors that only the class ties, because a load keeps only the last one; "" without such tensors."""
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
@@ -76,7 +76,7 @@ def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
 
 
 def list_problems_of_diff(explanation: Explanation | None, findings: tuple[Finding, ...]) -> tuple[Problem, ...]:
-    """Return the cause of findings about loading, for the report of `statecli diff`; () for an unknown cause."""
+    """Return the problem behind findings about loading, for `statecli diff`; () if the cause is unknown."""
     if explanation is None or explanation.diagnosis is None:
         return ()
     problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")

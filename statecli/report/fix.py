@@ -1,4 +1,4 @@
-"""The report of `statecli fix`: a unified diff, and a problem for each defect with the checks of its edit."""
+"""The report of `statecli fix`: a unified diff, and a problem for each defect with the checks that its fix passes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
 
 
 def describe_verdict(fixes: Fixes) -> str:
-    """Return the result in a line."""
+    """Describe in one line how many fixes were found or written."""
     kept_count = sum(edit.kept for edit in fixes.edits)
     remaining = len(fixes.edits) - kept_count
     count = "1 fix" if kept_count == 1 else f"{kept_count:,} fixes"
@@ -69,7 +69,7 @@ def describe_verdict(fixes: Fixes) -> str:
 
 
 def format_patch(file: ChangedFile) -> Iterator[str]:
-    """Yield the lines of a unified diff that `git apply` and `patch -p1` take."""
+    """Yield the lines of a unified diff that `git apply` and `patch -p1` accept."""
     encoding = tokenize.detect_encoding(io.BytesIO(file.before).readline)[0]
     before, after = (_split_lines(data.decode(encoding)) for data in (file.before, file.after))
     old, new = (file.name,) * 2 if file.name.startswith("/") else (f"a/{file.name}", f"b/{file.name}")
@@ -80,7 +80,7 @@ def format_patch(file: ChangedFile) -> Iterator[str]:
 
 
 def _split_lines(text: str) -> list[str]:
-    """Return the lines with their ends; only a line feed ends a line, as in git."""
+    """Return the lines with their line ends. Only a line feed ends a line, as in git."""
     return list(io.StringIO(text, newline="\n"))
 
 
@@ -89,7 +89,7 @@ def _describe_subject(edit: Edit) -> str:
 
 
 def _shorten_names(names: Sequence[str]) -> str:
-    """Return `layers.* (16 tensors)` for many names of a module or list of modules, else the first names."""
+    """Shorten many names of one module to `layers.* (16 tensors)`. List the first of other names."""
     prefix = commonprefix(names) if len(names) > MAX_NAMES else ""  # noqa: RUF071  # names, not paths
     module = _MODULE.match(prefix)
     return f"{module[1]}.* ({plural(len(names), 'tensor')})" if module else join_names(names, MAX_NAMES)

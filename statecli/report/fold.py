@@ -31,22 +31,22 @@ _AlikeRows = tuple[list[tuple[int, ...]], list[int]]
 
 
 def fold_lines(rows: Sequence[Line]) -> list[Line]:
-    """Return the rows; rows that differ only in their layers' numbers are joined, in order of first appearance."""
+    """Join the rows that differ only in their layers' numbers, in the order of first appearance."""
     return [row for row, _ in fold_rows(rows)]
 
 
 def fold_names(names: Iterable[str]) -> list[str]:
-    """Return the names as `fold_lines` folds them."""
+    """Fold names as `fold_lines` folds rows."""
     return [line.cells[0] for line in fold_lines([Line((name,)) for name in names])]
 
 
 def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
-    """Return the lines as `fold_lines` does, each with the positions of its rows, in order."""
+    """Fold rows as `fold_lines` does. Return each line with the positions of its rows, in order."""
     return fold_named_rows([row.cells[0] for row in rows], range(len(rows)), rows)
 
 
 def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]) -> list[tuple[Line, list[int]]]:
-    """Return the lines as `fold_rows` does. Apart from their names, the rows have only a few different lines.
+    """Fold rows as `fold_rows` does, for many rows that have different names but share a few lines.
 
     Row `i` is the line `lines[kinds[i]]` with the name `names[i]`.
     """
@@ -79,7 +79,7 @@ def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[
 
 
 def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return a name with `#` in place of its layers' numbers, and the numbers."""
+    """Replace the layers' numbers in a name by `#`. Return this text and the numbers."""
     end = len(name.rstrip(_NON_DIGITS)) + 1
     template, numbers = _split_beginning(name[:end])
     return template + name[end:], numbers
@@ -87,19 +87,19 @@ def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=1024)
 def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
-    """Split the part of a name that many names of a layer share: up to the character after its last digit."""
+    """Split the numbers from the beginning of a name, up to its last digit. Many names share this beginning."""
     parts = _NUMBER.split(text)
     return "#".join(parts[::2]), tuple(map(int, parts[1::2]))
 
 
 def insert_numbers(name: str, numbers: Iterable[str]) -> str:
-    """Return the name with other texts in place of its layers' numbers."""
+    """Replace the layers' numbers in a name by these texts."""
     remaining_numbers = iter(numbers)
     return _NUMBER.sub(lambda _: next(remaining_numbers), name)
 
 
 def _make_remark_template(remark: str, own_numbers: list[str]) -> str:
-    """Return a remark with the row's own numbers replaced ("= layers.3.b" next to layers.3.a)."""
+    """Replace the row's own layer numbers in its remark by placeholders ("= layers.3.b" next to layers.3.a)."""
     return _NUMBER_IN_REMARK.sub(
         lambda match: f"\0{own_numbers.index(match[0])}\0" if match[0] in own_numbers else match[0], remark
     )
@@ -110,7 +110,7 @@ _LARGEST_CHANGE = compile_on_use(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?
 
 
 def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
-    """Yield the lines as `fold_rows` does, for rows that begin with a message; different figures become a range."""
+    """Fold rows that begin with a message, as `fold_rows` does. Different sizes of the change become a range."""
     rows_without_figures = [
         msgspec.structs.replace(row, cells=(_LARGEST_CHANGE.sub("", row.cells[0]), *row.cells[1:])) for row in rows
     ]
@@ -121,7 +121,7 @@ def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
 
 
 def fold_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings; findings of repeated layers are joined."""
+    """Join the findings of repeated layers."""
     rows = [Line((finding.message, finding.rule, finding.severity.value)) for finding in findings]
     first = {finding.message: finding for finding in reversed(findings)}
     joined_findings = []
@@ -136,7 +136,7 @@ MAX_NOTES_PER_NAME = 3
 
 
 def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]:
-    """Return the first notes of each name and a count of the rest; with `verbose`, all notes.
+    """Return the first notes of each name and a count of the rest. With `verbose`, return all notes.
 
     Only `verbose` lists parameters registered as None, because most models have several on purpose.
     """
@@ -156,7 +156,7 @@ def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]
 def _join_rows(
     alike: _AlikeRows, template: str, names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]
 ) -> Iterator[tuple[Line, list[int]]]:
-    """Yield the lines of rows that differ only in their numbers, each with the positions of its rows."""
+    """Yield the folded lines of rows that differ only in their numbers, each with the positions of its rows."""
     numbers, positions = alike
 
     def build_line(position: int, box: Box | None = None) -> Line:
@@ -184,7 +184,7 @@ def _join_rows(
 
 
 def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
-    """Merge boxes with the same numbers on every axis but `axis`."""
+    """Merge boxes that have the same numbers on all axes except `axis`."""
     merged_boxes = {}
     for (before, after), lane in group_by(boxes, lambda box: (box[:axis], box[axis + 1 :])).items():
         merged_axis = tuple(sorted(n for box in lane for n in box[axis]))
@@ -194,7 +194,7 @@ def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`; after six runs, write how many numbers there are in all."""
+    """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`. After six runs, write how many numbers there are in all."""
     if len(numbers) == 1:
         return str(numbers[0])
     runs = list_runs(numbers)
@@ -202,7 +202,7 @@ def format_numbers(numbers: Sequence[int]) -> str:
 
 
 def list_runs(numbers: Sequence[int]) -> list[str]:
-    """Return the runs of numbers in their order: `0..3`, `5`, `8,9`."""
+    """Format consecutive numbers as runs, in order: `0..3`, `5`, `8,9`."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][1] == n - 1:

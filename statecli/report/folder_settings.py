@@ -35,7 +35,7 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def names_class(settings: Settings) -> bool:
-    """Return True if config.json names a class for `--model auto`, and no code of the checkpoint (`auto_map`)."""
+    """Return True if `--model auto` can use the class in config.json, without code of the checkpoint (`auto_map`)."""
     values = settings.values
     is_named = any(isinstance(values.get(f"config.{key}"), str) for key in ("architectures", "_class_name"))
     return (
@@ -46,7 +46,7 @@ def names_class(settings: Settings) -> bool:
 
 
 def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
-    """Return the settings by their file in the folder; the settings of the checkpoint itself first."""
+    """Group the settings by their file in the folder. The settings of the checkpoint itself come first."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for key, value in settings.values.items():
         file, _, name = key.partition(".")

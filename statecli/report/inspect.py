@@ -98,7 +98,7 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
 def _describe_accepted(
     inspection: Inspection, group_problems: Callable[[], tuple[Problem, ...]]
 ) -> tuple[Sequence[Oddity], int]:
-    """Return the notes about accepted findings, and the number of their problems."""
+    """Return the notes about accepted findings, and the number of accepted problems."""
     accepted = inspection.accepted
     if not accepted:
         return (), 0
@@ -107,7 +107,7 @@ def _describe_accepted(
 
 
 def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
-    """Return the list of tensors for a page; names of tied tensors are links there, not remarks."""
+    """Return the list of tensors for a page. Tied tensors are links there, so remarks do not name them."""
     state = _fold_weights(inspection).state
     outliers = {key: text for role in list_roles(state.tensors) for key, text in role.describe_outliers().items()}
     reported = {finding.fqn for finding in inspection.findings}
@@ -140,12 +140,12 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
 
 
 def _format_command(state: ModelState) -> str:
-    """Return the command that reads the values of a checkpoint."""
+    """Return the command that writes a page with the statistics of a checkpoint's values."""
     return f"statecli report {escape(quoting.quote_for_shell(state.target))} --stats -o report.html"
 
 
 def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:
-    """Return other names by which `-i` selects a row: of the tensors of a quantized weight, or of a tensor's weight."""
+    """Return further names by which `-i` selects a row: those of a weight's tensors, or of a tensor's weight."""
     names = {key: [part.fqn for part in weight.parts] for key, weight in list_weights_by_row(inspection).items()}
     if not names:
         names = {(part.section, part.fqn): [weight.fqn] for weight in inspection.weights for part in weight.parts}
@@ -153,14 +153,14 @@ def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]
 
 
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
-    """Return a case for each rule with findings, and for each unreadable tensor."""
+    """Return a test case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
     unreadable_cases = tuple(Case(target, name, CaseOutcome.ERROR, message) for name, message in inspection.broken)
     return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect"))
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:
-    """Return the page, without fixes for accepted findings; without `has_rows`, it has no rows and no subtitle."""
+    """Return the page without fixes for accepted findings. Without `has_rows`, omit its rows and its subtitle."""
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
     verdict = _format_page_verdict(problems, inspection)
     subtitle = format_subtitle(inspection) if has_rows else ""
@@ -196,7 +196,7 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
 
 
 def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection) -> str:
-    """Return `2 errors: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
+    """Format `2 errors: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
     state = inspection.state
     owned = {part.fqn for weight in inspection.weights for part in weight.parts}
     count, names = len(state.tensors), [row.fqn for row in state.tensors if row.kind is Kind.UNREGISTERED]
@@ -223,7 +223,7 @@ def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
 
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem]) -> str:
-    """Return the page's verdict or `1,024 tensors`, then unusual values and the number of tensors not read."""
+    """Return the page's verdict or `1,024 tensors`. Add unusual values and the number of unreadable tensors."""
     verdict = _format_page_verdict(problems, inspection) or _count_tensors(inspection)
     unusual = [sentence.text for sentence in list_unusual_values(inspection.state)]
     failure_texts = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
@@ -231,7 +231,7 @@ def _format_verdict(inspection: Inspection, problems: Sequence[Problem]) -> str:
 
 
 def _count_tensors(inspection: Inspection) -> str:
-    """Return `1,024 tensors`; with quantized weights, also their number and the number of all parameters."""
+    """Return `1,024 tensors`. For quantized weights, add their number and the number of all parameters."""
     count = plural(len(inspection.state.tensors), "tensor")
     weights = select_weights(inspection.state.tensors, inspection.weights)
     if not weights:
@@ -242,7 +242,7 @@ def _count_tensors(inspection: Inspection) -> str:
 
 
 def _fold_weights(inspection: Inspection, *, with_parts: bool = False) -> Inspection:
-    """Return the inspection with a row for each quantized weight; with `with_parts`, its tensors follow the row.
+    """Replace the tensors of each quantized weight by a row. With `with_parts`, its tensors follow the row.
 
     If the tensors were moved or measured individually, each tensor keeps its row.
     """
@@ -274,7 +274,7 @@ def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
 
 
 def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[TensorInfo]:
-    """Return the tensors with a finding; with `-v`, all tensors, except those with an accepted finding."""
+    """Return the tensors with a finding or, with `-v`, all tensors. Omit tensors with an accepted finding."""
     reported = {finding.fqn for finding in inspection.findings}
     accepted_names = {entry.finding.fqn for entry in inspection.accepted}
     if not (reported or view.verbose):
@@ -287,7 +287,7 @@ def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[Tensor
 
 
 def _list_fixes(tensors: Sequence[TensorInfo]) -> tuple[Fix, ...]:
-    """Return each fix once, because layers of a stack have the same line of source. A line may have several fixes."""
+    """List each fix once, as repeated layers share a source line. Name the tensors if a line has several fixes."""
     fixes: dict[Fix, str] = {}
     for t in tensors:
         if t.fix:

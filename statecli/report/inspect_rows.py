@@ -89,7 +89,7 @@ def build_groups(inspection: Inspection, columns: tuple[ReportColumn, ...], view
 def _build_quantized_group(
     section: str, rows: list[TensorInfo], inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Group:
-    """Return the group of the quantized weights; with `view.parts`, the tensors of each weight are below its line."""
+    """Return the group of quantized weights. With `view.parts`, the tensors of a weight are below its line."""
     weights = list_weights_by_row(inspection)
     count = sum(len(weights[row.section, row.fqn].parts) for row in rows)
     elements = sizes.sum_by_kind(rows)[Kind.PARAMETER.value].elements
@@ -104,7 +104,7 @@ def _build_quantized_group(
 
 
 def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[ReportColumn]) -> Iterator[Line]:
-    """Yield the folded lines; a line for several tensors has their number in the size: `3 × 4.1 kB`."""
+    """Yield the folded lines. The size in a line for several tensors has their number: `3 × 4.1 kB`."""
     size_index = next((i for i, column in enumerate(columns) if column.name == "size"), None)
     for line, positions in folded_lines:
         if size_index is None or len(positions) == 1:
@@ -117,7 +117,7 @@ def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequen
 def _build_weight_lines(
     row: TensorInfo, weight: LogicalWeight, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Iterator[Line]:
-    """Yield the line of a quantized weight and, with `view.parts`, the lines of its tensors without remarks."""
+    """Yield the line of a quantized weight. With `view.parts`, also yield the lines of its tensors, without remarks."""
     if view.parts:
         row = replace(row, note=describe_defect(weight) or None)
     line = _build_line(row, columns, "", view, shows_doubt=False, is_reported=False)
@@ -176,7 +176,7 @@ def _build_group(
 def _number_alike(
     tensors: Sequence[TensorInfo], view: RowView, reported: Set[str | None]
 ) -> tuple[Sequence[int], Sequence[TensorInfo]]:
-    """Return a number for each tensor, and the first tensor of each number.
+    """Number the tensors, with equal numbers for equal lines. Also return the first tensor of each number.
 
     Lines of tensors with equal numbers differ only in their names. A large model has few different lines.
     """
@@ -191,7 +191,7 @@ def _number_alike(
 def _build_top_group(
     tensors: Sequence[TensorInfo], inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView
 ) -> Group:
-    """Return the most important rows as a single group, each with its section in the name."""
+    """Return the most important rows as a single group. Each name begins with its section."""
     state = inspection.state
     reported = {finding.fqn for finding in inspection.findings}
     has_sections = len(state.sections) > 1
@@ -238,7 +238,7 @@ def _build_line(
     shows_doubt: bool,
     is_reported: bool,
 ) -> Line:
-    """Return the line of a tensor. With `shows_doubt`, the remark says if the kind parameter is only assumed."""
+    """Return the line of a tensor. With `shows_doubt`, the remark says if the kind `parameter` is only a guess."""
     is_assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
         "name": format_fqn(tensor.fqn),
@@ -263,7 +263,7 @@ def _build_line(
 
 
 def format_device(tensor: TensorInfo) -> str:
-    """Format the device of a tensor, and the device after the move of `--to`."""
+    """Format the device of a tensor and, with `--to`, the device after the move."""
     if tensor.after is None:
         return tensor.device or "-"
     sign = {True: "✓", False: "✗", None: "?"}[tensor.after.followed]

@@ -1,4 +1,4 @@
-"""The flat table of a tensor list: a row for each tensor, each fact in a column of its own."""
+"""The flat table of a tensor list: a row for each tensor, and a column for each fact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statecli.report.row_order import arrange_tensors, format_hidden_count, limi
 
 
 class _Measure(msgspec.Struct, frozen=True, gc=False):
-    """Column with the functions that return a tensor's value, and the value's cell; None: the value is the cell."""
+    """Column, the function that gets a tensor's value, and the function that formats the value, or None."""
 
     column: ReportColumn
     get: Callable[[TensorInfo], Any]
@@ -45,7 +45,7 @@ _TABLE_COLUMNS = (
 
 
 def build_table(inspection: Inspection, view: RowView, *, with_details: bool = True) -> Table:
-    """Return the flat table; with `with_details` False, without the columns for programs."""
+    """Return the flat table. Without `with_details`, it has no columns for programs."""
     measures = [measure for measure in _list_table_columns(inspection) if with_details or not measure.column.detail]
     rows = CellRows([(measure.get, measure.format) for measure in measures], list_shown_tensors(inspection, view))
     return Table(tuple(measure.column for measure in measures), rows)
@@ -76,7 +76,7 @@ def list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[Tensor
 
 
 def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str, ...]:
-    """Return the line that counts the hidden tensors of the flat table; () if none is hidden, and for a tree."""
+    """Return the line that counts the hidden tensors of the flat table; () for a tree, or if all are shown."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(inspection.state.tensors) - len(list_shown_tensors(inspection, view))
@@ -84,7 +84,7 @@ def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str,
 
 
 def format_equal_size(inspection: Inspection, view: RowView) -> str:
-    """Return `; 5 more have the size of the last` if `--top` cuts the list between equal sizes; else ""."""
+    """Return `; 5 more have the size of the last` if `--top` hides tensors as large as the last row; else ""."""
     top_tensors = list_shown_tensors(inspection, view)
     if view.top is None or view.sort is TensorOrder.NAME or not top_tensors:
         return ""

@@ -28,7 +28,7 @@ def has_stats(inspection: Inspection) -> bool:
 
 
 def list_weights_by_row(inspection: Inspection) -> dict[tuple[str, str], LogicalWeight]:
-    """Return the quantized weights by section and name of their rows; empty if their tensors have the rows."""
+    """Return the quantized weights by section and name of their rows; {} if each of their tensors has a row."""
     if inspection.to is not None or has_stats(inspection):
         return {}
     return {(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
@@ -55,19 +55,19 @@ def format_subtitle(inspection: Inspection) -> str:
 
 
 def _sum_stored_bytes(inspection: Inspection) -> int:
-    """Return the size of the tensors; of a tensor subclass that holds a quantized weight, the inner tensors count."""
+    """Return the size of all tensors in bytes. A subclass that holds a quantized weight counts its inner tensors."""
     of_subclasses = [weight for weight in inspection.weights if len(weight.parts) == 1]
     return sizes.sum_bytes(fold_tensors(inspection.state.tensors, of_subclasses))
 
 
 def count_parameters(inspection: Inspection) -> int:
-    """Return the elements of all parameters, with each quantized weight at its own size."""
+    """Count the elements of all parameters. A quantized weight counts as the weight that it represents."""
     tensors = fold_tensors(inspection.state.tensors, inspection.weights)
     return sizes.sum_by_kind(tensors)[Kind.PARAMETER.value].elements
 
 
 def format_parameters_of(inspection: Inspection, count: int) -> str:
-    """Return `90.4 K parameters`: the number, as far as the sizes of quantized weights are known."""
+    """Return `90.4 K parameters`. Mark the number as an upper limit or incomplete if sizes are unknown."""
     weights = select_weights(inspection.state.tensors, inspection.weights)
     has_upper_bound = sum(weight.shape is None and weight.elements is not None for weight in weights)
     unknown = sum(weight.elements is None for weight in weights)
@@ -76,7 +76,7 @@ def format_parameters_of(inspection: Inspection, count: int) -> str:
 
 
 def _describe_trainable(state: ModelState, parameters: int) -> str:
-    """Return how many elements of the parameters require grad; "" if the target does not record this."""
+    """Describe how many elements of the parameters require grad; "" if the target does not record requires_grad."""
     rows = [tensor for tensor in state.tensors if tensor.kind is Kind.PARAMETER]
     if any(row.requires_grad is None for row in rows):
         return ""
@@ -86,7 +86,7 @@ def _describe_trainable(state: ModelState, parameters: int) -> str:
 
 
 def _list_dtypes(tensors: Sequence[TensorInfo]) -> str:
-    """Return the dtypes with most bytes, and the number of further dtypes."""
+    """Return the dtypes that take the most bytes, and the number of further dtypes."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         counts[tensor.dtype] += tensor.nbytes
@@ -96,7 +96,7 @@ def _list_dtypes(tensors: Sequence[TensorInfo]) -> str:
 
 
 def _format_scalars(state: ModelState) -> str:
-    """Format the first scalars at the top of a checkpoint (epoch, step)."""
+    """Format the first scalars at the top level of a checkpoint, such as epoch and step."""
     # Remove the group before a key, because every key of a GGUF file has a group.
     values_by_key = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
     scalars = {
@@ -108,7 +108,7 @@ def _format_scalars(state: ModelState) -> str:
 
 
 def count_hidden_parts(inspection: Inspection) -> int:
-    """Return the number of tensors without a row of their own, because they share a row."""
+    """Return the number of tensors that have no row of their own, because they share a quantized weight's row."""
     weights = list_weights_by_row(inspection)
     if not weights:
         return 0
@@ -117,7 +117,7 @@ def count_hidden_parts(inspection: Inspection) -> int:
 
 
 def format_totals(state: ModelState, part_count: int) -> tuple[str, ...]:
-    """Return a line for each kind. `part_count` tensors are parts of the parameters."""
+    """Format a line of totals for each kind of tensor. `part_count` counts further tensors of quantized weights."""
     summary = sizes.sum_by_kind(state.tensors)
     assumed_count = len([t for t in state.tensors if t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER])
     lines = []

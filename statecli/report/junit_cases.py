@@ -13,16 +13,16 @@ from statecli.report import Case, CaseOutcome, Line, Problem, fold, label_help
 
 
 def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
-    """Return a failed case for each rule with problems; without problems, a passed case named `passed_name`."""
+    """Return a failed case for each rule that has problems, or a passed case named `passed_name` for no problems."""
     by_rule = group_by(problems, lambda problem: problem.rule)
     cases = tuple(build_failed_case(suite, rule, rule_problems) for rule, rule_problems in by_rule.items())
     return cases or (Case(suite, passed_name, CaseOutcome.PASSED),)
 
 
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
-    """Return a failed case. Its message is that of the only problem, or the number of problems and the first message.
+    """Return a failed case. Its message is the first problem's, after the number of problems if there are several.
 
-    The text has each problem. The findings of a problem with several findings are below it, repeated layers folded.
+    The text lists all problems. If a problem has several findings, they follow the problem in folded lines.
     """
     first = problems[0].message
     message = first if len(problems) == 1 else f"{plural(len(problems), 'problem')}, the first: {first}"
@@ -43,7 +43,7 @@ def describe_problem(problem: Problem) -> str:
 
 
 def describe_finding(finding: Finding) -> str:
-    """Format a finding as a line: rule, message, help, source line."""
+    """Format a finding as a line: severity, rule, message, help and source line."""
     text = f"{finding.severity.value}[{finding.rule}]: {finding.message}"
     text += f" ({label_help(format_fix_in_line(finding.help))})" if finding.help else ""
     line = "" if finding.origin is UNSET else format_origin(finding.origin)

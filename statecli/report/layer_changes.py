@@ -1,4 +1,4 @@
-"""Change of each layer of a stack, and of the modules outside; outliers changed many times more."""
+"""Changes of layers and of modules outside the layers, and outliers, which changed many times more than the median."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ModuleChange(msgspec.Struct, frozen=True, omit_defaults=True):
         name: `blocks.3`, or `out` for `out.weight` and `out.bias`.
         section: Section of the parameters.
         relative_l2: L2 norm of all Δ over the L2 norm before; null if unknown.
-        times_median: How many times the median of the layers, if the module stands out; else left out.
-        layers: Number of layers behind the median.
+        times_median: How many times the median of the layers the module changed; left out if it does not stand out.
+        layers: Number of layers that the median is computed from.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ModuleChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def split_module(fqn: str) -> tuple[str, str]:
-    """Return the stack and the layer of a parameter: `("blocks", "blocks.3")`; `("", "out")` outside of a stack."""
+    """Return the stack and the layer of a parameter, such as `("blocks", "blocks.3")`; outside, `("", "out")`."""
     parts = fqn.split(".")
     at = next((n for n, part in enumerate(parts[:-1]) if part.isascii() and part.isdecimal()), None)
     if at is None:
@@ -70,7 +70,7 @@ def list_module_changes(changes: Sequence[Change]) -> tuple[ModuleChange, ...]:
 
 
 def describe_largest_layers(modules: Sequence[ModuleChange]) -> list[str]:
-    """Return `layers.7 changed 101 times as much as the median of 40 layers, out 30 times` for each stack."""
+    """Describe the layers that stand out: `layers.7 changed 101 times as much as the median of 40 layers`."""
     groups: dict[tuple[str, int], list[ModuleChange]] = {}
     for module in sorted(modules, key=lambda module: -(module.times_median or 0.0)):
         if module.layers is not None:
@@ -89,7 +89,7 @@ def _describe_unusual(modules: Sequence[ModuleChange], layers: int) -> str:
 
 
 def _find_unusual(sizes: Mapping[tuple[str, str], float]) -> dict[str, tuple[float, int]]:
-    """Return how many times the median each unusual module of a section changed, and the number of layers.
+    """Return how many times the median each unusual module changed, and the number of layers of the median.
 
     A layer is compared with its stack, a module outside with the largest stack. Keys of `sizes`: stack and name.
     """

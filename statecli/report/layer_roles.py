@@ -1,4 +1,4 @@
-"""The size of the values of each role (query, key, norm) over the layers, and the layers that stand out."""
+"""The RMS of the values of each role (query, key, norm) over the layers, and the layers that stand out."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_CHARTS = 24
 
 
 class Role(msgspec.Struct, frozen=True):
-    """Tensors of the same name but for the number of their layer: `h.{0..11}.attn.weight`.
+    """Tensors whose names differ only in the number of the layer, such as `h.{0..11}.attn.weight`.
 
     Attributes:
         name: The name, with the range of the layers.
         section: Section of the tensors.
         layers: Number of each layer, in ascending order.
         tensors: Name of the tensor of each layer.
-        rms: Root mean square of the finite values of each tensor; null without a finite value.
+        rms: Root mean square of the finite values of each tensor; null if none is finite.
         median_rms: Median of `rms`.
         outliers: Names of the tensors whose RMS is far from the median.
     """
@@ -44,7 +44,7 @@ class Role(msgspec.Struct, frozen=True):
     outliers: tuple[str, ...]
 
     def describe_outliers(self) -> dict[tuple[str, str], str]:
-        """Return `RMS 4.1, the median of 12 layers is 0.02` by section and name of each outlier."""
+        """Return `RMS 4.1, the median of 12 layers is 0.02` for each outlier, by section and name."""
         rms = dict(zip(self.tensors, self.rms, strict=True))
         median_text = f"the median of {len(self.layers)} layers is {format_number(self.median_rms, 3)}"
         return {
@@ -106,7 +106,7 @@ def _measure_distance(value: float, median: float) -> float:
 
 
 def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
-    """Return a chart for each role, at most MAX_CHARTS: first roles with NaN, Inf or outliers, last constant roles."""
+    """Return a chart for each role, at most MAX_CHARTS: roles with NaN, Inf or outliers first, constant roles last."""
     nonfinite: dict[tuple[str, str], list[str]] = {}
     for tensor in tensors:
         stats = tensor.stats
@@ -119,7 +119,7 @@ def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
 
 
 def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]]) -> Curve:
-    """Return the RMS over the layers; layers with NaN or infinity, and the outliers, are alarms."""
+    """Return a chart of the RMS over the layers. Layers with NaN or infinity, and outliers, are marked as alarms."""
     outliers = role.describe_outliers()
     keys = [(role.section, name) for name in role.tensors]
     alarm_texts = [nonfinite.get(key, ()) for key in keys]
@@ -141,7 +141,7 @@ def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]])
 
 
 def _find_median(numbers: Collection[float]) -> float:
-    """Return the median. The import of `statistics` would take 3 % of the instructions of a start."""
+    """Return the median, without `statistics`, because its import takes 3 % of the instructions of a start."""
     sorted_numbers = sorted(numbers)
     middle = len(sorted_numbers) // 2
     return (

@@ -74,7 +74,7 @@ TABLE_COLUMNS = (
 
 
 class LogView(View, frozen=True):
-    """Options of the log for people. `top`: the largest number of modules."""
+    """Options of the log for people. `top` is the largest number of modules."""
 
     top: int | None = None
 
@@ -181,7 +181,7 @@ def _format_verdict(log: Log) -> str:
 
 
 def _list_stopped(log: Log) -> tuple[str, ...]:
-    """Return a line for each step at which modules changed for the last time; similar names are folded."""
+    """Return a line for each step since which modules are unchanged. Names of repeated layers are folded."""
     lines = []
     for row in log.rows:
         if row.stopped:
@@ -207,7 +207,7 @@ def _build_line(row: CheckpointRow, name: str, counters: frozenset[str]) -> Line
 
 
 def format_relative(value: float | None) -> str:
-    """Return a relative change for people; 0 for equal values, `-` if not known."""
+    """Format a relative change: `0` for equal values, `-` if the change is unknown."""
     return "0" if value == 0 else format_number(value, CHANGE_DIGITS)
 
 
@@ -282,7 +282,7 @@ def _fold_modules(
 
 
 def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[float, float] | None, log: Log) -> Line:
-    """Return the line of modules that are folded together: their joint norm, and the largest change of each step."""
+    """Return the line of folded modules: their joint norm, and the largest change among them at each step."""
     first = modules[0]
     norms = [module.norms[-1] for module in modules if module.norms]
     known_norms = [norm for norm in norms if norm is not None]
@@ -312,7 +312,7 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
 
 
 def _build_charts(log: Log) -> tuple[Curve, ...]:
-    """Return the norm and the change of each checkpoint over the steps; over the checkpoints if steps are missing."""
+    """Return charts of the norm and of the change. The axis is the step, or the checkpoint if steps are missing."""
     readable_rows = [row for row in log.rows if row.error is None]
     # `last.ckpt` is often a copy of the checkpoint before, with the same step.
     rows = [

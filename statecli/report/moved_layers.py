@@ -21,7 +21,7 @@ from statecli.report.transformation_text import (
 
 
 class MovedLayer(NamedTuple):
-    """Numbered layer of a module. Most of its tensors come from the same other layer.
+    """A layer with a new number: most of its tensors come from the same other layer.
 
     Attributes:
         new, old: Numbers of the layer after and before.
@@ -48,7 +48,7 @@ class ModuleLayers(msgspec.Struct, frozen=True):
 
 
 def find_moved_layers(changes: Sequence[Change]) -> dict[str, ModuleLayers]:
-    """Return the layers of each module that has a moved layer. The key is the module's name with a dot at its end.
+    """Return the layers of each module that has a moved layer, by the module's name with a dot at its end.
 
     A single tensor does not move a layer: more than half of its tensors must come from the same other layer.
     """
@@ -93,12 +93,12 @@ def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved_layers: list
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
-    """Return the matrices, because biases and norms of a new model are equal in all layers; else all tensors."""
+    """Return the matrices or, without any, all tensors. Biases and norms of a new model are equal in all layers."""
     return [c for c in changes if (row := c.after or c.before) and len(row.shape or ()) > 1] or changes
 
 
 def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Change]]:
-    """Return the tensors of each numbered layer of a module, by the number."""
+    """Group the tensors of a module by the number of their layer."""
     tensors: dict[int, list[Change]] = {}
     for change in changes:
         if change.fqn.startswith(start):
@@ -138,6 +138,6 @@ def list_new_layers(modules: Mapping[str, ModuleLayers]) -> tuple[str, ...]:
 
 
 def list_removed_layers(changes: Sequence[Change], modules: Mapping[str, ModuleLayers]) -> list[Change]:
-    """Return the removed tensors of lost layers; the line about moved layers names these layers."""
+    """Return the removed tensors that are in removed layers. The line about moved layers names these layers."""
     names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost_numbers)
     return [change for change in changes if change.status is Status.REMOVED and change.fqn.startswith(names)]

@@ -1,4 +1,4 @@
-"""Group findings by the place to mend: a source line of a model, else the rule and the file.
+"""Group findings by the place to change: a source line of a model, or else the rule and the file.
 
 A line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered, and several rules
 report each tensor: not moved, not saved, not trained. All these findings are a single problem. Its findings stay as
@@ -54,7 +54,7 @@ MAX_NAMES = 3
 
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
-    """Return the rules of a tie broken by a move, and the rules of other proofs about the same tie."""
+    """Return the rules about a tie that a move breaks, and the rules of other checks about the same tie."""
     other_proofs = (
         verify.rules.UNTIED_BY_COPY,
         verify.rules.SHARED_WITH_COPY,
@@ -65,7 +65,7 @@ def _list_tie_rules() -> frozenset[str]:
 
 
 def _map_rules(plugin_rules: Sequence[Rule]) -> Mapping[str, RuleText]:
-    """Return the text of each rule, also of plugins, by the name of the rule."""
+    """Return the texts of each rule, including rules of plugins, by the name of the rule."""
     texts_by_rule = rule_texts.read_rule_texts()
     return (
         texts_by_rule | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules}
@@ -75,14 +75,14 @@ def _map_rules(plugin_rules: Sequence[Rule]) -> Mapping[str, RuleText]:
 
 
 def _find_heading(rule: str, rules: Mapping[str, RuleText]) -> str:
-    """Return the text that heads several findings of the rule; "" for a rule without such a text."""
+    """Return the heading for several findings of the rule; "" if the rule has no such heading."""
     return rules[rule].heading if rule in rules else ""
 
 
 def group_findings(
     findings: Iterable[Finding], rows: Sequence[TensorInfo] = (), plugin_rules: Sequence[Rule] = ()
 ) -> tuple[Problem, ...]:
-    """Return the problems, worst first, else in the order of the findings.
+    """Group findings into problems: the worst first, otherwise in the order of the findings.
 
     `rows` are tensors of a model: findings of its unregistered tensors share a cause if made by the same source line.
     `plugin_rules` are rules of findings that are not in the dictionary.
@@ -118,7 +118,7 @@ def group_findings(
 
 
 def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
-    """Return the fixes that no problem shows."""
+    """Return the fixes that are not part of a problem's help."""
     help_texts = [problem.help for problem in problems if problem.help]
     return tuple(
         fix
@@ -130,7 +130,7 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
 def group_accepted(
     accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = (), reported: Iterable[Problem] = ()
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return the accepted problems for each reason, without `reported` problems, which are only partly accepted."""
+    """Return the accepted problems by reason. Omit `reported` problems, because these are only partly accepted."""
     reported_problems = {_identify(problem) for problem in reported}
     problems_by_reason = {}
     for reason, entries in group_by(accepted, lambda entry: entry.reason).items():
@@ -142,14 +142,14 @@ def group_accepted(
 
 
 def _identify(problem: Problem) -> tuple[object, ...]:
-    """Return the key shared by all parts of a problem, for any accepted part of its findings."""
+    """Return a key of a problem that stays the same if some of its findings are accepted."""
     return problem.rule, problem.message, problem.target, problem.origin
 
 
 def build_accepted_notes(
     accepted: Iterable[Accepted], problems_by_reason: Mapping[str, Sequence[Problem]]
 ) -> Iterator[Oddity]:
-    """Yield a note for each reason: the number of accepted problems, or of accepted findings of reported problems.
+    """Yield a note for each reason: the number of accepted problems, or of accepted findings of other problems.
 
     `problems_by_reason` are the problems of `group_accepted`.
     """
@@ -166,20 +166,20 @@ def build_accepted_notes(
 
 
 def format_severities(problems: Iterable[Problem]) -> str:
-    """Format the number of problems by severity: `1 error, 2 warnings`; `clean` for none."""
+    """Format the number of problems by severity, as in `1 error, 2 warnings`; `clean` for an empty list."""
     counts = Counter(problem.severity for problem in problems)
     return ", ".join(plural(counts[level], level.value) for level in _WORST_FIRST if counts[level]) or "clean"
 
 
 def format_counts(problems: Collection[Problem], not_checked: Iterable[NotChecked]) -> str:
-    """Format the number of problems by severity; `no findings` for none if some values, maybe NaN, were not read."""
+    """Format the number of problems by severity. Write `no findings` instead of `clean` if tensors were not read."""
     return "no findings" if not problems and has_unread_tensors(not_checked) else format_severities(problems)
 
 
 def format_result(report: Report, page: Page, exit_status: int) -> str:
     """Format the last line of a page with a verdict: `2 errors, 1 warning (1 problem accepted): exit status 1`.
 
-    The reason may be rows or something inconclusive instead of problems. Then the line repeats the verdict.
+    If rows or inconclusive checks are the reason for the exit status, the line repeats the verdict.
     """
     problems = report.list_problems() if report.problems is not None else ()
     if report.problems is None or exit_status == 2 or (exit_status and not problems):
@@ -190,7 +190,7 @@ def format_result(report: Report, page: Page, exit_status: int) -> str:
 
 
 def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
-    """Format `2 files not checked`, for each noun."""
+    """Format `2 files not checked`, with a text for each noun."""
     by_noun = group_by(entries, lambda entry: entry.what)
     return [
         f"{plural(sum(entry.count for entry in same_noun), noun)} not checked" for noun, same_noun in by_noun.items()
@@ -203,7 +203,7 @@ def _get_cause(finding: Finding, rules: Mapping[str, RuleText]) -> object:
 
 
 def _split_element(fqn: str) -> tuple[str, str]:
-    """Return the attribute that holds a tensor, and its key there: `blocks` and `0` of `blocks[0].weight`."""
+    """Return the container of a tensor and the key in it: `blocks` and `0` for `blocks[0].weight`."""
     element = _ELEMENT.match(fqn)
     return (element["container"], element["key"]) if element else (fqn, "")
 
@@ -212,7 +212,7 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 
 def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the broken tie with the findings of other proofs as its consequences."""
+    """Return the problem of a broken tie, with the findings of other checks as its consequences."""
     ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
     first_by_name = {finding.fqn: finding for finding in reversed(ties)}
     first = [finding for finding in ties if finding is first_by_name[finding.fqn]]
@@ -232,7 +232,7 @@ _Imports = dict[tuple[str, str], Finding]
 
 
 def _map_imports(findings: Iterable[Finding]) -> _Imports:
-    """Return the first finding about each import, by target and imported name."""
+    """Return the first finding about each import, by the target and the imported name."""
     imports: _Imports = {}
     for finding in findings:
         if finding.rule in _IMPORT_RULES and finding.about:
@@ -241,7 +241,7 @@ def _map_imports(findings: Iterable[Finding]) -> _Imports:
 
 
 def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
-    """Return the finding about the imports for which torch.load refuses a file; None if an import has no finding."""
+    """For a refused load, return the finding about the first import behind it; None if an import has no finding."""
     if finding.rule != _REFUSED_LOAD or not finding.about:
         return None
     reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
@@ -249,7 +249,7 @@ def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
 
 
 def _build_import_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the problem of an import, with the refused load as its consequence."""
+    """Return the problem of an import. If torch.load refuses the file for this reason, this is a consequence."""
     imports = [finding for finding in findings if finding.rule != _REFUSED_LOAD]
     problem = _build_problem(imports, rules)
     effects = problem.effects if len(imports) == len(findings) else (*problem.effects, _REFUSED_EFFECT)
@@ -279,7 +279,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _join_fixes(fixes: Sequence[str]) -> str:
-    """Return the fixes below each other; their common first and last lines are written once."""
+    """Join the fixes to one text. Lines that they share at the beginning or the end are written once."""
     location = _get_place(fixes[0]) if fixes else ""
     lines = "\n".join([*fixes[:1], *(fix.removeprefix(location) for fix in fixes[1:])]).split("\n")
     last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None
@@ -289,7 +289,7 @@ def _join_fixes(fixes: Sequence[str]) -> str:
 
 
 def _strip_comment_signs(fix: str) -> str:
-    """Return the fix as sentences if all of its lines are comments, because then there is nothing to paste."""
+    """If all lines of the fix are comments, return them as sentences, because there is nothing to paste."""
     lines = fix.split("\n")
     return "\n".join(line.removeprefix("# ") for line in lines) if all(line[:1] == "#" for line in lines) else fix
 
@@ -338,7 +338,7 @@ def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
 
 
 def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[Consequence]:
-    """Yield each consequence: the messages of findings without the names of their tensors."""
+    """Yield the consequences of the findings: the messages without the names of their tensors."""
     registration_rules = {MODULE_RULE, PARAMETER_RULE, TENSOR_RULE}
     causes = [finding for finding in findings if finding.rule in registration_rules]
     yield from (_get_consequence(finding) for finding in findings if finding.rule not in registration_rules)
@@ -361,7 +361,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 
 
 def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
-    """Yield each consequence once; effects that differ only in operators or in lines of a file are joined.
+    """Yield each consequence once. Join consequences that differ only in operators or in lines of a file.
 
     `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`.
     """
@@ -377,12 +377,12 @@ def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
 
 
 def _get_consequence(finding: Finding) -> Consequence:
-    """Return the finding as a consequence of another problem of the tensor."""
+    """Return a finding as a consequence, for the list below another problem of the same tensor."""
     return finding.wording.consequence or Consequence(_get_text(finding))
 
 
 def _get_text(finding: Finding) -> str:
-    """Return the message without the name of the tensor and the line of the assignment, because both are shown once."""
+    """Return the message without the tensor's name and the source line, because the problem shows both once."""
     name, wording = finding.fqn, finding.wording
     if wording.name is not None:
         return wording.text if wording.name == name else finding.message
@@ -451,7 +451,7 @@ _PLURAL_FORMS = {
 
 
 def _make_plural(text: str) -> str:
-    """Return a text about several tensors: `get no gradient` for `gets no gradient`."""
+    """Change a text about one tensor to a text about several: `gets no gradient` becomes `get no gradient`."""
     first = _FIRST_VERB.match(text)
     if first is None:
         return text
@@ -461,7 +461,7 @@ def _make_plural(text: str) -> str:
 
 
 def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, RuleText]) -> str | None:
-    """Return `3 keys of net.py:Net are missing`; None for a rule without a text for several names."""
+    """Return `3 keys of net.py:Net are missing`; None if the rule has no text about several names."""
     template = _find_heading(first.rule, rules)
     if not template or len(names) < 2:
         return None
@@ -470,6 +470,6 @@ def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, Ru
 
 
 def _summarize(rule: str, count: int, rules: Mapping[str, RuleText]) -> str:
-    """Return the sentence of a rule as the heading of several findings."""
+    """Return the rule's summary as the heading of several findings."""
     text = (rules[rule].summary if rule in rules else rule).removesuffix(".")
     return f"{text[:1].lower()}{text[1:]} ({count:,} findings)"

@@ -34,7 +34,7 @@ def arrange_tensors(tensors: Sequence[TensorInfo], view: RowView) -> Sequence[Te
 
 
 def arrange_naturally(tensors: Sequence[TensorInfo]) -> Sequence[TensorInfo]:
-    """Return the tensors in their order, but with modules together and repeated layers in the order of their numbers.
+    """Sort the tensors so that modules are together and repeated layers are in the order of their numbers.
 
     A file may have `h.10` before `h.2`; other names keep the order of their first tensor.
     """
@@ -68,7 +68,7 @@ def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
 
 
 def hoist_remark(group: Group) -> Group:
-    """Move a remark that all rows share to the group's summary. Rows that have only a remark keep their remark."""
+    """Move a remark that all rows share to the group's summary, unless a row has only its name and the remark."""
     remarks = {line.remark for line in group.lines}
     if len(group.lines) < 2 or len(remarks) > 1 or not all(any(line.cells[1:]) for line in group.lines):
         return group
@@ -77,7 +77,7 @@ def hoist_remark(group: Group) -> Group:
 
 
 def limit_lines(group: Group, view: RowView) -> Group:
-    """Return the group with at most `view.lines` lines, and a line that counts the rest; see `hoist_remark`."""
+    """Apply `hoist_remark`. Limit the group to `view.lines` lines, and add a line that counts the rest."""
     group = hoist_remark(group)
     if view.lines is None or len(group.lines) <= view.lines:
         return group

@@ -1,4 +1,4 @@
-"""Texts of rules for outputs."""
+"""Texts about rules that outputs show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statecli.report import Problem, RuleText
 
 
 def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ...]:
-    """Return the rule of each finding or problem once, with the severity of the first and without the explanation."""
+    """Return each rule of the findings once, with the severity of its first finding, without its explanation."""
     first: dict[str, Finding | Problem] = {}
     for finding in findings:
         first.setdefault(finding.rule, finding)
@@ -41,7 +41,7 @@ def encode_rule_texts(rules: Iterable[Rule]) -> str:
 
 
 def describe_rule(rule: Rule) -> RuleText:
-    """Return all parts of a rule shown in outputs."""
+    """Return the parts of a rule that outputs show."""
     return RuleText(
         rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, rule.plugin, rule.heading
     )

@@ -19,7 +19,7 @@ MAX_TEXT_WIDTH = 100
 
 
 def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
-    """Return the rules of all commands, first the rules of `audit`, in running order; then the rules of plugins."""
+    """Return the rules of all commands: first those of `audit`, in running order, and last those of plugins."""
     return (*read_rule_texts().values(), *map(describe_rule, plugin_rules))
 
 
@@ -42,7 +42,7 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
 
 
 def describe_former_name(name: str) -> str | None:
-    """Return a warning if other rules had this name before; None if `name` always meant the same rule."""
+    """Return a warning if `name` was the name of other rules before; None if its meaning never changed."""
     texts = read_rule_texts()
     renamed_rules = [texts[new] for new in list_present_names(name)]
     if not renamed_rules:
@@ -56,7 +56,7 @@ def describe_former_name(name: str) -> str | None:
 
 
 def describe_former_names(names: Iterable[str], known_rules: Collection[Rule], command: str) -> str | None:
-    """Return a warning about names of rules that the command has renamed; None without such names."""
+    """Return a warning about names of rules that the command has renamed; None if all names are current."""
     former = [
         name
         for name in dict.fromkeys(names)
@@ -66,7 +66,7 @@ def describe_former_names(names: Iterable[str], known_rules: Collection[Rule], c
 
 
 def build_rules_report(texts: Sequence[RuleText]) -> Report:
-    """Return the rules as a list, for any output."""
+    """Return the report that lists the rules."""
     columns = (ReportColumn("rule"), ReportColumn("severity"))
     return Report(
         title="the rules of statecli",
@@ -97,7 +97,7 @@ def _build_groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
 
 
 def format_explanation(rule: RuleText, width: int) -> str:
-    """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out.
+    """Format the whole explanation, filled to the width. The words `Why`, `Example` and `Fix` stand out.
 
     The last line is the address of the rule's page, if the site is published; a rule of a plugin has no page.
     """

@@ -1,4 +1,4 @@
-"""The lines of source around the line of a problem, for outputs with room."""
+"""Source lines around the line of a problem, for outputs that have room for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SourceLine(msgspec.Struct, frozen=True):
 
 
 def read_lines_around(origin: Origin) -> tuple[SourceLine, ...]:
-    """Return the line and its neighbours, without their common indentation; nothing if the file cannot be read."""
+    """Return the line and its neighbours, without their common indentation; () if the file cannot be read."""
     try:
         lines = linecache.getlines(origin.file)
     except ValueError:  # not the name of a file: a lone surrogate, a null character
@@ -42,7 +42,7 @@ def read_lines_around(origin: Origin) -> tuple[SourceLine, ...]:
 
 
 def read_statement(origin: Origin) -> str:
-    """Return the source line. A statement of several lines is joined to a single line, without comments."""
+    """Return the source line of a problem. Join a statement of several lines to one line, without comments."""
     linecache.checkcache(origin.file)  # a caller in Python may have changed the file, or the directory
     lines = linecache.getlines(origin.file)[origin.line - 1 :][:MAX_STATEMENT_LINES]
     if not lines:

@@ -1,4 +1,4 @@
-"""A sequence of relative changes as a line of small bars, a cell for each checkpoint."""
+"""A sequence of relative changes as a line of small bars: a character for each checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
-    """Return the range of the positive finite values of all series, at least a decade; None without such values."""
+    """Return the lowest and the highest positive value of all series, at least a decade apart; None without any."""
     values = [value for line in series for value in line if value and math.isfinite(value)]
     return (min(*values, max(values) / MIN_RATIO), max(values)) if values else None
 
 
 def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
-    """Return a cell for each value, or for the largest of several neighbours, on a log scale of `limits`."""
+    """Draw a bar for each value, or for the largest of several neighbours, on a log scale of `limits`."""
     size = max(1, math.ceil(len(values) / MAX_CELLS))
     return "".join(_draw_cell(values[start : start + size], limits) for start in range(0, len(values), size))
 

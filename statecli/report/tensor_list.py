@@ -1,4 +1,4 @@
-"""The tensors of a target as columns, for the list of a page that a reader filters, sorts and opens."""
+"""The tensors of a target as columns, for a list on a page that the reader can filter and sort."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from statecli.report.tensor_remarks import PROBLEM_WORDS, choose_mood
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """A column of texts that repeat: row `i` has the text `values[indices[i]]`."""
+    """A column of texts that occur several times: row `i` has the text `values[indices[i]]`."""
 
     values: tuple[str, ...]
     indices: tuple[int, ...]
 
 
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
-    """Tensor that shares its storage, or repeats elements of it. A sum counts the bytes of each storage once.
+    """Tensor whose storage is shared or has repeated elements. A sum counts the bytes of each storage once.
 
     Attributes:
         row: Position of the tensor in the list.
@@ -40,18 +40,18 @@ class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OtherNames(msgspec.Struct, frozen=True, array_like=True):
-    """Further names of a row, such as the names of a quantized weight and of its tensors, for the selection by `-i`."""
+    """Further names by which `-i` selects a row, such as the names of a quantized weight and of its tensors."""
 
     row: int
     names: tuple[str, ...]
 
 
 class TensorList(msgspec.Struct, frozen=True):
-    """Columns with a value for each tensor, in the order of the target; `names` and all texts are escaped.
+    """Columns with a value for each tensor, in the order of the target. `names` and all texts are escaped.
 
     `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
     each statistic; `distributions` and `spectra` have an entry for each tensor. They are empty if the values were not
-    read. A text of `problems` has the words of `problem_words` that are true of a tensor.
+    read. A text of `problems` lists those words of `problem_words` that apply to a tensor.
     """
 
     bytes: int
@@ -90,7 +90,7 @@ def build_tensor_list(
     other_names: Mapping[tuple[str, str], Sequence[str]],
     spectra: Mapping[tuple[str, str], Spectrum],
 ) -> TensorList:
-    """Return the list. The functions return the remark, problems and device of a tensor, as in the command's rows.
+    """Return the list. The functions return a tensor's remark, problems and device, as in the command's rows.
 
     The keys of `distributions`, `other_names` and `spectra` are the section and name of a tensor.
     """

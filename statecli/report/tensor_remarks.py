@@ -29,7 +29,7 @@ def list_problem_words(tensor: TensorInfo, *, is_outlier: bool) -> tuple[str, ..
 
 
 def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, is_live: bool, is_reported: bool) -> str:
-    """Return the remark in a list where names of tied tensors are links: the reason for an outlier, and other facts."""
+    """Return the remark for a list with links to tied tensors: why the tensor is an outlier, then other facts."""
     remark = describe_remark(
         replace(tensor, tied_to=()), describe_status(tensor, is_live), view, is_reported=is_reported
     )
@@ -37,7 +37,7 @@ def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, is_
 
 
 def choose_mood(tensor: TensorInfo) -> str:
-    """Return the colour of a tensor that does not move with its model, or is not registered; else ""."""
+    """Return "bad" or "warn" for a tensor that does not move with its model or is not registered; else ""."""
     if tensor.after is not None and tensor.after.followed is not True:
         return "bad"
     if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:
@@ -75,7 +75,7 @@ def describe_status(tensor: TensorInfo, is_live: bool) -> str:
 
 
 def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
-    """Return the facts that have no column, most important first.
+    """Return the facts about a tensor that have no column, with the most important first.
 
     A reported tensor has no source line and unregistered module here, because its problem shows them.
     """

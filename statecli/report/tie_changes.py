@@ -1,4 +1,4 @@
-"""Ties between tensors on only one side: `1 tie lost (2 tensors)`."""
+"""Ties between tensors that only one of the checkpoints has: `1 tie lost (2 tensors)`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from statecli.core.units import plural
 
 
 def is_tie_only(change: Change) -> bool:
-    """Return True if the tensor itself is equal: only the set of tensors in its storage differs."""
+    """Return True if the tensor itself is equal and only its ties differ."""
     return change.status is Status.CHANGED and change.fields == (Field.TYING,)
 
 
 def describe_ties(changes: Iterable[Change]) -> list[str]:
-    """Return texts on changed ties: `1 tie lost (2 tensors)`, `1 tie added (2 tensors)`, `2 tensors tied otherwise`."""
+    """Describe changed ties: `1 tie lost (2 tensors)`, `1 tie added (2 tensors)`, `2 tensors tied otherwise`."""
     untied_tensors, newly_tied_tensors, retied_count = [], [], 0
     for change in changes:
         if Field.TYING not in change.fields or change.before is None or change.after is None:
@@ -35,7 +35,7 @@ def describe_ties(changes: Iterable[Change]) -> list[str]:
 
 
 def _count_groups(tensors: Sequence[TensorInfo]) -> int:
-    """Return the number of storages that the tensors share; a tensor may name only some of its partners."""
+    """Return the number of groups of tied tensors. A tensor may name only some of the tensors tied to it."""
     group_of: dict[str, str] = {}
 
     def find(name: str) -> str:

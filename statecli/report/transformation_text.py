@@ -41,22 +41,22 @@ def get_transformation(change: Change) -> Transformation:
 
 
 def has_exceptions(change: Change) -> bool:
-    """Return True for a recognised change with elements that differ from the transformation."""
+    """Return True for a recognised change in which some elements do not fit the transformation."""
     return change.transformation is not None and bool(change.transformation.exceptions)
 
 
 def is_exact_cast(change: Change) -> bool:
-    """Return True for a recognised cast without exceptions."""
+    """Return True for a recognised cast that fits all elements."""
     return get_kind(change) is TransformationKind.CAST and not has_exceptions(change)
 
 
 def list_sources(change: Change) -> tuple[str, ...]:
-    """Return the names of the tensors that the tensor was made of, or was split into."""
+    """Return the names of the tensors from which the tensor was made, or into which it was split."""
     return change.transformation.sources if change.transformation is not None else ()
 
 
 def find_rounding(changes: Sequence[Change]) -> Rounding | None:
-    """Return the rounding of the first recognised change that was rounded; None without rounding."""
+    """Return the rounding of the first change that was rounded; None if no change was rounded."""
     roundings = (get_transformation(change).rounding for change in changes)
     return next((rounding for rounding in roundings if rounding is not None), None)
 
@@ -67,7 +67,7 @@ def describe_transformation(change: Change) -> str:
 
 
 def make_fold_key(change: Change) -> str:
-    """Return a text that differs for rows that must not share a line: other transformations, or exceptions."""
+    """Return a text that is different for rows that must not share a line, because their transformations differ."""
     transformation = change.transformation
     if transformation is None:
         return ""
@@ -152,7 +152,7 @@ def _format_exceptions(transformation: Transformation) -> str:
 
 
 def count_exceptions(transformation: Transformation) -> str:
-    """Return `2 of 8,192 elements differ`."""
+    """Format the number of exceptions, as in `2 of 8,192 elements differ`."""
     verb = "differs" if transformation.exceptions == 1 else "differ"
     return f"{transformation.exceptions:,} of {transformation.elements:,} elements {verb}"
 
@@ -187,7 +187,7 @@ def _describe_resize(change: Change, transformation: Transformation) -> str:
 
 
 def _format_places(transformation: Transformation, *, is_added: bool) -> str:
-    """Return `before row 50`, `from row 50 on`, or `in 2 places (5 before row 50, 7 before row 200)`"""
+    """Format where rows were added or removed: `before row 50`, `from row 50 on`, or `in 2 places (…)`."""
     noun = _name_index(transformation.axis or 0)
     place_format = f"before {noun} {{}}" if is_added else f"from {noun} {{}} on"
     if not transformation.places:
@@ -205,7 +205,7 @@ def _name_index(axis: int) -> str:
 
 
 def _count_indexes(axis: int, count: int, prefix: str = "") -> str:
-    """Return `32 rows`, `64 common columns`, `2 indexes of dimension 2`"""
+    """Format a number of indexes of an axis: `32 rows`, `64 common columns`, `2 indexes of dimension 2`."""
     if axis < 2:
         return plural(count, prefix + _name_index(axis))
     return f"{count:,} {prefix}{'index' if count == 1 else 'indexes'} of dimension {axis}"
@@ -223,7 +223,7 @@ def floor_cosine(cosine: float) -> str:
 
 
 def describe_merged(transformation: Transformation) -> str:
-    """Return `= before + 2 × B·A (r 8)`: the sum that the tensor is equal to."""
+    """Format the sum that a merged tensor is equal to: `= before + 2 × B·A (r 8)`."""
     rank = "" if transformation.rank is None else f" (r {transformation.rank})"
     return f"= {name_merged(transformation)}{rank}"
 
@@ -236,14 +236,14 @@ def _describe_quantized(transformation: Transformation) -> str:
 
 
 def name_dense_side(transformation: Transformation) -> str:
-    """Return the words for the checkpoint that has the weight without quantization."""
+    """Return the text that says in which checkpoint the weight is not quantized: `in the first checkpoint`."""
     return (
         "in the first checkpoint" if transformation.kind is TransformationKind.QUANTIZED else "in the second checkpoint"
     )
 
 
 def describe_rule(quantization: Quantization) -> str:
-    """Return `dequantized with scales (a scale for each 128 values of a row)`"""
+    """Describe how a weight is dequantized: `dequantized with scales (a scale for each 128 values of a row)`."""
     if quantization.layout is QuantizedLayout.GGUF:
         return f"dequantized in blocks of {quantization.block[0]} values"
     factors = " and a factor for each input channel" if quantization.has_channel_factors else ""
@@ -252,7 +252,7 @@ def describe_rule(quantization: Quantization) -> str:
 
 
 def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """Return `one scale`, or `a scale for each` of `row`, `128 values of a row` or `128 × 128`."""
+    """Describe the values that share a scale: `one scale`, `a scale for each row`, `a scale for each 128 × 128`."""
     if len(block) == 1:
         return f"a scale for each {block[0]} values"
     if block == shape:
@@ -294,14 +294,14 @@ def _describe_join(change: Change, transformation: Transformation) -> str:
 
 
 def _format_blocks(blocks: Sequence[int]) -> str:
-    """Return `64`, or `128, 64 and 64`"""
+    """Format the numbers of rows in alternating blocks: `64`, or `128, 64 and 64`."""
     if len(set(blocks)) == 1:
         return str(blocks[0])
     return f"{', '.join(map(str, blocks[:-1]))} and {blocks[-1]}"
 
 
 def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
-    """Return the names without the first modules and the last part, if all names share them with the joined tensor."""
+    """Shorten the names by the first modules and the last part that all of them share with the joined tensor."""
     paths = [name.split(".") for name in names]
     joined_path = joined_name.split(".")
     start = 0
@@ -315,7 +315,7 @@ def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
 
 
 def _format_stack(change: Change, names: Sequence[str]) -> str:
-    """Return `experts.{0..7}.w2.weight`, or `[experts.{0..7}.w1.weight; experts.{0..7}.w3.weight]`"""
+    """Format the names of a stack: `experts.{0..7}.w2.weight`, or several such names in brackets."""
     stack = change.after or change.before
     parts = len(names) // stack.shape[0] if stack is not None and stack.shape else 1
     if parts > 1:
@@ -331,7 +331,7 @@ def _format_stack_of(names: Sequence[str]) -> str:
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
-    """Return `experts.{0,1,10,11,2..9}.w1.weight`; None if the numbers ascend, or if more than one number differs."""
+    """Fold names whose numbers do not ascend: `experts.{0,1,10,11,2..9}.w1.weight`; None for any other names."""
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None

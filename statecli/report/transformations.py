@@ -1,4 +1,4 @@
-"""Transformations of the tensors of a diff, in sentences: one for each cast, moved layer or fused weight."""
+"""Transformations of the tensors of a diff, in sentences: one sentence for each cast, moved layer or fused weight."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LAYER_NUMBER = compile_on_use(r"(?<![^.])[0-9]+(?![^.])")
 
 
 def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_sections: bool) -> Group | None:
-    """Return the group of all transformations, a line each; None if none was recognised."""
+    """Return the group of lines about all transformations; None if no transformation was recognised."""
     if all(change.transformation is None for change in changes):
         return None
     if has_sections:  # names are unique only within a section, and equal names of two sections are different layers
@@ -125,13 +125,13 @@ def _lost_values(change: Change) -> bool:
 
 
 def _is_explained(change: Change, parts: Container[str]) -> bool:
-    """Return True if the tensor was recognised, or is only on one side and belongs to a recognised tensor."""
+    """Return True if the tensor's change was recognised, or if the tensor is part of a recognised tensor."""
     is_part = change.status in (Status.ADDED, Status.REMOVED) and change.fqn in parts
     return change.transformation is not None or is_part
 
 
 def _name_with_section(change: Change) -> Change:
-    """Return the change with its section in front of all names."""
+    """Put the section in front of all names in the change."""
     start = f"{change.section}." if change.section else ""
     transformation = change.transformation
     if transformation is not None:
@@ -149,7 +149,7 @@ def _name_with_section(change: Change) -> Change:
 
 
 def _format_named_exceptions(changes: Sequence[Change]) -> str:
-    """Return `, but layers.1.up.weight: 1 of 8,192 elements differs`, for each tensor; empty without exceptions."""
+    """Format exceptions, as in `, but layers.1.up.weight: 1 of 8,192 elements differs`; "" without exceptions."""
     texts = [
         f"{format_fqn(change.fqn)}: {count_exceptions(get_transformation(change))}{_format_new_not_finite(change)}"
         for change in changes
@@ -189,7 +189,7 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
 
 
 class _Overview(msgspec.Struct, frozen=True):
-    """All changes, modules with moved layers, names of new layers, and tensors that only an adapter's base has."""
+    """All changes, modules with moved layers, new layers, and tensors of the base that an adapter does not have."""
 
     changes: Sequence[Change]
     modules: Mapping[str, ModuleLayers]
@@ -197,7 +197,7 @@ class _Overview(msgspec.Struct, frozen=True):
     base_only: Sequence[Change]
 
     def hides(self, change: Change) -> bool:
-        """Return True for an unrelated tensor of a new layer, because it replaces no old layer."""
+        """Return True for an unrelated tensor of a new layer. It is not listed, because it replaces no old tensor."""
         return get_kind(change) is TransformationKind.UNRELATED and change.fqn.startswith(self.new_layers)
 
 
@@ -234,7 +234,7 @@ def _build_layers_line(start: str, run: Sequence[MovedLayer]) -> Line:
 
 
 def _split_into_runs(layers: Sequence[MovedLayer]) -> Iterator[list[MovedLayer]]:
-    """Yield runs of layers that kept their order, for a line with two lists of numbers; exceptions stay separate."""
+    """Yield runs of moved layers that kept their order, each for a line. Layers with other changes stay separate."""
     run: list[MovedLayer] = []
     for layer in layers:
         if run and (layer.old <= run[-1].old or layer.others or run[-1].others):
@@ -246,12 +246,12 @@ def _split_into_runs(layers: Sequence[MovedLayer]) -> Iterator[list[MovedLayer]]
 
 
 def _name_layers(start: str, numbers: Sequence[int]) -> str:
-    """Return `model.layers.{2,3}`"""
+    """Format the names of layers, as in `model.layers.{2,3}`."""
     return (format_fqn(start) if start else "") + fold.format_numbers(numbers)
 
 
 def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None) -> str:
-    """Return `bit for bit`, `exactly rounded`, or `similar (cosine 0.9794 or more)`"""
+    """Describe how well tensors agree: `bit for bit`, `exactly rounded`, or `similar (cosine 0.9794 or more)`."""
     exactly = "bit for bit" if rounding is None else ROUNDING_TEXTS[rounding]
     similar = [cosine for cosine in cosines if cosine is not None]
     if not similar:
@@ -263,7 +263,7 @@ def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None)
 
 
 def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for each unrelated tensor, or for repeated layers; tensors of new layers are left out."""
+    """Yield a line for each unrelated tensor, or for repeated layers together. Tensors of new layers are left out."""
     rows = [change for change in changes if not overview.hides(change)]
     largest: dict[int, float] = {}
     for group in group_by(() if unfold else rows, lambda change: _LAYER_NUMBER.sub("#", change.fqn)).values():
@@ -277,7 +277,7 @@ def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfol
 
 
 def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool) -> Iterator[Line]:
-    """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
+    """Yield a line for the LoRA updates of each rank and scale: `LoRA on q_proj, v_proj (8 weights)`."""
     make_key = attrgetter("transformation.rank", "transformation.alpha", "transformation.factor")
     for (rank, alpha, scale), rows in group_by(changes, make_key).items():
         updates = [get_transformation(row) for row in rows]
@@ -304,7 +304,7 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
 
 
 def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
-    """Return `, alpha 8`, and the scale unless this is alpha / rank, as with `use_rslora`."""
+    """Format `, alpha 8`. Add the scale if it is not alpha / rank, as with `use_rslora`."""
     if alpha is None or scale is None:
         return ""
     is_usual = math.isclose(alpha, rank * scale)
@@ -312,7 +312,7 @@ def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
 
 
 def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool) -> Iterator[Line]:
-    """Yield a line for the merged updates of each rank and scale, and for each weight that differs from the merge."""
+    """Yield a line for the merged updates of each rank and scale, and for each weight that is not the merged sum."""
     inexact_changes = [change for change in changes if has_exceptions(change)]
     exact = [change for change in changes if not has_exceptions(change)]
     for text, rows in group_by(exact, lambda change: describe_merged(get_transformation(change))).items():
@@ -328,7 +328,7 @@ _ADAPTER_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer.weight"
 
 
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
-    """Return the removed tensors, if the second checkpoint is only an adapter, not a whole model with adapters.
+    """Return the removed tensors if the second checkpoint is only an adapter; [] for a whole model with adapters.
 
     An adapter may also have tensors that replace tensors of the base (`modules_to_save`).
     """
@@ -341,7 +341,7 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
 
 
 def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for the weights of each type, layout and scales, with the range of their errors.
+    """Yield a line for all weights of the same type, layout and kind of scales, with the range of their errors.
 
     A weight with a much larger error than the rest is named, and each weight if lines are unfolded.
     """
@@ -393,7 +393,7 @@ def _get_error(change: Change) -> float:
 
 
 def _build_swap_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for each pair of tensors outside of swapped layers."""
+    """Yield a line for each pair of swapped tensors that are not in swapped layers."""
     outside_changes = [change for change in changes if not is_in_moved_layer(change, overview.modules)]
     pairs = group_by(outside_changes, lambda change: (change.section, min(change.fqn, list_sources(change)[0])))
     lines = [
@@ -410,13 +410,13 @@ def _build_swap_lines(changes: Sequence[Change], overview: _Overview, unfold: bo
 
 
 def _build_named_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for each tensor, or for equal changes of repeated layers."""
+    """Yield a line for each tensor. Equal changes of repeated layers share a line."""
     lines = [Line((format_fqn(change.fqn),), _describe_alone(change), _choose_mood(change)) for change in changes]
     yield from lines if unfold else fold.fold_lines(lines)
 
 
 def _describe_alone(change: Change) -> str:
-    """Describe a change without its row; for a resized tensor, add the shapes, which the row would show."""
+    """Describe a change that has no row. For a resized tensor, add the shapes, which a row would show."""
     text = f"{describe_recognised_change(change)}{_format_new_not_finite(change)}"
     if get_kind(change) is not TransformationKind.RESIZED or change.before is None or change.after is None:
         return text
@@ -424,7 +424,7 @@ def _describe_alone(change: Change) -> str:
 
 
 def _format_new_not_finite(change: Change) -> str:
-    """Return `, NaN 0 → 1`; empty without new NaN and infinities."""
+    """Format new NaN and infinities, as in `, NaN 0 → 1`; "" if their number did not grow."""
     counts = [change.values] if change.values is not None and has_new_not_finite(change) else []
     return "".join(f", {text}" for text in describe_not_finite(counts))
 

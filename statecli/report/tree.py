@@ -1,4 +1,4 @@
-"""Rows of `--tree`: sums by module; equal sibling modules share a line."""
+"""Rows of `--tree`: sums for each module. Equal sibling modules share a line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_LEVELS = 32
 
 
 class Named(Protocol):
-    """A tensor, or a change of a tensor: an item with a place in the tree."""
+    """A named item of the tree: a tensor, or a change of a tensor."""
 
     @property
     def fqn(self) -> str: ...
@@ -36,7 +36,7 @@ FoldKey = Callable[[T], object]
 
 
 class TreeNode(Generic[T]):
-    """Node of the tree: a module, or a tensor if `own_item` is set. `items`: its own item and all items below."""
+    """Node of the tree: a module, or a tensor if `own_item` is set. `items` has its own item and all items below."""
 
     def __init__(self) -> None:
         self.children: dict[str, TreeNode[T]] = {}
@@ -44,7 +44,7 @@ class TreeNode(Generic[T]):
         self.items: list[T] = []
 
     def make_shape_key(self, fold_key: FoldKey[T]) -> tuple[object, ...]:
-        """Return a key, equal for siblings with equal content."""
+        """Return a key that is equal for siblings with equal content."""
         own_key = fold_key(self.own_item) if self.own_item is not None else None
         return (own_key, tuple((name, child.make_shape_key(fold_key)) for name, child in self.children.items()))
 
@@ -64,7 +64,7 @@ def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group
 
 
 def build_tree(items: Iterable[T]) -> TreeNode[T]:
-    """Return the tree built from the dots in the names."""
+    """Build a tree from the names of the items, which are split at their dots."""
     root: TreeNode[T] = TreeNode()
     for item in items:
         node = root
@@ -95,7 +95,7 @@ def _build_lines(node: TreeNode[TensorInfo], depth: int, unfold: bool) -> list[L
 
 
 def group_siblings(node: TreeNode[T], fold_key: FoldKey[T], unfold: bool) -> list[tuple[str, list[str]]]:
-    """Return the children's names in order; siblings of equal shape that differ in a number are joined: `{0..11}`."""
+    """Return the names of the children in order. Siblings with equal content share an entry, such as `{0..11}`."""
     names_by_shape: dict[object, list[str]] = {}
     for name, child in node.children.items():
         template, numbers = fold.split_numbers(name)

@@ -12,7 +12,7 @@ from statecli.report.row_order import arrange_naturally
 
 
 def list_unusual_values(state: ModelState) -> tuple[NamedTensors, ...]:
-    """Return a sentence for each kind of unusual values; none if the values were not read."""
+    """Return a sentence for each kind of unusual values; () if the values were not read."""
     return tuple(_iter_sentences(state))
 
 
@@ -33,7 +33,7 @@ def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
 
 
 def _list_labels(tensors: Sequence[TensorInfo], *, by_section: bool) -> tuple[str, ...]:
-    """Return the names as the list of the page writes them."""
+    """Return the names as in the list of the page, with the section in front if there are several sections."""
     return tuple(
         f"{tensor.section or '(top level)'}: {format_fqn(tensor.fqn)}" if by_section else format_fqn(tensor.fqn)
         for tensor in tensors

@@ -57,7 +57,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
     proof_reason: str | None
 
     def get_verdict(self, fqn: str) -> Verdict:
-        """Return the verdict of a tensor; SKIPPED without a cell."""
+        """Return the verdict of a tensor; SKIPPED if the column has no cell for the tensor."""
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
@@ -132,7 +132,7 @@ def _build_cases(
 
 
 def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
-    """Return the case of a check; a requested but skipped check is an error, as for the exit status."""
+    """Return the test case of a check. A requested check that was skipped is an error, as for the exit status."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is CaseOutcome.FAILED and findings:
         problems = group_findings(findings, state.tensors)
@@ -144,7 +144,7 @@ def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, re
 
 
 def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> tuple[str, ...]:
-    """Return a line for each inconclusive check, and for each requested but skipped check. They set exit status 2.
+    """Return a line for each check that is inconclusive, or requested but skipped. These set exit status 2.
 
     If all checks were skipped, a line says so, even if no check was requested.
     """
@@ -181,7 +181,7 @@ def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
 
 
 def _describe_reason(check: Check) -> str:
-    """Return the reason of the check, else of the first inconclusive tensor, with the number of further tensors."""
+    """Return the reason of a check or of its first inconclusive tensor, with the number of further tensors."""
     if check.reason:
         return check.reason
     cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
@@ -195,7 +195,7 @@ def _describe_reason(check: Check) -> str:
 
 
 def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
-    """Return the columns of the checks in order; a repeated column name is followed by the name of its check."""
+    """Return the columns of the checks in order. A repeated column name is followed by the check's name."""
     proof_columns: list[ProofColumn] = []
     for check in verification.checks:
         reported = frozenset(finding.fqn for finding in check.findings)
@@ -210,7 +210,7 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
 
 
 def _build_table(verification: Verification, verbose: bool) -> Table:
-    """Return the flat table; with `verbose`, people see measures and source lines too."""
+    """Return the flat table. With `verbose`, people also see measures and source lines."""
     proof_columns = _list_columns(verification)
     measured_columns = [(column, side) for column in proof_columns for side in ("before", "after")]
     shows_measure = [
@@ -282,7 +282,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
 
 
 def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
-    """Return the text for a column with the same sign in all rows; it lists failed names without a row (aliases)."""
+    """Return the text for a column with the same sign in all rows. It names failed aliases, which have no row."""
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
@@ -293,7 +293,7 @@ _INPUT_TO_TYPE = compile_on_use(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']
 
 
 def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:
-    """Return the lines of the checks, with equal reasons only once, and the suggested `--input` options as fixes."""
+    """Return the lines of the checks and the fixes. Move suggested `--input` options from the lines to the fixes."""
     fixes: dict[Fix, None] = {}
     first: dict[str, str] = {}
     shortened_lines = []
@@ -330,7 +330,7 @@ MAX_LINES_OF_CAUSE = 3
 
 
 def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line]:
-    """Return the lines; unregistered tensors of the same source line are joined if their verdicts are equal."""
+    """Join the lines of unregistered tensors that come from the same source line and have equal verdicts."""
     groups: dict[object, list[Line]] = {}
     for position, (row, line) in enumerate(zip(rows, lines, strict=True)):
         is_cause = row.kind is Kind.UNREGISTERED and row.origin is not None
@@ -350,7 +350,7 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
 
 
 def _find_common_module(names: Sequence[str]) -> str:
-    """Return the common first parts, between dots, of all names; "" without a common part."""
+    """Return the module path with which all names begin, such as `encoder.layers`; "" if they differ at once."""
     first, last = min(names).split("."), max(names).split(".")
     count = next((n for n, (part, last_part) in enumerate(zip(first, last, strict=False)) if part != last_part), 0)
     return ".".join(first[:count])
@@ -369,7 +369,7 @@ ColumnReason = tuple[str, str]
 
 
 def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
-    """Return the reasons common to all rows of a group, for its heading; a single row keeps its own reasons."""
+    """Return the reasons that all rows of a group share, for its heading; () for a single row."""
     reasons = []
     for column in proof_columns if len(rows) > 1 else ():
         alike = {(column.get_verdict(row.fqn), column.get_reason(row.fqn)) for row in rows}
@@ -382,7 +382,7 @@ def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[Pro
 def _format_own_reasons(
     fqn: str, proof_columns: Sequence[ProofColumn], shared_reasons: Sequence[ColumnReason]
 ) -> list[str]:
-    """Return the tensor's reasons, each once, after the names of its columns."""
+    """Return the tensor's own reasons, each once, with the names of their columns in front."""
     own_reasons = [(column.name, column.get_reason(fqn)) for column in proof_columns]
     return _format_reasons(
         [(name, reason) for name, reason in own_reasons if reason and (name, reason) not in shared_reasons]
@@ -404,7 +404,7 @@ def _build_line(
     worst: Verdict,
     view: View,
 ) -> Line:
-    """Return the line of a tensor; its remark has the reasons not shown by the signs."""
+    """Return the line of a tensor. Its remark has the reasons that the signs do not show."""
     parts = _format_own_reasons(row.fqn, proof_columns, shared_reasons)
     if row.note and (view.verbose or row.note_kind is not NoteKind.IN_UNREGISTERED_MODULE):
         parts.append(row.note)
@@ -417,7 +417,7 @@ def _build_line(
 
 
 def _format_measures(fqn: str, proof_columns: Sequence[ProofColumn]) -> list[str]:
-    """Describe the measures of each column: `moves: cpu → cuda:0`."""
+    """Describe the values that each column measured, as in `moves: cpu → cuda:0`."""
     cells = [(column.name, column.cells[fqn]) for column in proof_columns if fqn in column.cells]
     return [
         f"{name}: {cell.before or '-'} → {cell.after or '-'}"
@@ -441,7 +441,7 @@ def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
 
 
 def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
-    """Return the number of failed tensors, and the failed names without a row (aliases)."""
+    """Describe how many tensors failed, and name the failed aliases, which have no row."""
     failed_names = _list_failed(check)
     tested_names = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
     count, names = len(failed_names & fqns), sorted(failed_names - fqns)
@@ -451,7 +451,7 @@ def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
 
 
 def _list_failed(check: Check) -> set[str]:
-    """Return the failed names; a name for which the check only has notes did not fail."""
+    """Return the names that failed. A name with only notes did not fail."""
     reported = {finding.fqn for finding in check.findings if finding.fqn and finding.severity is not Severity.NOTE}
     return reported | set(_select_fqns(check.columns, (Verdict.FAILED,)))
 

@@ -23,7 +23,7 @@ from statecli.targets.target_result import Skipped, TargetStatus
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
-    """Numbers of targets by status, and of findings by severity; accepted findings are counted separately."""
+    """Numbers of targets by status, and of findings by severity. Accepted findings are counted separately."""
 
     audited: int
     failed: int
@@ -35,7 +35,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
 
 
 class TargetRow(msgspec.Struct, frozen=True):
-    """A target: its status with the reason, and the size of its tensors."""
+    """A target: its status, the reason for the status, and the number and size of its tensors."""
 
     target: str
     status: TargetStatus

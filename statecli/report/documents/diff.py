@@ -37,7 +37,7 @@ class DiffSummary(Counts, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, gc=False):
-    """Tensor of either state."""
+    """A tensor in one of the two checkpoints."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -51,7 +51,7 @@ class Side(msgspec.Struct, frozen=True, gc=False):
 
 
 class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Different tensor, with `--unchanged` any. `before` is null for an added tensor, `after` for a removed tensor."""
+    """A tensor that differs or, with `--unchanged`, any tensor. `before` is null if added, `after` if removed."""
 
     fqn: str
     section: str
@@ -101,7 +101,7 @@ class DiffDocument(msgspec.Struct, frozen=True):
 def build_diff_document(
     diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = (), *, unchanged: bool = False
 ) -> DiffDocument:
-    """Return the document of a diff; identical pairs are only counted, unless `unchanged` lists them too."""
+    """Return the document of a diff. Identical tensors are only counted, unless `unchanged` lists them too."""
     return DiffDocument(
         "statecli.diff/1",
         __version__,

@@ -10,7 +10,7 @@ from statecli.core.version import __version__
 
 
 class ExplainDocument(msgspec.Struct, frozen=True):
-    """`statecli explain -f json`. `model` and `checkpoint` are null for an error text.
+    """`statecli explain -f json`. `model` and `checkpoint` are null if an error text was explained.
 
     `diagnosis` is null if the class loads the checkpoint; `alternatives` has other lines that load the checkpoint.
     """

@@ -52,7 +52,7 @@ class QuantizedRow(msgspec.Struct, frozen=True):
 
 
 class WeightTotals(msgspec.Struct, frozen=True):
-    """Sums over a checkpoint with quantized weights, each counted as a single weight.
+    """Sums over a checkpoint with quantized weights. Each quantized weight counts as one weight.
 
     `parameters` is the number of elements of all parameters; `quantized` the number of quantized weights, `tensors` the
     number of their tensors. `unknown_shapes` weights do not store their shape: `parameters` is then an upper limit,

@@ -1,4 +1,4 @@
-"""JSON Schema of each document, generated from its type. `make docs` writes them for `schema_texts`."""
+"""JSON Schema of each document, generated from its type. `make docs` writes the schemas for `schema_texts`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NULL = {"type": "null"}
 
 
 def get_version(command: str) -> int:
-    """Return the version of a command's document: the version grows if a key is removed or changes its meaning."""
+    """Return the version of a command's document. It grows if a key is removed or changes its meaning."""
     return _DOCUMENT_VERSIONS.get(command, 1)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tensor in the JSON of `inspect`. The keys after `layout` are left out without a value."""
+    """A tensor in the JSON of `inspect`. The keys after `layout` are left out if they have no value."""
 
     fqn: str
     section: str
@@ -108,7 +108,7 @@ def build_problem_row(problem: Problem) -> ProblemRow:
 
 
 def strip_wordings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings without the parts of their messages, which are not in the documents."""
+    """Remove the parts of messages from the findings, because the documents contain only whole messages."""
     return tuple(finding.strip_wording() if isinstance(finding, WordedFinding) else finding for finding in findings)
 
 

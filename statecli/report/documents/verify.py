@@ -25,7 +25,7 @@ from statecli.report.documents.shared import (
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tensor in a column of a proof. `before` and `after` are the measured values, or null."""
+    """A tensor's result in a column of a check. `before` and `after` are the measured values, or null."""
 
     fqn: str
     column: str
@@ -84,7 +84,7 @@ def build_verify_document(
     verdict: str,
     not_checked: tuple[NotChecked, ...],
 ) -> VerifyDocument:
-    """Return the document of a run of the proofs."""
+    """Return the document of a run of the checks."""
     return VerifyDocument(
         "statecli.verify/1",
         __version__,
@@ -111,7 +111,7 @@ def count_verdicts(verification: Verification) -> VerifySummary:
 
 
 def find_worst_verdicts(verification: Verification) -> dict[str, Verdict]:
-    """Return the worst verdict of each tensor in any column or finding; SKIPPED without a verdict."""
+    """Return the worst verdict of each tensor in any column or finding; SKIPPED if it has no verdict."""
     verdicts_by_fqn: dict[str, set[Verdict]] = {tensor.fqn: {Verdict.SKIPPED} for tensor in verification.state.tensors}
     for check in verification.checks:
         for column in check.columns:
