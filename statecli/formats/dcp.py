@@ -215,7 +215,7 @@ class _Folder:
         )
 
     def _build_tensor(self, fqn: str) -> Tensor:
-        """Build a tensor from its chunks. If this is not possible, `damage` has the reason."""
+        """Build a tensor from its chunks. If this is not possible, the tensor's `damage` has the reason."""
         saved = self.metadata.tensors[fqn]
         if isinstance(saved, str):
             return _build_damaged_tensor(saved)
@@ -329,7 +329,7 @@ class _Files:
         )
 
     def check_place(self, stored: Stored) -> None:
-        """Raise _BadFile for a byte range in an unreadable file or beyond the file's end; one message per file."""
+        """Raise _BadFile for a byte range in an unreadable file or beyond the end of its file."""
         if stored.file in self.unreadable:
             raise _BadFile(self.unreadable[stored.file])
         if stored.offset + stored.length > self.sizes[stored.file]:
@@ -477,7 +477,7 @@ def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
 
 
 def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
-    """Return the byte range of each chunk, found by the chunk's start in the tensor."""
+    """Return the stored byte range of each chunk. A chunk and its byte range have the same start index."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
     sorted_places = sorted((stored for stored in places if stored.start is not None), key=_get_start)

@@ -99,7 +99,7 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
 
 
 def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
-    """Join the pieces of a tensor. If pieces are missing, overlap or disagree, the tensor is an unreadable row."""
+    """Join the pieces of a tensor. If pieces are missing, overlap or disagree, the tensor row is unreadable."""
     dtype = boxes[0].data.dtype
     regions = [IndexBox(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
     filled_pieces = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]

@@ -79,7 +79,7 @@ class Files(NamedTuple):
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether the folder is a DeepSpeed checkpoint. A parent folder must not have a whole model of its own."""
+    """Return whether the folder has rank files, or has subfolders with rank files and no whole model itself."""
     if not files.is_folder(path):
         return False
     if _has_ranks(path) or _find_misleading_tracker(path) is not None:
@@ -160,7 +160,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
 
 
 def _may_hold_ranks(path: str) -> bool:
-    """Return whether DeepSpeed may find rank files in the folder, because zero_to_fp32 needs only the end of a name."""
+    """Return whether the folder has files that DeepSpeed may take for rank files, by the end of their names."""
     return files.is_folder(path) and (
         any(name.endswith(_STATES) for name in checkpoint_folder.list_files(path))
         or deepspeed_universal.is_universal(path)
@@ -318,7 +318,7 @@ class ModelSection:
         )
 
     def _classify(self, tensor: TensorInfo) -> TensorInfo:
-        """Set the kind. If DeepSpeed lists the buffers, all tensors but these and extra states are parameters."""
+        """Set the tensor's kind. If DeepSpeed lists the buffers, all others except extra states are parameters."""
         facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
@@ -335,7 +335,7 @@ class ModelSection:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Give tensors separate storages, because ZeRO packs a group into one. Only equal positions stay tied."""
+        """Give tensors separate storages, as ZeRO packs a group into one. Tensors at equal positions stay tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # it only says: a view
@@ -405,14 +405,14 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether the checkpoint is universal: it has `zero/`, or a name in "_universal" and no optimizer files."""
+    """Return whether the checkpoint is universal, by its subfolder `zero/` or, without optimizer files, by its name."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
 
 
 def _list_missing_copies(path: str, tag: str, copied_names: Iterable[str]) -> list[TensorInfo]:
-    """Return a row for each file missing below `zero/` of a universal checkpoint."""
+    """Return an unreadable tensor row for each file that is missing below `zero/` of a universal checkpoint."""
     rows = []
     for name, member in deepspeed_universal.find_missing_files(files.join(path, tag), copied_names):
         section = f"optimizer.{files.get_name(member).removesuffix('.pt')}"

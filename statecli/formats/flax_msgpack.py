@@ -360,7 +360,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
 
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
-    """Build a row for each tensor. If two dotted names are equal, the second tensor is named by its keys."""
+    """Build a row for each tensor. If two dotted names are equal, the second tensor is named by its keys instead."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:

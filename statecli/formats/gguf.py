@@ -202,7 +202,7 @@ class _Header:
         return tuple(value for (value,) in layout.iter_unpack(self.read_bytes(count * layout.size, label)))
 
     def check_reach(self, end: int, label: str) -> bytes:
-        """Return the header's bytes, at least up to `end`. Raises MalformedError beyond the file's end or a limit."""
+        """Return the header's bytes up to `end` or further. Raises MalformedError beyond the file or a limit."""
         if end <= len(self._raw):
             return self._raw
         if end > self._source.size:
@@ -284,7 +284,7 @@ def _name_text_type(texts: Sequence[bytes]) -> str:
 
 
 def _describe_text(text: str) -> str:
-    """Return the text; for a very long text its beginning and a digest."""
+    """Return the text, or the beginning and a digest of a very long text."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     return (

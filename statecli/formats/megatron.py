@@ -43,7 +43,7 @@ _SIZE_ARGUMENTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether the path is a folder of iterations or of ranks."""
+    """Return whether the path is a Megatron-LM checkpoint: a folder of iterations, or a folder of rank folders."""
     return files.is_folder(path) and (
         TRACKER in checkpoint_folder.list_files(path) or bool(_find_ranks(path)) or bool(_list_arrays(path))
     )
@@ -107,7 +107,7 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read the sections of every rank, with the rank's name in front. An unreadable rank is a row with the reason.
+    """Read the sections of every rank, with the rank's name in front. An unreadable rank becomes a damaged row.
 
     Raises UnreadableError if no rank can be read.
     """
@@ -134,7 +134,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelState:
-    """Add an unreadable row for each zarr array to the state of the values that are not sharded."""
+    """Add an unreadable tensor row for each zarr array to the state of the values that are not sharded."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
     sections = dict.fromkeys((*common.sections, "model"))
@@ -151,7 +151,6 @@ def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelSt
 
 
 def _prefix_sections(name: str, state: ModelState) -> ModelState:
-    """Prefix each section of the state with the name of the rank."""
     tensors = (
         replace(
             tensor,
@@ -197,7 +196,7 @@ def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, s
 
 
 def _join_settings(states: dict[str, ModelState]) -> Settings:
-    """Return the settings of the first rank, and settings of other ranks that differ, below the rank's name."""
+    """Return the settings of the first rank. Add settings of other ranks that differ, below the rank's name."""
     (_, first), *others = states.items()
     settings = first.metadata
     for name, state in others:

@@ -75,7 +75,7 @@ def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return an unreadable row for `x.npy` in an archive that also has `x`, because numpy.load reads only `x`."""
+    """Return an unreadable tensor row for `x.npy` in an archive that also has `x`: numpy.load reads only `x`."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), and numpy.load reads only the first; save the archive "
@@ -86,7 +86,7 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
 
 
 def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *, verify: bool) -> TensorInfo:
-    """Build the row of an array. Without `verify`, its checksum is verified only if header and size disagree."""
+    """Build the tensor row of an array. Without `verify`, use its checksum only if header and size disagree."""
     try:
         header = npy_array.read_header(lambda length: _read_head(record, source, length))
         if verify:

@@ -48,7 +48,7 @@ class Format:
         return self.reader.TRAITS
 
     def sniff(self, path: str, head: bytes) -> bool:
-        """Return whether the file or folder `path` is of this format; `head` are the first bytes of a file."""
+        """Return whether the file or folder `path` is of this format. `head` has the first bytes of a file."""
         return (not self.beginnings or head.startswith(self.beginnings)) and self.reader.sniff(path, head)
 
 

@@ -272,7 +272,7 @@ def _read_indexed(index: Index, target: str, label: str, read_file: ReadFile) ->
 
 
 def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
-    """Build a row for each tensor that the index assigns to a missing or unreadable shard."""
+    """Build a tensor row for each name that the index assigns to a missing or unreadable shard."""
     rows, unread_shards = [], shards.unread_shards
     for fqn, shard in index.weight_map.items():
         if shard in unread_shards:
@@ -403,7 +403,7 @@ def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
 
 
 def _find_unnamed(index: Index) -> list[str]:
-    """List weight files next to the shards that neither the index nor another checkpoint explains."""
+    """List weight files next to the shards that belong neither to the index nor to another checkpoint."""
     shard_names, kinds = set(index.shards), {_split_series_name(shard) for shard in index.shards}
     suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(checkpoint_folder.WEIGHTS)
     names = [

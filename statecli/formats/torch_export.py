@@ -118,7 +118,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # sections are programs
-    """Read the tensors of each program into its own section, grouped by the program's signature.
+    """Read the tensors of each program as a section of its own. The program's signature shows their kinds.
 
     Raises UnreadableError for an archive of another version, MalformedError for contradictions.
     """
@@ -180,7 +180,6 @@ class _Reader:
         self.nodes: list[Obj] = []
 
     def build_state(self) -> ModelState:
-        """Return the state of the whole archive."""
         self.oddities.extend(find_gaps(self.archive))
         if not self.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in self.oddities):
             self._add_oddity(

@@ -82,7 +82,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """Read the module's tensors, grouped by their classes, and the constants of its code.
+    """Read the module's tensors, whose kinds are in the text of its classes, and the constants of its code.
 
     Raises UnreadableError for archives of other writers and damaged archives.
     """
@@ -137,7 +137,7 @@ def _read_part(archive: Archive, name: str) -> _Part:
 
 
 def _list_foreign_names(pickle: Pickle) -> list[Global]:
-    """List the names that a pickle uses, except those of the archive's own code and of torch.jit's helpers."""
+    """List the names that a pickle uses, except the archive's own classes and names that torch.jit writes."""
     own_prefixes = ("__torch__.", "torch.jit._pickle.")
     return [
         mention

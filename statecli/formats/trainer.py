@@ -111,7 +111,7 @@ def _find_sharded_model(path: str) -> str:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read the model and the files next to the model; an unreadable file is a row with `damage`.
+    """Read the model and the files next to the model. An unreadable file becomes a tensor row with `damage`.
 
     Raises UnreadableError and MalformedError if the model cannot be read.
     """
@@ -218,7 +218,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
-    """Return the prefix for the settings of a part, and the settings; in a folder, without the saved object's key."""
+    """Return the prefix of a part's settings, and the settings. For a folder, remove the saved object's key."""
     match = _SHARDED_FOLDER.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings

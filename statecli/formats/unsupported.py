@@ -1,4 +1,4 @@
-"""Descriptions of files other than checkpoints, so that an error says more than "cannot read"."""
+"""Descriptions of files that are not checkpoints, so that an error says more than "cannot read"."""
 
 from __future__ import annotations
 

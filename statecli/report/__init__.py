@@ -127,7 +127,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """Row for people: its cells, a remark, and a mood that determines the colour.
+    """Row for people: its cells, a remark, and a mood such as "bad" that determines the colour.
 
     `measure` is a positive number that a page draws as a bar in the column of bars, on a logarithmic scale of all rows.
 
@@ -151,7 +151,7 @@ class Fix(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Findings that a single change would mend.
+    """Findings that a single change would fix.
 
     Attributes:
         rule: Name of the cause, the same in all commands.
@@ -443,7 +443,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A report. `document`, `table` and `page` are built when an output needs them, because no output needs all."""
+    """Report of a command. `document`, `table` and `page` are built when an output needs them; none needs all."""
 
     title: str
     document: Callable[[], msgspec.Struct]

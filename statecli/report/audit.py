@@ -260,7 +260,7 @@ def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Proble
 
 
 def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
-    """Return the problems that set exit status 1. If there are several targets, each message begins with one."""
+    """Return the problems that set exit status 1. With several targets, each message begins with its target."""
     problems = _group_problems(audit, audit.failing)
     if len(audit.targets) == 1:
         return problems

@@ -1,4 +1,4 @@
-"""The report of `statecli bisect`: the first checkpoint that meets the condition, and a line for each one read."""
+"""The report of `statecli bisect`: which checkpoint first meets the condition, and the result of each checkpoint."""
 
 from __future__ import annotations
 

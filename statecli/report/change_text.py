@@ -181,7 +181,7 @@ def _has_nonfinite(delta: Delta) -> bool:
 
 
 def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]:
-    """Describe NaN and infinities, why values were not compared, changed ties, and the rank of the difference."""
+    """Describe NaN and infinities, values not compared, changed tied weights, and the rank of the difference."""
     deltas = _list_deltas(rows)
     parts = describe_not_finite(deltas)
     parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
@@ -315,7 +315,7 @@ def has_new_not_finite(change: Change) -> bool:
 
 
 def choose_mood(change: Change) -> str:
-    """Return the mood that colours a change as in git; "bad" for new NaN or infinities."""
+    """Return the mood that gives a change its colour, as in git; "bad" for new NaN or infinities."""
     return "bad" if has_new_not_finite(change) else MOODS.get(change.status, "")
 
 

@@ -89,7 +89,7 @@ def _describe_subject(edit: Edit) -> str:
 
 
 def _shorten_names(names: Sequence[str]) -> str:
-    """Shorten many names of one module to `layers.* (16 tensors)`. List the first of other names."""
+    """Shorten many names of one module to `layers.* (16 tensors)`. Otherwise, list the first names."""
     prefix = commonprefix(names) if len(names) > MAX_NAMES else ""  # noqa: RUF071  # names, not paths
     module = _MODULE.match(prefix)
     return f"{module[1]}.* ({plural(len(names), 'tensor')})" if module else join_names(names, MAX_NAMES)

@@ -19,7 +19,7 @@ from statecli.report.row_order import arrange_tensors, format_hidden_count, limi
 
 
 class _Measure(msgspec.Struct, frozen=True, gc=False):
-    """Column, the function that gets a tensor's value, and the function that formats the value, or None."""
+    """Column of a table, the function that gets a tensor's value, and the function (or None) that formats it."""
 
     column: ReportColumn
     get: Callable[[TensorInfo], Any]

@@ -98,7 +98,6 @@ def _select_weights(changes: list[Change]) -> list[Change]:
 
 
 def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Change]]:
-    """Group the tensors of a module by the number of their layer."""
     tensors: dict[int, list[Change]] = {}
     for change in changes:
         if change.fqn.startswith(start):

@@ -54,7 +54,7 @@ MAX_NAMES = 3
 
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
-    """Return the rules about a tie that a move breaks, and the rules of other checks about the same tie."""
+    """Return the rules about tied weights that a move breaks apart, and other rules about the same weights."""
     other_proofs = (
         verify.rules.UNTIED_BY_COPY,
         verify.rules.SHARED_WITH_COPY,
@@ -212,7 +212,7 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 
 def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the problem of a broken tie, with the findings of other checks as its consequences."""
+    """Return the problem of tied weights that broke apart, with findings of other checks as its consequences."""
     ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
     first_by_name = {finding.fqn: finding for finding in reversed(ties)}
     first = [finding for finding in ties if finding is first_by_name[finding.fqn]]
@@ -249,7 +249,7 @@ def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
 
 
 def _build_import_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the problem of an import. If torch.load refuses the file for this reason, this is a consequence."""
+    """Return the problem of an import. If torch.load refuses the import, the problem has this consequence."""
     imports = [finding for finding in findings if finding.rule != _REFUSED_LOAD]
     problem = _build_problem(imports, rules)
     effects = problem.effects if len(imports) == len(findings) else (*problem.effects, _REFUSED_EFFECT)
@@ -390,7 +390,6 @@ def _get_text(finding: Finding) -> str:
 
 
 def _fold_names(names: Sequence[str]) -> str:
-    """Return names with repeated layers folded, at most MAX_NAMES of them."""
     return join_names(fold.fold_names(names), MAX_NAMES)
 
 

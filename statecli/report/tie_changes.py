@@ -1,4 +1,4 @@
-"""Ties between tensors that only one of the checkpoints has: `1 tie lost (2 tensors)`."""
+"""Changes of tied weights between two checkpoints, such as `1 tie lost (2 tensors)`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from statecli.core.units import plural
 
 
 def is_tie_only(change: Change) -> bool:
-    """Return True if the tensor itself is equal and only its ties differ."""
+    """Return True if only the set of tensors tied to this tensor differs, not the tensor itself."""
     return change.status is Status.CHANGED and change.fields == (Field.TYING,)
 
 
 def describe_ties(changes: Iterable[Change]) -> list[str]:
-    """Describe changed ties: `1 tie lost (2 tensors)`, `1 tie added (2 tensors)`, `2 tensors tied otherwise`."""
+    """Describe changes of tied weights: `1 tie lost (2 tensors)` or `2 tensors tied otherwise`."""
     untied_tensors, newly_tied_tensors, retied_count = [], [], 0
     for change in changes:
         if Field.TYING not in change.fields or change.before is None or change.after is None:

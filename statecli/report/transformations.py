@@ -131,7 +131,6 @@ def _is_explained(change: Change, parts: Container[str]) -> bool:
 
 
 def _name_with_section(change: Change) -> Change:
-    """Put the section in front of all names in the change."""
     start = f"{change.section}." if change.section else ""
     transformation = change.transformation
     if transformation is not None:
@@ -234,7 +233,7 @@ def _build_layers_line(start: str, run: Sequence[MovedLayer]) -> Line:
 
 
 def _split_into_runs(layers: Sequence[MovedLayer]) -> Iterator[list[MovedLayer]]:
-    """Yield runs of moved layers that kept their order, each for a line. Layers with other changes stay separate."""
+    """Yield runs of moved layers that kept their order, each for one line. Layers with other changes stay apart."""
     run: list[MovedLayer] = []
     for layer in layers:
         if run and (layer.old <= run[-1].old or layer.others or run[-1].others):

@@ -112,11 +112,11 @@ class Metadata(msgspec.Struct, gc=False):
 
 
 class _Scanned(dict[str, tuple[bytes, Metadata]]):
-    """Result that `parse_for_scan` keeps for `parse_metadata`: a pickle's bytes and metadata, by the pickle's name."""
+    """Cache of `parse_for_scan`: the bytes and the metadata of the last pickle, by the pickle's name."""
 
 
 def parse_for_scan(data: bytes, label: str) -> Metadata:
-    """Parse a pickle as `parse_metadata` does, and keep the result for `parse_metadata`: an audit parses twice."""
+    """Parse a pickle as `parse_metadata` does. Keep the result for `parse_metadata`, as an audit parses twice."""
     scanned = lifetime.for_command(_Scanned)
     scanned.clear()
     scanned[label] = data, parse_metadata(data, label)
@@ -189,7 +189,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Build a call as `Machine` does. Note other uses of `getattr`, so that `run` keeps it among the imports."""
+        """Build a call as `Machine` does. If `getattr` gets anything but an enum member, `run` keeps it listed."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():

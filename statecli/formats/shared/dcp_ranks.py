@@ -24,7 +24,7 @@ MAX_COMPARED_BYTES = 64 * 2**20
 
 
 class Rival(NamedTuple):
-    """Name that two ranks saved, with the byte range of each rank's data."""
+    """Name of an item that two ranks saved, with the byte range of each rank's data."""
 
     fqn: str
     first: Stored
@@ -80,7 +80,7 @@ def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str
 
 
 def parse_ranks(names: Iterable[str]) -> set[int]:
-    """Return the ranks of files with these names."""
+    """Return the rank numbers in these file names."""
     return {int(match["rank"]) for name in names if (match := _RANK.fullmatch(name))}
 
 

@@ -85,7 +85,7 @@ def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str,
 
 
 def read_states(target: str, path: str) -> Iterator[TensorInfo]:
-    """Yield a row for each state of each parameter in the folder `path`. A row may say why a state is unreadable."""
+    """Yield a tensor row for each state of each parameter in `path`. A row may say why a state is unreadable."""
     state_files = [member for member in members(path) if member.count("/") > 1 and member.endswith(_SUFFIX)]
     files.prefetch(files.join(path, member) for member in state_files)
     for member in state_files:

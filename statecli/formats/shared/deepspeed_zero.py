@@ -392,7 +392,7 @@ def _join_views(folder: str, pieces: list[VectorView], dtype: str, shape: Shape)
 def _build_rows(
     name: str, layout: PartitionedOptimizer, parts: list[ParameterPart], owner: Owner
 ) -> Iterator[TensorInfo]:
-    """Build a row of the state `name` (`fp32`, `exp_avg`) for each parameter that has this state."""
+    """Build a tensor row of the state `name` (`fp32`, `exp_avg`) for each parameter that has this state."""
     for part in parts:
         vectors = [(layout.shards[piece.rank].vectors.get(name, []), piece) for piece in part.pieces]
         vectors_of_pieces = [(vector[piece.group], piece) for vector, piece in vectors if piece.group < len(vector)]
@@ -405,7 +405,7 @@ def _build_rows(
 
 
 def build_row(part: ParameterPart, views: list[VectorView], owner: Owner, section: str) -> TensorInfo:
-    """Build the row of a parameter whose values are `views` of the ranks' vectors."""
+    """Build the tensor row of a parameter whose values are `views` of the ranks' vectors."""
     fault = part.fault or _find_fault(part, views)
     dtype = views[0].vector.dtype if views else "float32"
     devices = {view.vector.device for view in views}
@@ -485,7 +485,7 @@ class Optimizer:
     def build_rows(
         self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner
     ) -> Iterator[TensorInfo]:
-        """Yield the rows of each state for all `trained` parameters, then the rows of the unpartitioned states.
+        """Yield the tensor rows of each state for all `trained` parameters, then those of the unpartitioned states.
 
         `clashes` has a reason for each name that cannot be joined.
         """

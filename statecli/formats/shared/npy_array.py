@@ -111,7 +111,7 @@ def read_header(head: Head) -> Header:
 
 
 def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
-    """Build the row of an array; a truncated array has `damage`. `storage` is the whole file, header included.
+    """Build the tensor row of an array. A truncated array has `damage`. `storage` is the file including the header.
 
     Raises MalformedError for elements of 0 bytes if there are more of them than the file has bytes.
     """
@@ -185,7 +185,7 @@ def _parse_element(descr: Any) -> NpyElement:
 
 
 class _Layout(NamedTuple):
-    """Element type of a descr: its name as numpy prints it, its size in bytes, and whether it contains objects."""
+    """Element type in numpy's `descr`: its name as numpy prints it, its size in bytes, and if it contains objects."""
 
     dtype: str
     size: int

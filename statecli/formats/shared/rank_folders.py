@@ -12,7 +12,7 @@ from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
-    """Merge the oddities of several ranks or files. List an oddity that several of them have once, with a count."""
+    """Merge the oddities of several ranks or files. An oddity that several have is listed once, with their number."""
     names_by_oddity: dict[Oddity, list[str]] = {}
     for name, rank_oddities in oddities.items():
         for oddity in rank_oddities:
@@ -46,6 +46,6 @@ def note_separate_ranks(count: int) -> Oddity:
 
 
 def build_missing_row(fqn: str, section: str, why: str) -> TensorInfo:
-    """Build a row that stands for a rank's missing tensors. `why` is one line and begins with the file or folder."""
+    """Build a tensor row that stands for a rank's missing tensors. `why` is a line that names the file or folder."""
     note = f"cannot be read: {why}"
     return TensorInfo(fqn, "unknown", None, 0, 0, section, Kind.OTHER, Evidence.CONVENTION, note=note, damage=why)

@@ -1,4 +1,4 @@
-"""Members of a tar archive as Python's tarfile finds them: torch.save wrote such archives before 0.1.10 (2017).
+"""Find the members of a tar archive as Python's tarfile does. torch.save wrote such archives before 0.1.10 (2017).
 
 statecli reads no tensors of such an archive. torch.load still tries every file as a tar archive: it unpickles the
 members `storages`, `tensors` and `pickle`. Sources: torch/serialization.py of torch 2.13 (`legacy_load` in

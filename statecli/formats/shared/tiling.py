@@ -99,7 +99,7 @@ def _build_slab(place: IndexBox, axis: int, low: int, high: int) -> IndexBox:
 
 
 def _find_problem(place: IndexBox, boxes: Sequence[IndexBox]) -> str | None:
-    """Return the fault of boxes that no plane separates; None if they fill the place, for example as a pinwheel."""
+    """Return the fault of boxes that no plane separates; None if they fill `place`, as a pinwheel does."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
     for first, second in combinations(boxes[:MAX_PAIRED_BOXES], 2):

@@ -49,7 +49,7 @@ def prefetch(archive: Archive, *storages: str) -> None:
 
 
 def check_folder(archive: Archive) -> None:
-    """Check that all records are in the folder of the first record, and that its name has no NUL character.
+    """Check that all records are in the folder of the first record, and that the folder's name has no NUL.
 
     Raises MalformedError.
     """

@@ -94,7 +94,7 @@ def decode_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
 
 
 def count_elements(shape: tuple[int, ...], fqn: str) -> int:
-    """Return the number of elements. Raises MalformedError for more than MAX_ELEMENTS."""
+    """Return the number of elements of a shape. Raises MalformedError for more than MAX_ELEMENTS."""
     elements = prod(shape)
     if elements > MAX_ELEMENTS:
         raise MalformedError(f"{fqn}: shape {truncate_value(list(shape))} is impossible: 2^63 elements or more")

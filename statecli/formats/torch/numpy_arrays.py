@@ -1,4 +1,4 @@
-"""Numpy arrays in a pickle of torch."""
+"""Decode numpy arrays in pickles of torch.save."""
 
 from __future__ import annotations
 

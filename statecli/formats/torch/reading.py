@@ -60,7 +60,7 @@ class DecodedTensor(msgspec.Struct, gc=False):
 
 
 def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> DecodedTensor:
-    """Build a row of the given `kind`. An nn.Buffer among parameters becomes a buffer."""
+    """Build a tensor row of the given `kind`. An nn.Buffer among parameters becomes a buffer."""
     if kind is Kind.PARAMETER and tensor.is_parameter:
         evidence = Evidence.TYPE
     elif kind is Kind.PARAMETER and tensor.is_buffer:
@@ -99,7 +99,7 @@ class Reading:
             return mark_damaged(fqn, error, node)
 
     def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[ReachedNode]:
-        """Yield the tensors and modules inside a pickled object, in file order; each container is entered once."""
+        """Yield the tensors and modules inside a pickled object, in file order. Each container is entered only once."""
         seen = set() if seen is None else seen
         stack = [(path, node, 0)]
         while stack:
@@ -131,7 +131,7 @@ class Reading:
             stack.extend(reversed(children))
 
     def _limit_characters(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the children. Raises MalformedError if all names together are too long, as each repeats its path."""
+        """Yield the children. Raises MalformedError if all names together are too long. Each name repeats its path."""
         for step, child in children:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:

@@ -231,7 +231,7 @@ def compute_text_digest(text: str, _: str = "") -> str:
 
 
 def _list_parts(node: Any) -> Iterator[_Part]:
-    """List the parts of a container or object in order. A named part is a name and a value, any other a value."""
+    """List the parts of a container or object in order: the name and value of named parts, else only the value."""
     items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())

@@ -158,7 +158,6 @@ def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
 
 
 def _describe_storage(storage_id: StorageId) -> str:
-    """Describe a storage by its elements, type and device."""
     cls, location = storage_id.cls, storage_id.location
     dtype = STORAGE_DTYPES.get(cls.name, "unknown") if type(cls) is Global else "unknown"
     location = str(location, "latin-1") if type(location) is bytes else location

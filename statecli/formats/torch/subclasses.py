@@ -1,4 +1,4 @@
-"""Tensor subclasses and Parameters: torch's marks among their Python attributes, and the name of a wrapper."""
+"""Python attributes of Parameters and tensor subclasses: torch's marks (parameter, buffer) and all other attributes."""
 
 from __future__ import annotations
 

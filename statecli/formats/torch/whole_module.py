@@ -1,4 +1,4 @@
-"""Rows of a whole pickled nn.Module, grouped by the `__dict__` in its pickle, without importing its class.
+"""Tensor rows of a whole pickled nn.Module: its `__dict__` shows parameters and buffers; its class is not imported.
 
 `_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` list the registered names; plain attributes are
 not registered.
@@ -32,7 +32,7 @@ HOOKS = compile_on_use(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hoo
 
 
 def collect_module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[DecodedTensor]:
-    """Yield the rows of a pickled nn.Module, grouped by its own `__dict__`.
+    """Yield the tensor rows of a pickled nn.Module. Its `__dict__` shows which tensors are registered.
 
     Registered tensors come first, in registration order and under every registered name. A tensor in a plain attribute
     is unregistered, or an alias if a registered row shares its storage.
@@ -56,7 +56,7 @@ class _ModuleWalk:
         self.aliases: dict[int, list[str]] = {}
 
     def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
-        """Add the parameters and buffers of a module and its submodules. `is_unregistered` describes `root`."""
+        """Add the parameters and buffers of a module tree. `is_unregistered`: no module outside registers the tree."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, ancestors = stack.pop()

@@ -11,7 +11,7 @@ from statecli.core.version import __version__
 
 
 class SettingRow(msgspec.Struct, frozen=True):
-    """A key of the configuration."""
+    """A key of the configuration, with its value and its source."""
 
     key: str
     value: bool | int | float | str | list[Any] | dict[str, Any] | None

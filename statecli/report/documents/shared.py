@@ -53,7 +53,7 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Findings that a single change would mend.
+    """Findings that a single change would fix.
 
     `tensors` are their names, `effects` the consequences, `help` lines to paste or the remedy, `source` the text of the
     line `origin`. `findings` counts the problem's entries in the list `findings`.
