@@ -4,7 +4,7 @@
 is a whole archive of torch.save, opened only when its values are read. Other values (an epoch, an lr, the names in
 param_groups) are archives too, read up to `MAX_ITEMS`. The planner's paths rebuild the saved nested dict, which is then
 treated as a pickle of torch.save. After a save without collectives, each rank has a `__0.metadata` of its own. Neither
-devices nor ties are recorded.
+devices nor tied weights are recorded.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - the ar
     """Read every tensor and value named in the metadata.
 
     A tensor whose chunks contradict each other, or are in a missing or bad file, is a row with `damage`. Raises
-    UnreadableError for a single file of such a folder and the errors of `Metadata`.
+    UnreadableError for a single file of such a folder, and for unreadable metadata.
     """
     if not files.is_folder(path):
         folder = files.get_folder(path) or "."

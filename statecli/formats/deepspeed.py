@@ -338,7 +338,7 @@ class ModelSection:
         """Give tensors separate storages, as ZeRO packs a group into one. Tensors at equal positions stay tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
-        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # it only says: a view
+        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # drop the note on the view
         position = f"{tensor.storage}+{tensor.storage_offset}"
         return replace(tensor, storage=position, storage_bytes=tensor.nbytes, note=note)
 

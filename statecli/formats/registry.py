@@ -31,7 +31,7 @@ class Format:
 
     Attributes:
         name: The `format` of a state; with `_` for `-` the name of the reader's module.
-        beginnings: Every file begins with any of these texts; empty if only the reader can decide.
+        beginnings: Every file begins with one of these texts; empty if only the reader can decide.
     """
 
     def __init__(self, name: str, *beginnings: bytes) -> None:

@@ -31,7 +31,7 @@ from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE, drop_current_folder, is_plain_file_name
 
 NAME = "sharded"
-TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # facts about its files
+TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # facts about the files
 
 #: Maximum size of an index in bytes: 350,000 tensors at 90 bytes a line. Parsed JSON takes up to thirty times as much
 #: memory.
@@ -86,8 +86,8 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, read_file: ReadFile) -> ModelState:
     """Read all shards and merge them into one state. The error of a shard begins with the shard's path.
 
-    Raises UnreadableError and MalformedError, without the path for errors of the index or the folder, and if no shard
-    can be read.
+    Raises UnreadableError and MalformedError, also if no shard can be read. Errors of the index or of the folder do not
+    contain the path.
     """
     if files.is_folder(path):
         return read_folder(path, read_file)

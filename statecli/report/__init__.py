@@ -321,7 +321,7 @@ class Page(msgspec.Struct, frozen=True):
     outcomes: Group | None = None
     #: Sentences about tensors that stand out. `totals` has the same sentences.
     unusual: tuple[NamedTensors, ...] = ()
-    #: Meaning of the signs in the rows, for outputs with room.
+    #: Meaning of the signs in the rows, for outputs with enough space.
     legend: tuple[str, ...] = ()
     #: Name of the column by which `Line.sort_key` sorts the lines; "" without such keys.
     sorted_by: str = ""
@@ -385,7 +385,7 @@ class SettingGroup(msgspec.Struct, frozen=True):
 
 
 class RuleText(msgspec.Struct, frozen=True):
-    """Rule as outputs show it: a summary line, and the whole explanation for outputs with room.
+    """Rule as outputs show it: a summary line and, for outputs with enough space, the whole explanation.
 
     `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule. `plugin`
     is the plugin that defines the rule, if any. `heading` is the heading of several findings, see `Rule`.
@@ -496,7 +496,7 @@ class Report(msgspec.Struct, frozen=True):
     fix_command: str = ""
     #: The tensors as a list to filter and sort, for outputs that can; None: the rows of the page.
     tensor_list: Callable[[], TensorList] | None = None
-    #: Settings next to the tensors, for outputs with room.
+    #: Settings next to the tensors, for outputs with enough space.
     settings: Callable[[], tuple[SettingGroup, ...]] = tuple
 
     def describe_findings(self) -> tuple[Finding, ...]:

@@ -26,7 +26,7 @@ class MovedLayer(NamedTuple):
     Attributes:
         new, old: Numbers of the layer after and before.
         cosines: Cosine of each moved tensor, None if equal bit for bit.
-        rounding: Rounding of the values of equal tensors; None without rounding.
+        rounding: Rounding of the values of equal tensors; None if they are not rounded.
         wrong: The moved tensors with exceptions.
         others: The differing tensors of the layer that do not come from `old`.
     """

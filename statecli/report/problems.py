@@ -41,7 +41,7 @@ MODULE_RULE, PARAMETER_RULE, TENSOR_RULE = (
 
 #: An element of a container at the start of a name: `blocks[0]` of `blocks`.
 _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
-#: Rules about ties that a move breaks.
+#: Rules about tied weights that a move breaks apart.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
 #: Rules about imports of a pickle; and the rule about the same imports in a refused load.
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))

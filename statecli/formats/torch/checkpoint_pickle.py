@@ -48,7 +48,7 @@ REFUSAL_REASON = (
 def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
     """Return the object graph of a checkpoint's pickle, read as `machine.read_pickle` does.
 
-    Raises MalformedError for a change of an object already made.
+    Raises MalformedError for a change of a finished object.
     """
     return machine.read_pickle(data, label, module_ids=module_ids, machine_class=_Machine)
 

@@ -265,6 +265,6 @@ def _describe_call(node: Obj) -> str | None:
 
 def _truncate_text(value: Any) -> str:
     if type(value) is float:
-        return repr(value + 0.0)  # -0.0 is 0.0
+        return repr(value + 0.0)  # turns -0.0 into 0.0
     is_long = (type(value) is str and len(value) > 200) or (type(value) is int and value.bit_length() > MAX_BITS)
     return " " * 201 if is_long else repr(value)

@@ -79,7 +79,7 @@ class Compared(msgspec.Struct, frozen=True):
 class DiffDocument(msgspec.Struct, frozen=True):
     """`statecli diff -f json`. Consumers ignore keys they do not know.
 
-    `diagnosis` is why a class does not load a checkpoint, as in `statecli explain`.
+    `diagnosis` says why a class does not load a checkpoint, as in `statecli explain`.
     """
 
     schema: str

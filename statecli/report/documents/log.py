@@ -14,7 +14,7 @@ class LogDocument(msgspec.Struct, frozen=True):
     """`statecli log -f json`.
 
     `checkpoints` are in the order of their steps; the lists `norms` and `relative_changes` of a module have an entry
-    for each. `last_moved` is an index of that list too. `changing_settings` changed in every checkpoint.
+    for each checkpoint. `last_moved` is an index of `checkpoints`. `changing_settings` changed in every checkpoint.
     """
 
     schema: str

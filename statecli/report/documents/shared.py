@@ -55,8 +55,8 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Findings that a single change would fix.
 
-    `tensors` are their names, `effects` the consequences, `help` lines to paste or the remedy, `source` the text of the
-    line `origin`. `findings` counts the problem's entries in the list `findings`.
+    `tensors` are the names of tensors, `effects` the consequences, `help` lines to paste or the remedy, `source` the
+    text of the line `origin`. `findings` counts the problem's entries in the list `findings`.
     """
 
     rule: str
@@ -134,8 +134,8 @@ def build_tensor_row(
 ) -> TensorRow:
     """Return the row of a tensor.
 
-    `owners` are the quantized weights of its parts, `distributions` how its values are spread, and `spectra` their
-    singular values, by section and name.
+    `owners` has the quantized weight of each part, `distributions` the distribution of a tensor's values, and `spectra`
+    their singular values, each by section and name.
     """
     return TensorRow(
         t.fqn,
