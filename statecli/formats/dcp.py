@@ -1,4 +1,4 @@
-"""Read a folder written by `torch.distributed.checkpoint` (DCP): `.metadata` and the `.distcp` files of the ranks.
+"""A folder written by `torch.distributed.checkpoint` (DCP): `.metadata` and the `.distcp` files of the ranks.
 
 `.metadata` lists the chunks of each tensor and their places (`shared/dcp_metadata.py`); each item of a `.distcp` file
 is a whole archive of torch.save, opened only when its values are read. Other values (an epoch, an lr, the names in

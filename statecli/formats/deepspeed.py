@@ -1,4 +1,4 @@
-"""Read a DeepSpeed checkpoint: a folder of rank files, or its parent folder, in which `latest` names the folder.
+"""A DeepSpeed checkpoint: a folder of rank files, or its parent folder, in which `latest` names the folder.
 
 `mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's records: the shapes of trained parameters
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO

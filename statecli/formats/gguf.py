@@ -417,7 +417,6 @@ class _Line(NamedTuple):
 
 
 def _read_lines(header: _Header, count: int) -> list[_Line]:
-    """Read the header entries of the tensors."""
     lines = []
     for n in range(count):
         label = f"entry {n + 1} of {count} in the list of tensors"

@@ -229,7 +229,6 @@ _STATUS_BY_LETTER = {letter: status.value for status, letter in STATUS_LETTERS.i
 
 
 def _build_legend(diff: Diff, groups: Sequence[Group], columns: tuple[ReportColumn, ...]) -> tuple[str, ...]:
-    """Return the meanings of the signs in the rows."""
     lines = [line for group in groups for line in group.lines]
     letters = {line.cells[0].strip()[:2].strip() for line in lines}
     texts = [", ".join(f"{letter} {word}" for letter, word in _STATUS_BY_LETTER.items() if letter in letters)]

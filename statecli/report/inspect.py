@@ -218,7 +218,6 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection) ->
 
 
 def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
-    """Return the harmful functions that loading the file imports or calls."""
     return list(dict.fromkeys(finding.about for finding in findings if finding.rule == UNSAFE_GLOBAL and finding.about))
 
 

@@ -27,7 +27,7 @@ class ModuleChange(msgspec.Struct, frozen=True, omit_defaults=True):
         name: `blocks.3`, or `out` for `out.weight` and `out.bias`.
         section: Section of the parameters.
         relative_l2: L2 norm of all Δ over the L2 norm before; null if unknown.
-        times_median: How many times the median of the layers the module changed; left out if it does not stand out.
+        times_median: The change as a multiple of the median of the layers; left out if the module does not stand out.
         layers: Number of layers that the median is computed from.
     """
 
