@@ -43,7 +43,7 @@ _SHARDED_PREFIX = "sharded "
 
 @with_denormals
 def read(path: str, section: str | None = None) -> ModelState:
-    """Read the file or folder `path`; the format is recognised by content, not by name.
+    """Read the file or folder `path`. The format is recognised by content, not by name.
 
     If the dotted path `section` leads to a container, this container (or containers below) becomes a section of the
     state.
@@ -111,7 +111,7 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 
 
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
-    """Read a file or folder. If it is damaged, run the deferred file checks too; they may explain the damage."""
+    """Read a file or folder. If it is damaged, run the deferred file checks, because they may explain the damage."""
     try:
         state = format.reader.read(path, partial(_read_with_path, section=section) if format in FOLDERS else section)
     except MalformedError:
@@ -123,7 +123,7 @@ def _read_format(format: Format, path: str, section: str | None) -> ModelState:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the files of the folder's own checkpoint, as paths relative to the folder; empty if the folder has none.
+    """List the files of the folder's checkpoint, as paths relative to the folder. Return () if it has none.
 
     Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """

@@ -209,7 +209,7 @@ class _Folder:
         return _note_foreign_names(state, self.metadata.foreign)
 
     def locate_item(self, stored: Stored, length: int) -> ByteRange:
-        """Return the byte range of an item that is packed in an archive; `length` counts its unpacked bytes."""
+        """Return the byte range of an item that is packed in an archive. `length` counts its unpacked bytes."""
         return ByteRange(
             files.join(self.path, stored.file), stored.offset, length, packing=Packing(ARCHIVE, stored.length)
         )
@@ -561,7 +561,7 @@ class _Container(NamedTuple):
 def _find_container(
     root: dict[Any, Any], steps: list[str | int], containers: dict[int, _Container]
 ) -> dict[Any, Any] | None:
-    """Return the dict at a path; create missing dicts. Return None if the path leads into a saved value."""
+    """Return the dict at a path, and create missing dicts. Return None if the path leads into a saved value."""
     node = root
     for step in steps:
         if step not in node:

@@ -271,7 +271,7 @@ class ModelSection:
 
     @property
     def copied_names(self) -> Iterator[str]:
-        """Names of parameters with a float32 copy in the optimizer; if the file lists none, all possible names."""
+        """Names of parameters with a float32 copy in the optimizer. If the file lists none, all possible names."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return

@@ -81,7 +81,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
-    """Read the header of one file; the format records neither devices nor requires_grad.
+    """Read the header of one file. The format records neither devices nor requires_grad.
 
     Shapes are in torch's order: the file has the fastest dimension first. A quantized tensor has as many elements as
     values; `nbytes` is its size in the file. A tensor of unknown type, with incomplete blocks, or with shared or
@@ -307,7 +307,7 @@ def _get_struct_code(kind: int, label: str) -> str:
 
 
 def _convert_scalar(value: Any, kind: int) -> Scalar:
-    """Convert a value for JSON. A number that JSON cannot hold becomes text; a float32 gets its shortest digits."""
+    """Convert a value for JSON. A number that JSON cannot hold becomes text. A float32 gets its shortest digits."""
     if kind == _BOOL:
         return bool(value) if value < 2 else f"true (byte {value})"
     if type(value) is not float:
@@ -408,7 +408,7 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
 
 
 class _Line(NamedTuple):
-    """Header entry of a tensor; `offset` counts from the start of the tensor data."""
+    """Header entry of a tensor. `offset` counts from the start of the tensor data."""
 
     name: str
     shape: tuple[int, ...]

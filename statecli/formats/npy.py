@@ -23,7 +23,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
-    """Read the header of the file; the format records neither devices nor requires_grad.
+    """Read the header of the file. The format records neither devices nor requires_grad.
 
     Raises UnreadableError and MalformedError, without the path. A truncated array is damaged.
     """

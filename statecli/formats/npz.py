@@ -34,7 +34,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
-    """Read the headers of all arrays; the format records neither devices nor requires_grad.
+    """Read the headers of all arrays. The format records neither devices nor requires_grad.
 
     A self-contradictory array is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the
     path, for a damaged archive.

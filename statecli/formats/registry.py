@@ -14,7 +14,7 @@ ReadArgument = str | ReadFile | None
 
 
 class FormatReader(Protocol):
-    """The module of a format; see `statecli.formats` for the functions and their errors."""
+    """The module of a format. See `statecli.formats` for its functions and their errors."""
 
     NAME: str
     TRAITS: FormatTraits
@@ -72,7 +72,7 @@ FORMATS = (*FILES, *FOLDERS)
 
 
 def find_format(path: str, head: bytes, *, is_folder: bool = False) -> Format | None:
-    """Return the first format that accepts the file or folder; None if there is none."""
+    """Return the first format that accepts the file or folder, or None if none does."""
     return next((format for format in (FOLDERS if is_folder else FORMATS) if format.sniff(path, head)), None)
 
 

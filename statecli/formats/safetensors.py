@@ -76,7 +76,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # a file has one section
-    """Read the header of one file; the format records neither devices nor requires_grad.
+    """Read the header of one file. The format records neither devices nor requires_grad.
 
     Each name of a tied tensor that `save_model` moved to `__metadata__` becomes a row of its own. Raises
     UnreadableError and MalformedError, without the path.

@@ -154,7 +154,7 @@ class _Role(msgspec.Struct, frozen=True):
 
 
 class _Payload(msgspec.Struct):
-    """Tensor of the archive. `is_weight` is False for a constant; `is_parameter` is None if it is not recorded."""
+    """Tensor of the archive. `is_weight` is False for a constant. `is_parameter` is None if it is not recorded."""
 
     tensor: Tensor
     is_weight: bool
@@ -285,7 +285,7 @@ class _Reader:
     def _read_tensor(
         self, fqn: str, entry: dict[str, Any], folder_path: str, reading: Reading, first: dict[str, dict[str, Any]]
     ) -> Tensor | None:
-        """Return the tensor of an entry; None for other objects. `first` has the first tensor_meta of each record."""
+        """Return the tensor of an entry, or None for other objects. `first` has each record's first tensor_meta."""
         name = entry.get("path_name")
         if type(name) is not str:
             raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}, not a string")
@@ -547,7 +547,7 @@ def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dic
 
 
 def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
-    """Describe how a tensor differs from its metadata in the graph; None if no difference is known."""
+    """Describe how a tensor differs from its metadata in the graph. Return None if no difference is known."""
     if tensor.shape is None or tensor.dtype is None:
         return None
     sizes = meta.get("sizes")
@@ -595,7 +595,7 @@ def _build_unnamed_row(fqn: str, payload: _Payload) -> DecodedTensor:
 
 
 def _read_major_version(program: Mapping[str, Any]) -> int | None:
-    """Return the major schema version; None if absent. torch 2.1 wrote a single number."""
+    """Return the major schema version, or None if it is missing. torch 2.1 wrote a single number."""
     schema = program.get("schema_version")
     major = schema.get("major") if type(schema) is dict else schema
     if schema is not None and (type(major) is not int or major < 0):

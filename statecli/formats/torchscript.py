@@ -189,7 +189,7 @@ class _Modules:
         self.created: dict[int, Obj] = {}
 
     def convert(self, root: Any) -> Any:
-        """Convert the root and every module below to the Python form; other objects stay unchanged."""
+        """Convert the root and every module below to the Python form. Other objects stay unchanged."""
         if not self._is_module(root):
             raise MalformedError("its data.pkl does not contain a TorchScript module")
         stack = [root]
@@ -233,7 +233,7 @@ class _Modules:
         return script_class is not None and script_class.is_module
 
     def _find_class(self, node: Any) -> _Class | None:
-        """Return the class of an object if the archive's code defines it, else None."""
+        """Return the class of an object, or None if the archive's code does not define this class."""
         if type(node) is not Obj or not get_name(node.cls).startswith("__torch__."):
             return None
         cls = node.cls

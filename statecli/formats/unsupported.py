@@ -148,7 +148,7 @@ def is_compiled(head: bytes) -> bool:
 
 
 def _unpack_head(head: bytes) -> bytes:
-    """Return the first unpacked bytes of a compressed file; b"" if it cannot be unpacked."""
+    """Return the first unpacked bytes of a compressed file, or b"" if it cannot be unpacked."""
     if head.startswith(b"\xfd7zXZ"):
         return _unpack_xz_head(head)
     try:
@@ -169,7 +169,7 @@ def _unpack_xz_head(head: bytes) -> bytes:
 
 
 def _describe_wrapped(description: str, path: str, content: bytes) -> str:
-    """Describe a compressed file. If it contains an archive or a checkpoint, mention this."""
+    """Describe a compressed file and, if it contains an archive or a checkpoint, its content."""
     kind, _, advice = description.partition(": ")
     stem = path.rpartition(".")[0]
     format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
@@ -179,7 +179,7 @@ def _describe_wrapped(description: str, path: str, content: bytes) -> str:
 
 
 def _read_first_member(head: bytes) -> str:
-    """Return text with the name of the first file in a tar archive; "" if this file is not near the beginning."""
+    """Return text that names the first file in a tar archive, or "" if the file is not near the beginning."""
     at = 0
     while head[at + 257 : at + 262] == b"ustar":
         block = head[at : at + 512]

@@ -246,7 +246,7 @@ def is_code(line: str) -> bool:
 
 
 def label_help(help: str) -> str:
-    """Return the help with its label: `fix:` for lines to paste, `help:` for a sentence; "" for an empty help.
+    """Return the help with its label: `fix:` for lines to paste, `help:` for a sentence. Return "" without help.
 
     Several lines to paste begin below the label.
     """
@@ -424,7 +424,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Target that was not or only partly checked, and the reason. An error sets exit status 2; a note does not."""
+    """Target that was not or only partly checked, and the reason. An error sets exit status 2, but a note does not."""
 
     target: str
     message: str
@@ -443,7 +443,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report of a command. `document`, `table` and `page` are built when an output needs them; none needs all."""
+    """Report of a command. `document`, `table` and `page` are built when an output needs them."""
 
     title: str
     document: Callable[[], msgspec.Struct]
@@ -508,7 +508,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
 
     def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
-        """Return all problems, for outputs with an entry for each; with `quiet`, those that set exit status 1."""
+        """Return all problems, for outputs with an entry for each. With `quiet`, return only the failures."""
         problems = self.problems() if self.problems is not None else map(build_problem, self.describe_findings())
         return tuple(problem for problem in problems if not quiet or problem.severity.is_at_least(self.fail_on))
 

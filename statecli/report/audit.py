@@ -114,7 +114,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
 
 
 def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
-    """Return the notes about the targets; without -v, only those about sections that are missing in the lock."""
+    """Return the notes about the targets. Without -v, return only those about sections missing in the lock."""
     notes = [note for target in audit.targets for note in target.notes]
     if not view.verbose:
         return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
@@ -348,7 +348,7 @@ def _list_empty_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _format_clean_targets(audit: Audit) -> str:
-    """Format `clean: a.pt, b.pt`, the audited targets without a finding; "" if all or none of them are clean."""
+    """Format the audited targets without a finding: `clean: a.pt, b.pt`. Return "" if all or none of them are clean."""
     clean = [
         target.target
         for target in audit.targets
@@ -360,7 +360,7 @@ def _format_clean_targets(audit: Audit) -> str:
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
-    """Yield a line for each rule and reason of accepted problems; with `-v`, a line for each accepted finding."""
+    """Yield a line for each rule and reason of accepted problems or, with `-v`, for each accepted finding."""
     alike: Counter[tuple[str, str]] = Counter()
     for target in audit.targets:
         for entry in target.accepted if view.verbose else ():
@@ -374,7 +374,7 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason, with the rules skipped for it; name the targets if a rule also ran elsewhere.
+    """Yield a line for each reason, with the rules skipped for it. Name the targets if a rule also ran elsewhere.
 
     The class of --model and the targets checked against the class share the rules: rules about code ran on the class,
     all other rules on the targets. So a rule that can only run on the other side is not listed.
@@ -407,7 +407,7 @@ def _format_others(audit: Audit) -> list[str]:
 
 
 def _format_lock_count(audit: Audit) -> list[str]:
-    """Format `all 10 tensors match the lock m.lock.json`; [] if no tensor was compared with a lock."""
+    """Format `all 10 tensors match the lock m.lock.json`. Return [] if no tensor was compared with a lock."""
     count = audit.lock_count
     if not count.compared or audit.lock_file is None:
         return []

@@ -48,7 +48,7 @@ def build_bisect_report(bisection: Bisection, view: View) -> Report:
 
 
 def describe_inconclusive(bisection: Bisection) -> list[str]:
-    """Return a line for each reason why the search is inconclusive; [] if the search has an answer."""
+    """Return a line for each reason why the search is inconclusive, or [] if the search has an answer."""
     if bisection.answer is not BisectAnswer.INCONCLUSIVE:
         return []
     errors = [probe.error for probe in bisection.probes if probe.error is not None]

@@ -45,7 +45,7 @@ def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
 
 
 def order_change(change: Change) -> tuple[int, float, float, int]:
-    """Return a sort key: new NaN or Inf; then added, removed and reshaped tensors; then the relative L2 change."""
+    """Return a sort key: first new NaN or Inf, then added, removed and reshaped tensors, then by relative L2 change."""
     has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
     rank = 0 if has_new_not_finite(change) else 2 if has_measure else 1
     delta = change.values

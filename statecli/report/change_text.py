@@ -315,7 +315,7 @@ def has_new_not_finite(change: Change) -> bool:
 
 
 def choose_mood(change: Change) -> str:
-    """Return the mood that gives a change its colour, as in git; "bad" for new NaN or infinities."""
+    """Return the mood that gives a change its colour, as in git, or "bad" for new NaN or infinities."""
     return "bad" if has_new_not_finite(change) else MOODS.get(change.status, "")
 
 

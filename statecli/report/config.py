@@ -31,14 +31,14 @@ def build_config_report(settings: Sequence[Setting], path: str | None) -> Report
 
 
 def _make_cell(value: object) -> Cell:
-    """Return a text or a number as a cell; any other value as written in the file."""
+    """Return a text or a number as a cell. Return any other value as it is written in the file."""
     builtin = msgspec.to_builtins(value)
     is_cell = builtin is None or (isinstance(builtin, (str, int, float)) and not isinstance(builtin, bool))
     return builtin if is_cell else format_value(builtin)
 
 
 def format_value(value: object) -> str:
-    """Format a value as in the configuration file; `-` for None."""
+    """Format a value as in the configuration file, or as `-` for None."""
     if value is None:
         return "-"
     return msgspec.json.encode(value).decode()

@@ -171,7 +171,7 @@ def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding
 
 
 def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
-    """Append the size of the largest change to findings about values. Programs read it from the changes."""
+    """Append the size of the largest change to findings about values. Programs read this size from the changes."""
     changes_by_name = {
         (change.section, change.fqn): change
         for change in diff.changes
@@ -345,7 +345,7 @@ def _format_no_difference(diff: Diff, *, is_complete: bool) -> str:
 
 
 def _describe_tolerance(diff: Diff) -> str:
-    """Format the tolerances and ignored fields, such as ` with --atol 0.5 --ignore dtype`; "" if none is set."""
+    """Format the tolerances and ignored fields: ` with --atol 0.5 --ignore dtype`. Return "" if none is set."""
     compare_options = diff.how
     tolerances = [
         f"--{name} {getattr(compare_options, name):g}"

@@ -58,12 +58,12 @@ COUNT_NOUNS = {
 
 
 def choose_columns(diff: Diff) -> tuple[ReportColumn, ...]:
-    """Return the columns for measures if any values differ, else only the columns for the change."""
+    """Return the columns for measures if any values differ, or else only the columns for the change."""
     return _MEASURE_COLUMNS if any(change.values is not None for change in diff.changes) else _CHANGE_COLUMNS
 
 
 def build_groups(diff: Diff, view: DiffView, columns: tuple[ReportColumn, ...]) -> tuple[Group, ...]:
-    """Return the groups of rows, by section and kind; `columns` are those of `choose_columns`."""
+    """Return the groups of rows, by section and kind. `columns` are those of `choose_columns`."""
     listed_changes = select_listed(diff, view)
     rows = arrange_changes(listed_changes, view)
     if view.top is not None:
@@ -106,7 +106,7 @@ def build_groups(diff: Diff, view: DiffView, columns: tuple[ReportColumn, ...]) 
 def _build_top_group(
     rows: Sequence[Change], count: int, columns: tuple[ReportColumn, ...], view: DiffView, *, has_sections: bool
 ) -> tuple[Group, ...]:
-    """Return the most important differences as a single group; () for an empty list of differences."""
+    """Return the most important differences as a single group, or () for an empty list of differences."""
     qualified_rows = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
     lines = _build_lines(qualified_rows, columns is _MEASURE_COLUMNS, view)
     heading = "largest changes"

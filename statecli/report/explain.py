@@ -51,7 +51,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _describe_untied(explanation: Explanation) -> str:
-    """Describe tensors that only the class ties, because a load keeps only the last one; "" without such tensors."""
+    """Describe tensors that only the class ties, because a load keeps only the last. Return "" if there are none."""
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
@@ -76,7 +76,7 @@ def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
 
 
 def list_problems_of_diff(explanation: Explanation | None, findings: tuple[Finding, ...]) -> tuple[Problem, ...]:
-    """Return the problem behind findings about loading, for `statecli diff`; () if the cause is unknown."""
+    """Return the problem behind findings about loading, for `statecli diff`, or () if the cause is unknown."""
     if explanation is None or explanation.diagnosis is None:
         return ()
     problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")

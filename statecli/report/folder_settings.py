@@ -58,7 +58,7 @@ def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
 
 
 def select_headline(settings: Settings) -> dict[str, Scalar]:
-    """Return the headline settings of a folder, by short name; null values are omitted."""
+    """Return the headline settings of a folder, by short name. Null values are omitted."""
     headline = {
         key: settings.values.get(key) for key in _HEADLINE_SETTINGS if key.partition(".")[0] in settings.companion_names
     }

@@ -196,7 +196,7 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
 
 
 def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection) -> str:
-    """Format `2 errors: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
+    """Format `2 errors: 61 of 63 tensors are not registered`. Return "" for a checkpoint without problems."""
     state = inspection.state
     owned = {part.fqn for weight in inspection.weights for part in weight.parts}
     count, names = len(state.tensors), [row.fqn for row in state.tensors if row.kind is Kind.UNREGISTERED]

@@ -64,7 +64,7 @@ def list_columns(inspection: Inspection, view: RowView) -> tuple[ReportColumn, .
 
 
 def build_groups(inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView) -> tuple[Group, ...]:
-    """Return the groups of rows, by section and kind; `columns` are those of `list_columns`."""
+    """Return the groups of rows, by section and kind. `columns` are those of `list_columns`."""
     state = inspection.state
     tensors = arrange_tensors(state.tensors, view)
     if view.top is not None:

@@ -76,7 +76,7 @@ def list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[Tensor
 
 
 def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str, ...]:
-    """Return the line that counts the hidden tensors of the flat table; () for a tree, or if all are shown."""
+    """Return the line that counts the hidden tensors of the flat table, or () for a tree or if all are shown."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(inspection.state.tensors) - len(list_shown_tensors(inspection, view))
@@ -84,7 +84,7 @@ def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str,
 
 
 def format_equal_size(inspection: Inspection, view: RowView) -> str:
-    """Return `; 5 more have the size of the last` if `--top` hides tensors as large as the last row; else ""."""
+    """Return `; 5 more have the size of the last` if `--top` hides tensors as large as the last row, or else ""."""
     top_tensors = list_shown_tensors(inspection, view)
     if view.top is None or view.sort is TensorOrder.NAME or not top_tensors:
         return ""

@@ -28,7 +28,7 @@ def has_stats(inspection: Inspection) -> bool:
 
 
 def list_weights_by_row(inspection: Inspection) -> dict[tuple[str, str], LogicalWeight]:
-    """Return the quantized weights by section and name of their rows; {} if each of their tensors has a row."""
+    """Return the quantized weights by section and name of their rows, or {} if each of their tensors has a row."""
     if inspection.to is not None or has_stats(inspection):
         return {}
     return {(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
@@ -76,7 +76,7 @@ def format_parameters_of(inspection: Inspection, count: int) -> str:
 
 
 def _describe_trainable(state: ModelState, parameters: int) -> str:
-    """Describe how many elements of the parameters require grad; "" if the target does not record requires_grad."""
+    """Describe how many elements of the parameters require grad. Return "" if requires_grad is not recorded."""
     rows = [tensor for tensor in state.tensors if tensor.kind is Kind.PARAMETER]
     if any(row.requires_grad is None for row in rows):
         return ""

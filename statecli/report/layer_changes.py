@@ -39,7 +39,7 @@ class ModuleChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def split_module(fqn: str) -> tuple[str, str]:
-    """Return the stack and the layer of a parameter, such as `("blocks", "blocks.3")`; outside, `("", "out")`."""
+    """Return the stack and the layer of a parameter: `("blocks", "blocks.3")`, or `("", "out")` outside of a stack."""
     parts = fqn.split(".")
     at = next((n for n, part in enumerate(parts[:-1]) if part.isascii() and part.isdecimal()), None)
     if at is None:

@@ -75,7 +75,7 @@ def _map_rules(plugin_rules: Sequence[Rule]) -> Mapping[str, RuleText]:
 
 
 def _find_heading(rule: str, rules: Mapping[str, RuleText]) -> str:
-    """Return the heading for several findings of the rule; "" if the rule has no such heading."""
+    """Return the heading for several findings of the rule, or "" if the rule has no such heading."""
     return rules[rule].heading if rule in rules else ""
 
 
@@ -166,7 +166,7 @@ def build_accepted_notes(
 
 
 def format_severities(problems: Iterable[Problem]) -> str:
-    """Format the number of problems by severity, as in `1 error, 2 warnings`; `clean` for an empty list."""
+    """Format the number of problems by severity, as in `1 error, 2 warnings`. Return `clean` for an empty list."""
     counts = Counter(problem.severity for problem in problems)
     return ", ".join(plural(counts[level], level.value) for level in _WORST_FIRST if counts[level]) or "clean"
 
@@ -241,7 +241,7 @@ def _map_imports(findings: Iterable[Finding]) -> _Imports:
 
 
 def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
-    """For a refused load, return the finding about the first import behind it; None if an import has no finding."""
+    """For a refused load, return the finding about the first import behind it, or None if an import has none."""
     if finding.rule != _REFUSED_LOAD or not finding.about:
         return None
     reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
@@ -295,7 +295,7 @@ def _strip_comment_signs(fix: str) -> str:
 
 
 def _get_place(fix: str) -> str:
-    """Return the first line of a fix if this line says where to paste the rest, else ""."""
+    """Return the first line of a fix if this line says where to paste the rest, or else ""."""
     first, end, _ = fix.partition("\n")
     return f"{first}\n" if end and first.startswith("#") and first.endswith(":") else ""
 
@@ -460,7 +460,7 @@ def _make_plural(text: str) -> str:
 
 
 def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, RuleText]) -> str | None:
-    """Return `3 keys of net.py:Net are missing`; None if the rule has no text about several names."""
+    """Return `3 keys of net.py:Net are missing`, or None if the rule has no text about several names."""
     template = _find_heading(first.rule, rules)
     if not template or len(names) < 2:
         return None

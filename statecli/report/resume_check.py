@@ -46,7 +46,7 @@ def build_resume_check_report(result: ResumeCheck, view: View) -> Report:
 
 
 def describe_inconclusive(result: ResumeCheck) -> list[str]:
-    """Return why the training runs cannot be compared; [] if they can be."""
+    """Return why the training runs cannot be compared, or [] if they can be."""
     return [f"{result.target}: {result.reason}"] if result.answer is ResumeAnswer.INCONCLUSIVE else []
 
 

@@ -87,7 +87,7 @@ def limit_lines(group: Group, view: RowView) -> Group:
 
 
 def format_hidden_count(hidden_count: int, view: RowView) -> tuple[str, ...]:
-    """Return the line that counts the hidden rows of a flat table; () if no row is hidden."""
+    """Return the line that counts the hidden rows of a flat table, or () if no row is hidden."""
     flag = f"--top {view.top}" if view.top is not None else f"-n {view.lines}"
     return (f"… and {hidden_count:,} more ({flag})",) if hidden_count else ()
 

@@ -42,7 +42,7 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
 
 
 def describe_former_name(name: str) -> str | None:
-    """Return a warning if `name` was the name of other rules before; None if its meaning never changed."""
+    """Return a warning if `name` was the name of other rules before, or None if its meaning never changed."""
     texts = read_rule_texts()
     renamed_rules = [texts[new] for new in list_present_names(name)]
     if not renamed_rules:
@@ -56,7 +56,7 @@ def describe_former_name(name: str) -> str | None:
 
 
 def describe_former_names(names: Iterable[str], known_rules: Collection[Rule], command: str) -> str | None:
-    """Return a warning about names of rules that the command has renamed; None if all names are current."""
+    """Return a warning about names of rules that the command has renamed, or None if all names are current."""
     former = [
         name
         for name in dict.fromkeys(names)

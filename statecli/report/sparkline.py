@@ -17,7 +17,7 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
-    """Return the range of all positive finite values, at least a decade; None if there are no such values."""
+    """Return the range of all positive finite values, at least a decade. Return None if there are no such values."""
     values = [value for line in series for value in line if value and math.isfinite(value)]
     return (min(*values, max(values) / MIN_RATIO), max(values)) if values else None
 

@@ -37,7 +37,7 @@ def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, is_
 
 
 def choose_mood(tensor: TensorInfo) -> str:
-    """Return "bad" or "warn" for a tensor that does not move with its model; else ""."""
+    """Return "bad" or "warn" for a tensor that does not move with its model, or else ""."""
     if tensor.after is not None and tensor.after.followed is not True:
         return "bad"
     if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:

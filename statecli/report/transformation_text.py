@@ -30,7 +30,7 @@ MAX_NAMED = 3
 
 
 def get_kind(change: Change) -> TransformationKind | None:
-    """Return the kind of the recognised transformation; None if none was recognised."""
+    """Return the kind of the recognised transformation, or None if none was recognised."""
     return change.transformation.kind if change.transformation is not None else None
 
 
@@ -56,13 +56,13 @@ def list_sources(change: Change) -> tuple[str, ...]:
 
 
 def find_rounding(changes: Sequence[Change]) -> Rounding | None:
-    """Return the rounding of the first change that was rounded; None if no change was rounded."""
+    """Return the rounding of the first change that was rounded, or None if no change was rounded."""
     roundings = (get_transformation(change).rounding for change in changes)
     return next((rounding for rounding in roundings if rounding is not None), None)
 
 
 def describe_transformation(change: Change) -> str:
-    """Describe the transformation of a tensor, without its name; "" for an exact cast, because its dtypes are shown."""
+    """Describe the transformation of a tensor, without its name. Return "" for an exact cast: its dtypes are shown."""
     return "" if change.transformation is None or is_exact_cast(change) else describe_recognised_change(change)
 
 
@@ -331,7 +331,7 @@ def _format_stack_of(names: Sequence[str]) -> str:
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
-    """Fold names whose numbers do not ascend: `experts.{0,1,10,11,2..9}.w1.weight`; None for any other names."""
+    """Fold names whose numbers do not ascend: `experts.{0,1,10,11,2..9}.w1.weight`. Return None for other names."""
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None

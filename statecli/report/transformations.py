@@ -52,7 +52,7 @@ _LAYER_NUMBER = compile_on_use(r"(?<![^.])[0-9]+(?![^.])")
 
 
 def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_sections: bool) -> Group | None:
-    """Return the group of lines about all transformations; None if no transformation was recognised."""
+    """Return the group of lines about all transformations, or None if no transformation was recognised."""
     if all(change.transformation is None for change in changes):
         return None
     if has_sections:  # names are unique only within a section, and equal names of two sections are different layers
@@ -148,7 +148,7 @@ def _name_with_section(change: Change) -> Change:
 
 
 def _format_named_exceptions(changes: Sequence[Change]) -> str:
-    """Format exceptions, as in `, but layers.1.up.weight: 1 of 8,192 elements differs`; "" without exceptions."""
+    """Format exceptions, as in `, but layers.1.up.weight: 1 of 8,192 elements differs`, or "" if there are none."""
     texts = [
         f"{format_fqn(change.fqn)}: {count_exceptions(get_transformation(change))}{_format_new_not_finite(change)}"
         for change in changes
@@ -327,7 +327,7 @@ _ADAPTER_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer.weight"
 
 
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
-    """Return the removed tensors if the second checkpoint is only an adapter; [] for a whole model with adapters.
+    """Return the removed tensors if the second checkpoint is only an adapter, or [] for a model with adapters.
 
     An adapter may also have tensors that replace tensors of the base (`modules_to_save`).
     """
@@ -423,7 +423,7 @@ def _describe_alone(change: Change) -> str:
 
 
 def _format_new_not_finite(change: Change) -> str:
-    """Format new NaN and infinities, as in `, NaN 0 → 1`; "" if their number did not grow."""
+    """Format new NaN and infinities, as in `, NaN 0 → 1`, or "" if their number did not grow."""
     counts = [change.values] if change.values is not None and has_new_not_finite(change) else []
     return "".join(f", {text}" for text in describe_not_finite(counts))
 

@@ -12,7 +12,7 @@ from statecli.report.row_order import arrange_naturally
 
 
 def list_unusual_values(state: ModelState) -> tuple[NamedTensors, ...]:
-    """Return a sentence for each kind of unusual values; () if the values were not read."""
+    """Return a sentence for each kind of unusual values, or () if the values were not read."""
     return tuple(_iter_sentences(state))
 
 

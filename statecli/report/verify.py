@@ -57,7 +57,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
     proof_reason: str | None
 
     def get_verdict(self, fqn: str) -> Verdict:
-        """Return the verdict of a tensor; SKIPPED if the column has no cell for the tensor."""
+        """Return the verdict of a tensor, or SKIPPED if the column has no cell for the tensor."""
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
@@ -350,7 +350,7 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
 
 
 def _find_common_module(names: Sequence[str]) -> str:
-    """Return the module path with which all names begin, such as `encoder.layers`; "" if they differ at once."""
+    """Return the module path with which all names begin, such as `encoder.layers`, or "" if they differ at once."""
     first, last = min(names).split("."), max(names).split(".")
     count = next((n for n, (part, last_part) in enumerate(zip(first, last, strict=False)) if part != last_part), 0)
     return ".".join(first[:count])
@@ -369,7 +369,7 @@ ColumnReason = tuple[str, str]
 
 
 def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
-    """Return the reasons that all rows of a group share, for its heading; () for a single row."""
+    """Return the reasons that all rows of a group share, for its heading, or () for a single row."""
     reasons = []
     for column in proof_columns if len(rows) > 1 else ():
         alike = {(column.get_verdict(row.fqn), column.get_reason(row.fqn)) for row in rows}

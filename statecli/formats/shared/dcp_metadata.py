@@ -124,7 +124,7 @@ def parse_for_scan(data: bytes, label: str) -> Metadata:
 
 
 def parse_metadata(data: bytes, label: str) -> Metadata:
-    """Parse the metadata in a pickle; messages call the pickle `label`.
+    """Parse the metadata in a pickle. Messages call the pickle `label`.
 
     Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
@@ -189,7 +189,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Build a call as `Machine` does. If `getattr` gets anything but an enum member, `run` keeps it listed."""
+        """Build a call as `Machine` does. Unless it gets an enum member, `getattr` stays among the imports."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
@@ -341,14 +341,14 @@ def _read_stored(start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stor
 
 
 def _list_items(node: Any) -> Mapping[Any, Any] | None:
-    """Return the items of a dict or a plain OrderedDict; None for any other object."""
+    """Return the items of a dict or a plain OrderedDict, or None for any other object."""
     if type(node) is Obj and get_name(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
     return node if type(node) is dict else None
 
 
 def _read_attributes(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
-    """Return the attributes of an object of these classes; None if it has content besides attributes."""
+    """Return the attributes of an object of these classes, or None if it has content besides attributes."""
     if type(node) is Obj and type(node.state) is dict and get_name(node.cls) in names and _has_only(node, "state"):
         return node.state
     return None

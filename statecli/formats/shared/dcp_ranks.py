@@ -32,7 +32,7 @@ class Rival(NamedTuple):
 
 
 def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
-    """Merge the metadata of all ranks into the first. Also list data that several ranks saved; the first is kept."""
+    """Merge the metadata of all ranks into the first. List data that several ranks saved, and keep the first."""
     first, rivals = metadatas[0], list[Rival]()
     for metadata in metadatas[1:]:
         for fqn in metadata.order:
@@ -85,7 +85,7 @@ def parse_ranks(names: Iterable[str]) -> set[int]:
 
 
 def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
-    """Return an oddity about a folder that several ranks saved; name the values that differ between ranks.
+    """Return an oddity about a folder that several ranks saved. It names the values that differ between ranks.
 
     All `rivals` must be in readable files. Raises UnreadableError for a file that changes meanwhile.
     """

@@ -101,7 +101,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
 
 
 def read_shapes(node: Any, label: str) -> dict[str, Shape]:
-    """Read a dict of names and shapes. Raises MalformedError for anything else; messages call the dict `label`."""
+    """Read a dict of names and shapes. Raises MalformedError for other content. Messages call the dict `label`."""
     shapes = {}
     for name, size in (as_mapping(node) or {}).items():
         dims = as_sequence(size)
@@ -277,7 +277,7 @@ class PartitionedOptimizer:
         return tuple(pieces), None
 
     def _find_disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
-        """Return the reason why no parameter can be joined; None if the ranks agree."""
+        """Return the reason why no parameter can be joined, or None if the ranks agree."""
         first, reference = next(iter(self.shards.items()))
         for rank, shard in self.shards.items():
             for quantity, expected, actual in (
@@ -425,7 +425,7 @@ def build_row(part: ParameterPart, views: list[VectorView], owner: Owner, sectio
 
 
 def _find_fault(part: ParameterPart, views: list[VectorView]) -> str | None:
-    """Return the reason why the ranks' vectors cannot be joined to one tensor; None if they can."""
+    """Return the reason why the ranks' vectors cannot be joined to one tensor, or None if they can."""
     if len(views) != len(part.pieces):
         return f"only {len(views)} of its {len(part.pieces)} partitions exist"
     dtypes = sorted({view.vector.dtype for view in views})

@@ -307,7 +307,7 @@ class _Literal:
         return True
 
     def _skip_comma(self, closing: str) -> bool:
-        """Skip the comma after an item and return True; return False before the closing bracket."""
+        """Skip the comma after an item and return True. Return False before the closing bracket."""
         if self._tokens and self._tokens[-1]["sign"] == closing:
             return False
         if self._take_token()["sign"] != ",":

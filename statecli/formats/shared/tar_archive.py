@@ -41,7 +41,7 @@ _MAY_BE_NUMBER = compile_on_use(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
 
 
 def parse_header(block: bytes) -> TarInfo | None:
-    """Parse a header of 512 bytes as Python's tarfile does; return None for a header that tarfile refuses."""
+    """Parse a header of 512 bytes as Python's tarfile does. Return None for a header that tarfile refuses."""
     if len(block) != BLOCK or not _MAY_BE_NUMBER.match(block[148:156]):
         return None
     import tarfile  # a slow import (as slow as all of statecli), needed for very few files

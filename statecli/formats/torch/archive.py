@@ -29,12 +29,12 @@ _ZIP64 = 2**32 - 1
 
 
 def find_record(archive: Archive, name: str) -> Record | None:
-    """Return the record of this name in the archive's folder; None if there is none."""
+    """Return the record of this name in the archive's folder, or None if the record is missing."""
     return archive.records.get(f"{archive.folder}/{name}")
 
 
 def read_word(archive: Archive, name: str) -> str | None:
-    """Return the text in a small record; None if the record is missing."""
+    """Return the text in a small record, or None if the record is missing."""
     record = find_record(archive, name)
     if record is None:
         return None

@@ -18,7 +18,7 @@ MAX_DEVICE = 64
 
 
 class StridedCall(NamedTuple):
-    """Arguments of `_rebuild_tensor` and `_rebuild_tensor_v2`; torch writes at least the first four."""
+    """Arguments of `_rebuild_tensor` and `_rebuild_tensor_v2`. torch writes at least the first four."""
 
     storage: Any
     offset: Any
@@ -30,7 +30,7 @@ class StridedCall(NamedTuple):
 
 
 class ParameterCall(NamedTuple):
-    """Arguments of `_rebuild_parameter` and `_rebuild_parameter_with_state`; torch writes at least the first two."""
+    """Arguments of `_rebuild_parameter` and `_rebuild_parameter_with_state`. torch writes at least the first two."""
 
     data: Any
     requires_grad: Any = None
@@ -57,7 +57,7 @@ def decode_dtype(node: Any, fqn: str) -> str:
 
 
 def decode_device(node: Any, fqn: str) -> str | None:
-    """Return the device name that a pickle stores as text or as torch.device("cuda", 0); None for other values."""
+    """Return the device name that a pickle stores as text or as torch.device("cuda", 0), or None for other values."""
     if type(node) is str:
         return check_device(node, fqn)
     if type(node) is Obj and get_name(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:

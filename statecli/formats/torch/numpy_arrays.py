@@ -48,7 +48,7 @@ def is_array(node: Obj) -> bool:
 
 
 def decode_array(node: Obj) -> Tensor | None:
-    """Decode a numpy array; return None for any other pickled object."""
+    """Decode a numpy array. Return None for any other pickled object."""
     if not is_array(node):
         return None
     state = _ArrayState(*node.state[:5])

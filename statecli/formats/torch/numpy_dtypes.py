@@ -102,7 +102,7 @@ def _read_state(node: Any) -> tuple[Any, ...]:
 
 
 def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
-    """Return the size of an element in bytes: the recorded size for text and void, else the size in the code."""
+    """Return the size of an element in bytes: the recorded size for text and void, otherwise the size in the code."""
     digits = code[1:]
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
         return None

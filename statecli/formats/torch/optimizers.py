@@ -54,7 +54,7 @@ def _find_moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tup
 
 
 def _is_true(value: Any) -> bool:
-    """Return whether Python treats the value as true; any object counts as true."""
+    """Return whether Python treats the value as true. Any object counts as true."""
     return value not in (None, False, 0, "") if type(value) in LEAF_TYPES else True
 
 

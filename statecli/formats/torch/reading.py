@@ -92,7 +92,7 @@ class Reading:
         self.oddities.append(Oddity(name, message, fqn))
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """Decode a tensor as `TensorDecoder.tensor` does. If it contradicts the file, `damage` has the reason."""
+        """Decode a tensor as `TensorDecoder.tensor` does. If the tensor contradicts the file, it has `damage`."""
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:

@@ -203,7 +203,7 @@ _MODEL_ROLES = frozenset(["model", "module"])
 
 
 def _find_role(node: Any, key: str, search: Search) -> str | None:
-    """Return the role of a container as a section; None for a tensor, a scalar or a container without tensors."""
+    """Return the role of a container as a section, or None for a tensor, a scalar or a container without tensors."""
     if is_module(node):
         return "module"
     if is_optimizer(node):

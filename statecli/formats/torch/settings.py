@@ -217,7 +217,7 @@ def _describe_value(node: Any, path: str, digests: Digests) -> Scalar:
 
 
 def _describe_scalar(value: Any, digests: Digests) -> Scalar:
-    """Return the scalar. A number that JSON cannot hold becomes text; a text is formatted by `describe_text`."""
+    """Return the scalar. A number that JSON cannot hold becomes text. `describe_text` formats a text."""
     if type(value) is str:
         return describe_text(value, digests.of)
     if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
@@ -248,7 +248,7 @@ def _name(node: Global, digests: Digests) -> str:
 
 
 def _describe_call(node: Obj) -> str | None:
-    """Format the short call that builds an object, such as `torch.device('cuda', 0)`; None for other objects."""
+    """Format the short call that builds an object: `torch.device('cuda', 0)`. Return None for other objects."""
     has_scalars_only = all(type(arg) in SCALARS for arg in node.args)
     if (
         not has_scalars_only

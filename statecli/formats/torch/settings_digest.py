@@ -231,7 +231,7 @@ def compute_text_digest(text: str, _: str = "") -> str:
 
 
 def _list_parts(node: Any) -> Iterator[_Part]:
-    """List the parts of a container or object in order: the name and value of named parts, else only the value."""
+    """List the parts of a container or object in order: name and value of each named part, or only the value."""
     items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())
@@ -269,7 +269,7 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
 
 
 def get_unusual_state(node: Obj) -> Any:
-    """Return the state that BUILD sets on an object, if it is not only attributes; else None."""
+    """Return the state that BUILD sets on an object, or None if it is only attributes."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)
@@ -295,7 +295,7 @@ def _is_set(node: Any) -> bool:
 
 
 def decode_numpy_scalar(node: Obj) -> Any:
-    """Return the number in a pickled numpy scalar (`multiarray.scalar(dtype, bytes)`); None for any other object."""
+    """Return the number in a pickled numpy scalar (`multiarray.scalar(dtype, bytes)`), or None for other objects."""
     if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
     raw = read_raw_bytes(node.args[1])

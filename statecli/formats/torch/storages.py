@@ -17,7 +17,7 @@ from statecli.pickles.nodes import Global, Persistent
 
 
 class StorageId(msgspec.Struct, gc=False):
-    """Persistent id of a storage. Torch writes the word "storage" first; none of the values is checked."""
+    """Persistent id of a storage. Torch writes the word "storage" first. The values are not checked."""
 
     word: Any
     cls: Any
@@ -28,7 +28,7 @@ class StorageId(msgspec.Struct, gc=False):
 
     @classmethod
     def read(cls, pid: Any) -> StorageId | None:
-        """Return the items of a persistent id as a StorageId; None for an id with too few items."""
+        """Return the items of a persistent id as a StorageId, or None for an id with too few items."""
         return cls(*pid[:6]) if type(pid) is tuple and len(pid) >= 5 else None
 
 

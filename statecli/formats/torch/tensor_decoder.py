@@ -278,7 +278,7 @@ class TensorDecoder:
         return tensor
 
     def _match_layout(self, args: tuple[Any, ...]) -> WholeTensor | None:
-        """Return the tensor, if it has all elements of its storage and a layout in `layouts`; None otherwise.
+        """Return the tensor if it has all elements of its storage and a layout in `layouts`. Otherwise, return None.
 
         This method checks each value that differs between the tensors of a file; the layout gives the other values.
         """
@@ -584,7 +584,7 @@ class TensorDecoder:
 
 
 def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
-    """Refuse a dtype whose byte order torch.load gets wrong, as it swaps bytes by the dtype of the storage."""
+    """Refuse a dtype whose byte order torch.load gets wrong, because torch.load swaps bytes by the storage's dtype."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "

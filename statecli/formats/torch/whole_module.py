@@ -1,4 +1,4 @@
-"""Tensor rows of a whole pickled nn.Module: its `__dict__` shows parameters and buffers; its class is not imported.
+"""Tensor rows of a whole pickled nn.Module. Its `__dict__` shows parameters and buffers; no class is imported.
 
 `_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` list the registered names; plain attributes are
 not registered.

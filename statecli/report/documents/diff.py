@@ -67,7 +67,7 @@ class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """How values were compared; `values` is false if none were read."""
+    """How values were compared. `values` is false if none were read."""
 
     values: bool
     bitwise: bool
