@@ -293,7 +293,7 @@ class ModelSection:
     def _fill(
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
     ) -> TensorInfo:
-        """If ZeRO-3 saved the tensor empty, return it with its real shape and the values from another file."""
+        """Return the tensor. If ZeRO-3 saved it empty, add its real shape and the values from another file."""
         stored_name = self.facts.shared.get(tensor.fqn, tensor.fqn)
         shape = self.shapes.get(stored_name)
         if tensor.shape != (0,) or shape in (None, (0,)):

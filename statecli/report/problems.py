@@ -241,7 +241,7 @@ def _map_imports(findings: Iterable[Finding]) -> _Imports:
 
 
 def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
-    """For a refused load, return the finding about the first import behind it, or None if an import has none."""
+    """Return the finding about the first import behind a refused load, or None if an import has no finding."""
     if finding.rule != _REFUSED_LOAD or not finding.about:
         return None
     reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
@@ -289,7 +289,7 @@ def _join_fixes(fixes: Sequence[str]) -> str:
 
 
 def _strip_comment_signs(fix: str) -> str:
-    """If all lines of the fix are comments, return them as sentences, because there is nothing to paste."""
+    """Return the fix as sentences if all of its lines are comments, because then there is nothing to paste."""
     lines = fix.split("\n")
     return "\n".join(line.removeprefix("# ") for line in lines) if all(line[:1] == "#" for line in lines) else fix
 

@@ -300,7 +300,7 @@ class _Literal:
         return entries
 
     def _skip_closing(self, closing: str) -> bool:
-        """If the next token is the closing bracket, skip it and return True."""
+        """Skip the closing bracket and return True, if this bracket is the next token."""
         if not self._tokens or self._tokens[-1]["sign"] != closing:
             return False
         self._tokens.pop()
