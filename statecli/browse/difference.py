@@ -210,9 +210,9 @@ def pair_states(before: ModelState, after: ModelState, versions: Versions) -> Di
     """Pair the tensors of both targets by name, prefix and shape. Does not read values."""
     request = Request(before.target, after.target, values=False, jobs=1)
     diff = compare_states(request, before, after, {}, {})
-    positions = {(tensor.section, tensor.fqn): n for n, tensor in enumerate(before.tensors)}
+    positions = {tensor.key: n for n, tensor in enumerate(before.tensors)}
     changes: dict[int, Change] = {}
     for change in diff.changes:
-        if change.before is not None and (key := (change.before.section, change.before.fqn)) in positions:
+        if change.before is not None and (key := change.before.key) in positions:
             changes[positions[key]] = change
     return Difference(diff, changes, versions)

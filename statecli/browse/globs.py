@@ -10,12 +10,12 @@ import msgspec
 
 from statecli.core.errors import FilteredOut
 from statecli.core.escaping import escape
-from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, TensorInfo, TensorKey
 from statecli.core.selection import Selection, glob_names, select
 from statecli.report import fold
 
 #: Rows of quantized weights by section and name of their tensors, as `select` takes them.
-RowsByPart = Mapping[tuple[str, str], TensorInfo]
+RowsByPart = Mapping[TensorKey, TensorInfo]
 
 
 _SPECIAL = frozenset("*?[{")

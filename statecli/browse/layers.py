@@ -10,7 +10,7 @@ import msgspec
 
 from statecli.browse.screen_state import ScreenModel
 from statecli.core.escaping import escape_name
-from statecli.core.model_state import Stats, TensorInfo
+from statecli.core.model_state import Stats, TensorInfo, TensorKey
 from statecli.core.units import format_number, join_names, plural
 from statecli.report import fold
 from statecli.report.layer_roles import Role
@@ -94,7 +94,7 @@ def build_tables(
     tensors: Sequence[TensorInfo], roles: Iterable[Role], measures: tuple[LayerMeasure, ...] = VALUE_MEASURES
 ) -> tuple[LayerTable, ...]:
     """Return the tables of all roles (tensors that each layer has). Encoder and decoder layers get separate tables."""
-    by_name = {(tensor.section, tensor.fqn): position for position, tensor in enumerate(tensors)}
+    by_name = {tensor.key: position for position, tensor in enumerate(tensors)}
     groups: dict[tuple[str, str], list[tuple[str, Role]]] = {}
     for role in roles:
         _, numbers = fold.split_numbers(role.tensors[0])
@@ -110,7 +110,7 @@ def build_tables(
 def _build_table(
     title: str,
     entries: Sequence[tuple[str, Role]],
-    by_name: Mapping[tuple[str, str], int],
+    by_name: Mapping[TensorKey, int],
     measures: tuple[LayerMeasure, ...],
 ) -> LayerTable:
     layers = sorted({layer for _, role in entries for layer in role.layers})
@@ -118,7 +118,7 @@ def _build_table(
     columns = []
     for (name, role), short in zip(entries, titles, strict=True):
         position_by_layer = {
-            layer: by_name[role.section, fqn] for layer, fqn in zip(role.layers, role.tensors, strict=True)
+            layer: by_name[TensorKey(role.section, fqn)] for layer, fqn in zip(role.layers, role.tensors, strict=True)
         }
         columns.append(
             LayerColumn(

@@ -152,7 +152,7 @@ class ScreenModel:
     def get_owner(self, position: int) -> str | None:
         """Return the parameter that an optimizer tensor belongs to, as recorded or guessed; None if unknown."""
         tensor = self.tensors[position]
-        return tensor.belongs_to or self._owners.get((tensor.section, tensor.fqn))
+        return tensor.belongs_to or self._owners.get(tensor.key)
 
     def find_common_ends(self) -> CommonEnds:
         """Return the lengths of the start and the end that all listed names share. A narrow list leaves both out."""

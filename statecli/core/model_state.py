@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -191,6 +191,13 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
 SAMPLE_INPUT_NOTE = "a sample input stored in the model, not part of its state"
 
 
+class TensorKey(NamedTuple):
+    """Section and name of a tensor, which identify the tensor within a state."""
+
+    section: str
+    fqn: str
+
+
 class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Facts about one tensor under one of its names.
 
@@ -249,6 +256,11 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     damage: str | None = None
     #: Kind of a note that changes the behaviour of a command; None for other notes.
     note_kind: NoteKind | None = None
+
+    @property
+    def key(self) -> TensorKey:
+        """Section and name of the tensor."""
+        return TensorKey(self.section, self.fqn)
 
     @property
     def pieces(self) -> list[TensorData]:

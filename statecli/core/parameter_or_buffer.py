@@ -18,7 +18,16 @@ from msgspec.structs import replace
 from statecli import core
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.core.model_state import (
+    Evidence,
+    Kind,
+    ModelState,
+    Oddity,
+    OptimizerFacts,
+    OptimizerGroup,
+    TensorInfo,
+    TensorKey,
+)
 from statecli.core.quantized_codes import may_be_quantized
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
@@ -116,14 +125,14 @@ def classify_tensors(state: ModelState) -> ModelState:
     for row in unclassified if trained_rows or quantized else sorted(by_convention):
         if row in trained_rows:
             tensors[row] = replace(tensors[row], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
-        elif quantized.get((tensors[row].section, tensors[row].fqn)) is Kind.PARAMETER:
+        elif quantized.get(tensors[row].key) is Kind.PARAMETER:
             tensors[row] = replace(tensors[row], evidence=Evidence.CONVENTION)
         elif row in by_convention or (tensors[row].section, tensors[row].fqn) in quantized:
             tensors[row] = replace(tensors[row], kind=Kind.BUFFER, evidence=Evidence.CONVENTION, persistent=True)
     return _fill_belongs_to(state, tensors)
 
 
-def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str], Kind]:
+def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[TensorKey, Kind]:
     """Return how libraries register the tensors of quantized weights: parameter or buffer, by section and name.
 
     bitsandbytes registers the codes as a parameter and saves the rest with the state_dict; gptqmodel and autoawq
@@ -139,7 +148,7 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
                 part is not layouts.QuantizedPart.CODES
                 and (weight.layout is layouts.QuantizedLayout.BITSANDBYTES or weight.divisor != 1)
             )
-            kinds[row.section, row.fqn] = Kind.BUFFER if is_buffer else Kind.PARAMETER
+            kinds[row.key] = Kind.BUFFER if is_buffer else Kind.PARAMETER
     return kinds
 
 
@@ -164,7 +173,7 @@ def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) 
         elif tensor.dtype in INTEGER_DTYPES or _is_buffer_name(last):
             buffers.add(row)
     if vectors:
-        weight_orig_names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
+        weight_orig_names = {tensor.key for tensor in tensors if tensor.fqn.endswith("weight_orig")}
         for row in vectors:
             section, fqn = tensors[row].section, tensors[row].fqn
             is_vector = fqn.endswith(("weight_u", "weight_v")) and (section, f"{fqn[:-2]}_orig") in weight_orig_names
@@ -451,7 +460,7 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
     return replace(state, tensors=tuple(tensors))
 
 
-def match_optimizer_entries(state: ModelState) -> dict[tuple[str, str], str]:
+def match_optimizer_entries(state: ModelState) -> dict[TensorKey, str]:
     """Return the parameter's name for each unnamed optimizer tensor, by section and name, if order and shapes decide.
 
     An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. Empty for formats
@@ -480,4 +489,4 @@ def match_optimizer_entries(state: ModelState) -> dict[tuple[str, str], str]:
         if tensor.section == optimizer.section and not tensor.belongs_to
         if (match := _OPTIMIZER_ENTRY.match(tensor.fqn))
     )
-    return {(tensor.section, tensor.fqn): owners[number] for tensor, number in entries if number in owners}
+    return {tensor.key: owners[number] for tensor, number in entries if number in owners}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import FilteredOut, UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo, TensorKey
 from statecli.core.name_pattern import compile_name_pattern, has_braces
 from statecli.core.quoting import names
 
@@ -90,7 +90,7 @@ def select(
     state: ModelState,
     selection: Selection,
     target: str,
-    weights: Mapping[tuple[str, str], TensorInfo] = MappingProxyType({}),
+    weights: Mapping[TensorKey, TensorInfo] = MappingProxyType({}),
 ) -> ModelState:
     """Return the state with the selected tensors and their sections; the same object if nothing is filtered.
 
@@ -103,7 +103,7 @@ def select(
     by_section = len(state.sections) > 1
 
     def is_selected(tensor: TensorInfo) -> bool:
-        weight = weights.get((tensor.section, tensor.fqn)) if weights else None
+        weight = weights.get(tensor.key) if weights else None
         if weight is None:
             return selection.selects(tensor, by_section=by_section)
         names = glob_names(weight.fqn, weight.section, by_section=by_section)

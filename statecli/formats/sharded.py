@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
-from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, Settings, StateDict, TensorInfo
+from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, Settings, StateDict, TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats import deepspeed
@@ -336,12 +336,12 @@ def _add_oddities(state: ModelState, *oddities: Oddity) -> ModelState:
 
 
 def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
-    owner: dict[tuple[str, str], str] = {}
+    owner: dict[TensorKey, str] = {}
     tensors: list[TensorInfo] = []
     oddities: list[Oddity] = []
     for shard, state in states:
         for tensor in state.tensors:
-            first = owner.setdefault((tensor.section, tensor.fqn), shard)
+            first = owner.setdefault(tensor.key, shard)
             if first != shard:
                 raise MalformedError(
                     f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}; each tensor must be in one"

@@ -22,6 +22,7 @@ from torch import nn
 from statecli.core.model_state import Origin
 from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
+from statecli.live.source_line import SourceLine, get_current_line
 from statecli.live.walk import get_own_dict
 
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -39,11 +40,11 @@ class Origins:
 
     def __init__(self, typed_paths: dict[str, str] | None = None) -> None:
         self._typed_paths = typed_paths or {}
-        self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, tuple[str, int]]]] = {}
+        self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, SourceLine]]] = {}
         # Lines by class and name, for copies made by copy.deepcopy, because such copies run no setter.
-        self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
+        self._by_class: dict[tuple[int, str], SourceLine] = {}
         #: Lines of the user's code that ran a library's assignment.
-        self._callers: dict[tuple[int, str], tuple[str, int]] = {}
+        self._callers: dict[tuple[int, str], SourceLine] = {}
         self._repeated: set[tuple[int, str]] = set()
         self._repeated_by_class: set[tuple[int, str]] = set()
         self._is_continued = False
@@ -94,16 +95,16 @@ class Origins:
             entry = (weakref.ref(module), {})
             self._lines[id(module)] = entry
         # The last assignment wins, because its value is the present value.
-        place = entry[1][name] = (frame.f_code.co_filename, frame.f_lineno)
-        caller = _find_caller(frame) if is_installed_file(place[0]) else None
+        place = entry[1][name] = get_current_line(frame)
+        caller = _find_caller(frame) if is_installed_file(place.file) else None
         if caller is not None:
             self._callers[id(module), name] = caller
         else:
             self._callers.pop((id(module), name), None)
-        if getattr(sys.modules.get(type(module).__module__), "__file__", None) == place[0]:
+        if getattr(sys.modules.get(type(module).__module__), "__file__", None) == place.file:
             self._by_class[id(type(module)), name] = place
 
-    def locate(self, module: nn.Module, name: str) -> tuple[str, int] | None:
+    def locate(self, module: nn.Module, name: str) -> SourceLine | None:
         """Return file and line of the last assignment to attribute `name`; None if unknown."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
@@ -111,7 +112,7 @@ class Origins:
         by_class = self._by_class.get((id(type(module)), name)) if self._is_continued else None
         return entry[1].get(name, by_class)
 
-    def locate_caller(self, module: nn.Module, name: str) -> tuple[str, int] | None:
+    def locate_caller(self, module: nn.Module, name: str) -> SourceLine | None:
         """Return the line of user code that called the library function which assigned the attribute, or None."""
         entry = self._lines.get(id(module))
         is_known = entry is not None and entry[0]() is module and name in entry[1]
@@ -124,21 +125,21 @@ class Origins:
             return (id(type(module)), name) in self._repeated_by_class
         return (id(module), name) in self._repeated
 
-    def describe(self, place: tuple[str, int] | None) -> Origin | None:
+    def describe(self, place: SourceLine | None) -> Origin | None:
         """Return the source line `place` with its file name as shown to users; None for a line of statecli."""
-        if place is None or place[0].startswith(("<", PACKAGE_FOLDER)):
+        if place is None or place.file.startswith(("<", PACKAGE_FOLDER)):
             return None  # for example a class of torch, which statecli itself calls
-        return Origin(format_path(place[0], self._typed_paths), place[1])
+        return Origin(format_path(place.file, self._typed_paths), place.line)
 
 
-def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
+def _find_caller(frame: FrameType | None) -> SourceLine | None:
     """Return file and line of the innermost frame in the user's code; None if statecli called the library itself."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(PACKAGE_FOLDER) and filename != __file__:
             return None
         if not (filename.startswith("<") or is_skipped_frame(filename) or is_installed_file(filename)):
-            return filename, frame.f_lineno
+            return get_current_line(frame)
         frame = frame.f_back
     return None
 

@@ -10,6 +10,8 @@ import tokenize
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from statecli.live.source_line import SourceLine
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -177,10 +179,10 @@ def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
 # --- the assignment -----------------------------------------------------------------------------------------
 
 
-def read_assignment(place: tuple[str, int] | None, name: str) -> Assignment | None:
+def read_assignment(place: SourceLine | None, name: str) -> Assignment | None:
     """Return the assignment to `name` at file and line `place`; None if the statement is not a plain assignment."""
-    file = _parse_file(place[0]) if place else None
-    return None if place is None or file is None else _find_assignment(file, place[1], name)
+    file = _parse_file(place.file) if place else None
+    return None if place is None or file is None else _find_assignment(file, place.line, name)
 
 
 @functools.lru_cache(maxsize=256)
@@ -270,14 +272,14 @@ def find_class_file(kind: type) -> str | None:
         return None
 
 
-def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
+def locate_class_attribute(owner: type, name: str) -> SourceLine | None:
     """Return the first line that assigns `name` in the body of a class; None if the source has no such line."""
     filename = find_class_file(owner)
     file = _parse_file(filename) if filename else None
     if filename is None or file is None:
         return None
     lines = [node.lineno for nodes in file.assignments.values() for node in nodes if file.assigns(owner, node, name)]
-    return (filename, min(lines)) if lines else None
+    return SourceLine(filename, min(lines)) if lines else None
 
 
 def locate_variable(filename: str, name: str) -> int | None:
@@ -287,10 +289,10 @@ def locate_variable(filename: str, name: str) -> int | None:
     return max((node.lineno for node in nodes if node.value is not None and _names(node, name)), default=None)
 
 
-def read_scope(place: tuple[str, int] | None) -> SourceScope | None:
+def read_scope(place: SourceLine | None) -> SourceScope | None:
     """Return the class and the function that contain the line at `place`; None if the source cannot be read."""
-    file = _parse_file(place[0]) if place else None
-    return None if place is None or file is None else _find_scope(file, place[1])
+    file = _parse_file(place.file) if place else None
+    return None if place is None or file is None else _find_scope(file, place.line)
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from statecli.live import tensor_sources
-from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, Place, TensorSource
+from statecli.live.source_line import SourceLine
+from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, TensorSource
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -102,9 +103,9 @@ class DeviceWatch:
 
     device: torch.device
     mismatches: list[Mismatch] = field(default_factory=list)
-    copied_by_forward: dict[str, Place | None] = field(default_factory=dict)
+    copied_by_forward: dict[str, SourceLine | None] = field(default_factory=dict)
     read_elsewhere: set[str] = field(default_factory=set)
-    taken_from_elsewhere: dict[str, tuple[str, Place | None]] = field(default_factory=dict)
+    taken_from_elsewhere: dict[str, tuple[str, SourceLine | None]] = field(default_factory=dict)
     #: Mismatches to record so that forward continues; other mismatches are raised. None: raise only those in `caught`.
     carried_over: frozenset[Mismatch] | None = None
     #: Call stacks in which a mismatch ended an earlier run. The model does not catch errors there, so further

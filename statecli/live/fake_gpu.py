@@ -26,7 +26,8 @@ from statecli.live.attribute_patch import replace_attribute
 from statecli.live.device_rules import PLAIN_TYPES, DeviceWatch, DeviceWatchMode
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
-from statecli.live.tensor_sources import Place, is_user_code
+from statecli.live.source_line import SourceLine, get_current_line
+from statecli.live.tensor_sources import is_user_code
 from statecli.live.tensors import is_lazy
 
 #: The device that stands for cuda:0.
@@ -102,7 +103,7 @@ class MoveRecord:
 
     release: Callable[[], None]
     successors: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    cuda_checks: list[Place] = field(default_factory=list)
+    cuda_checks: list[SourceLine] = field(default_factory=list)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self.successors
@@ -199,9 +200,9 @@ def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
 
     def is_available() -> bool:
         frame = sys._getframe(1)
-        filename, is_available_ = frame.f_code.co_filename, torch_is_available()
-        if not is_available_ and is_user_code(filename) and not is_installed_file(filename):
-            record.cuda_checks.append((filename, frame.f_lineno))
+        place, is_available_ = get_current_line(frame), torch_is_available()
+        if not is_available_ and is_user_code(place.file) and not is_installed_file(place.file):
+            record.cuda_checks.append(place)
         return is_available_
 
     with contextlib.ExitStack() as stack:

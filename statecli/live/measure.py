@@ -100,12 +100,12 @@ def try_fresh_memory(module: nn.Module) -> MoveTrial:
 
 def _try_move(module: nn.Module, result: WalkResult, move: Callable[[nn.Module], object]) -> MoveTrial:
     tensors_before = list(iter_tensors(result))  # keeps old tensors alive, so that no address is used twice
-    storages = {name: identify_storage(tensor)[0] for name, tensor in reversed(tensors_before)}
+    storages = {name: identify_storage(tensor) for name, tensor in reversed(tensors_before)}
     trial = MoveTrial(storages, keeps_objects=move is not _move_to_meta)
     # A Parameter keeps its identity and changes its storage: only the storage itself can be kept alive.
     stores = [_keep_storage_alive(tensor) for _, tensor in tensors_before]
     for name, tensor in iter_tensors(walk(get_moved_model(module, move(module)))):
-        trial.after.setdefault(name, (tensor, identify_storage(tensor)[0]))
+        trial.after.setdefault(name, (tensor, identify_storage(tensor)))
     del stores
     return trial
 
@@ -242,7 +242,7 @@ def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
     except ModelError as error:
         return SavedState(reason=str(error).removeprefix(f"{built.spec.text}: "))
     tensors_by_name = dict(iter_tensors(result))
-    model_storages = {identify_storage(tensor)[0] for tensor in tensors_by_name.values()}
+    model_storages = {identify_storage(tensor) for tensor in tensors_by_name.values()}
     holder = nn.Module()
     object.__setattr__(holder, "state", entries)
     tensors = _name_state_dict_tensors(walk(holder), entries)
@@ -251,15 +251,15 @@ def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
     copies = {
         name: (str(tensor.dtype), tuple(tensor.shape))
         for name, tensor in tensors
-        if not (is_lazy(tensor) or tensor.is_nested) and identify_storage(tensor)[0] not in model_storages
+        if not (is_lazy(tensor) or tensor.is_nested) and identify_storage(tensor) not in model_storages
     }
     unnamed = {
         copies[name]
         for name, tensor in tensors
         if name in copies and id(tensor) not in direct and name not in tensors_by_name
     }
-    renamed_storages = {identify_storage(tensor)[0] for _, tensor in tensors if id(tensor) not in direct}
-    stores = frozenset(identify_storage(tensor)[0] for _, tensor in tensors)
+    renamed_storages = {identify_storage(tensor) for _, tensor in tensors if id(tensor) not in direct}
+    stores = frozenset(identify_storage(tensor) for _, tensor in tensors)
     return SavedState(keys, stores, frozenset(renamed_storages), frozenset(unnamed), copies)
 
 
@@ -275,5 +275,5 @@ def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> lis
 
 def _find_model_storage(value: Any, model_storages: set[int | str]) -> int | str | None:
     """Return the storage key of the tensor `value` if a tensor of the model has the same storage, else None."""
-    key = identify_storage(value)[0] if issubclass(type(value), torch.Tensor) else None
+    key = identify_storage(value) if issubclass(type(value), torch.Tensor) else None
     return key if key in model_storages else None

@@ -20,6 +20,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
+from statecli.live.source_line import SourceLine
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
@@ -64,7 +65,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
         else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
     )
     place = script_error.place if script_error else _locate_error(error)
-    own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
+    own_place = "" if place is None or is_installed_file(place.file) else _format_place(spec, place)
     refusal = _explain_refusal(spec, callee, error, f"{spec.text}: {doing}{own_place}")
     if refusal is not None:
         return refusal
@@ -94,7 +95,7 @@ def _suggest_package(error: BaseException) -> str:
         return f"; {unfit['package']} was built for another version of torch: {command}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     place = _find_deepest_user_line(error)
-    if not missing or place is None or not (is_installed_file(place[0]) or missing in MODEL_LIBRARIES):
+    if not missing or place is None or not (is_installed_file(place.file) or missing in MODEL_LIBRARIES):
         return ""
     return f"; install the package: {install_module(missing)}"
 
@@ -199,9 +200,9 @@ def _shorten_paths(text: str) -> str:
     return text
 
 
-def _locate_error(error: BaseException) -> tuple[str, int] | None:
+def _locate_error(error: BaseException) -> SourceLine | None:
     if isinstance(error, SyntaxError) and error.filename:
-        return error.filename, error.lineno or 1
+        return SourceLine(error.filename, error.lineno or 1)
     return _find_deepest_user_line(error)
 
 
@@ -210,13 +211,13 @@ def describe_model_error(error: BaseException) -> str | None:
     place = _find_deepest_user_line(error)
     if place is None:
         return None
-    return f"{type(error).__name__}: {format_exception(error)} ({format_path(place[0], {})}:{place[1]})"
+    return f"{type(error).__name__}: {format_exception(error)} ({format_path(place.file, {})}:{place.line})"
 
 
-def _format_place(spec: ModelSpec, place: tuple[str, int] | None) -> str:
-    if place is None or place[0].startswith("<"):
+def _format_place(spec: ModelSpec, place: SourceLine | None) -> str:
+    if place is None or place.file.startswith("<"):
         return ""
-    return f" ({format_path(place[0], get_typed_paths(spec))}:{place[1]})"
+    return f" ({format_path(place.file, get_typed_paths(spec))}:{place.line})"
 
 
 def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
@@ -224,18 +225,18 @@ def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
     return {os.path.abspath(spec.module): spec.module} if spec.is_file else {}
 
 
-def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
+def _find_deepest_user_line(error: BaseException) -> SourceLine | None:
     """Return the deepest line of the user's code, else the deepest line outside of statecli and torch.
 
     For an endless recursion, return the line that recurses.
     """
     frames = [
-        (frame.f_code.co_filename, line)
+        SourceLine(frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, "<frozen"))
     ]
-    user_places = [place for place in frames if not is_installed_file(place[0])]
-    other_places = [place for place in frames if f"{os.sep}torch{os.sep}" not in place[0]]
+    user_places = [place for place in frames if not is_installed_file(place.file)]
+    other_places = [place for place in frames if f"{os.sep}torch{os.sep}" not in place.file]
     places = user_places or other_places
     if places and isinstance(error, RecursionError):
         return Counter(places).most_common(1)[0][0]  # the stack may run out at any line

@@ -38,6 +38,7 @@ from statecli.live.move_model import move_model
 from statecli.live.quantized_parameters import find_holding_tensor, has_lost_class
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.requested_device import parse_device
+from statecli.live.source_line import SourceLine
 from statecli.live.tensors import (
     TensorFacts,
     describe_sharding,
@@ -63,8 +64,8 @@ class _Row:
     kind: Kind
     persistent: bool | None
     #: Line that assigned the tensor. `user_place` is the line of user code if `place` is in a library.
-    place: tuple[str, int] | None
-    user_place: tuple[str, int] | None = None
+    place: SourceLine | None
+    user_place: SourceLine | None = None
     key: str = ""
     unregistered: UnregisteredTensor | None = None
     aliases: list[str] = field(default_factory=list)
@@ -111,7 +112,7 @@ class _Table:
     _module_names: dict[int, str] = field(default_factory=dict)
 
     def add_oddity(
-        self, kind: OddityKind, message: str, name: str | None = None, place: tuple[str, int] | None = None
+        self, kind: OddityKind, message: str, name: str | None = None, place: SourceLine | None = None
     ) -> None:
         origin = self.built.origins.describe(place) or UNSET
         self.oddities.append(Oddity(kind.value, message, name, origin=origin))
@@ -378,7 +379,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
     table.rows.append(row)
 
 
-def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int] | None:
+def _locate_registration(table: _Table, entry: RegisteredName) -> SourceLine | None:
     """Return the line that assigned the tensor, else the line that assigned its nearest parent module."""
     place = table.built.origins.locate(entry.owner, entry.attribute)
     path = entry.key.removesuffix(entry.attribute).rstrip(".")
@@ -389,21 +390,19 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int
     return place
 
 
-def _find_user_place(
-    table: _Table, owner: nn.Module, attribute: str, place: tuple[str, int] | None
-) -> tuple[str, int] | None:
+def _find_user_place(table: _Table, owner: nn.Module, attribute: str, place: SourceLine | None) -> SourceLine | None:
     """Return the user's line that led to an assignment in a library; `place` if unknown or not in a library.
 
     This is the line that called the library, else the line that assigned the nearest parent module.
     """
-    if place is None or not is_installed_file(place[0]):
+    if place is None or not is_installed_file(place.file):
         return place
     origins, path = table.built.origins, table.get_module_name(owner)
     user_place = origins.locate_caller(owner, attribute)
     while user_place is None and path:
         path, _, name = path.rpartition(".")
         user_place = origins.locate(table.get_module(path), name)
-        if user_place is not None and is_installed_file(user_place[0]):
+        if user_place is not None and is_installed_file(user_place.file):
             user_place = origins.locate_caller(table.get_module(path), name)
     return user_place or place
 
@@ -473,7 +472,7 @@ def _get_attribute(unregistered: UnregisteredTensor) -> str:
     return unregistered.steps[0].label.rpartition(".")[2]
 
 
-def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple[str, int] | None:
+def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> SourceLine | None:
     first_step = unregistered.steps[0]
     if first_step.how == "hidden":
         return None  # the recorded line of this name assigned the registered tensor
@@ -486,11 +485,11 @@ def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple
     return None
 
 
-def _locate_function(unregistered: UnregisteredTensor) -> tuple[str, int] | None:
+def _locate_function(unregistered: UnregisteredTensor) -> SourceLine | None:
     """Return file and first line of the function that holds the tensor in its closure or defaults; None if unknown."""
     holders = (step.parent.value for step in unregistered.steps if step.parent and step.how in ("closure", "default"))
     code = next((holder.__code__ for holder in holders if type(holder) is types.FunctionType), None)
-    return None if code is None else (code.co_filename, code.co_firstlineno)
+    return None if code is None else SourceLine(code.co_filename, code.co_firstlineno)
 
 
 def _is_input(table: _Table, row: _Row) -> bool:
@@ -565,10 +564,10 @@ class _Tie:
     counts: dict[int | str, int] = field(default_factory=dict)
     total: int = 0
     first_names: list[tuple[str, int | str]] = field(default_factory=list)
-    place: tuple[str, int] | None = None
+    place: SourceLine | None = None
 
-    def add(self, fqn: str, after: int | str, place: tuple[str, int] | None) -> None:
-        if self.place is None or (place is not None and place[0] == self.place[0]):
+    def add(self, fqn: str, after: int | str, place: SourceLine | None) -> None:
+        if self.place is None or (place is not None and place.file == self.place.file):
             self.place = max(filter(None, (self.place, place)), default=None)
         count = self.counts.get(after, 0)
         if count < _MAX_TIED_NAMES and len(self.first_names) < 2 * _MAX_TIED_NAMES:

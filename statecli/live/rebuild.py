@@ -55,7 +55,7 @@ def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild
     if first is None or second is None:
         return Rebuild.ABSENT
     is_equal = tensor_bits.is_same(first, second)
-    if is_equal and first.numel() and identify_storage(first)[0] == identify_storage(second)[0]:
+    if is_equal and first.numel() and identify_storage(first) == identify_storage(second):
         return Rebuild.SHARED
     return Rebuild.UNKNOWN if is_equal is None else Rebuild.IDENTICAL if is_equal else Rebuild.DIFFERENT
 

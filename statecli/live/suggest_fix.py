@@ -38,6 +38,7 @@ from statecli.live.attribute_source import (
 from statecli.live.installed_code import is_installed_file
 from statecli.live.quantized_parameters import has_lost_class
 from statecli.live.rebuild import Rebuild
+from statecli.live.source_line import SourceLine
 from statecli.live.tensors import identify_storage, may_overlap
 from statecli.live.walk import UnregisteredTensor, WalkStep
 
@@ -139,7 +140,7 @@ class Suggestions:
     def suggest(
         self,
         unregistered: UnregisteredTensor,
-        place: tuple[str, int] | None,
+        place: SourceLine | None,
         *,
         is_repeated: bool = False,
         other_names: MemoryNames = MemoryNames(),
@@ -170,12 +171,12 @@ class Suggestions:
         return fix
 
 
-def _read_site(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> _Site:
+def _read_site(unregistered: UnregisteredTensor, place: SourceLine | None) -> _Site:
     name = unregistered.steps[0].label.rpartition(".")[2]
     classes = frozenset(base.__name__ for base in type(unregistered.owner).__mro__ if not _is_of_torch(base))
     source, scope = read_assignment(place, name), read_scope(place)
-    files = {file for file in (place and place[0], find_class_file(type(unregistered.owner))) if file}
-    line = place[1] if place and source else None
+    files = {file for file in (place and place.file, find_class_file(type(unregistered.owner))) if file}
+    line = place.line if place and source else None
     uses = tuple(use for file in sorted(files) for use in find_uses(file, name, classes, line))
     if scope is None:
         return _Site(name, source, uses)
@@ -220,11 +221,11 @@ def _accumulates(use: AttributeUse, name: str) -> bool:
     return _ACCUMULATING_ACTION.fullmatch(use.action) is not None
 
 
-def _use_names_of_file(text: str, unregistered: UnregisteredTensor, site: _Site, place: tuple[str, int] | None) -> str:
+def _use_names_of_file(text: str, unregistered: UnregisteredTensor, site: _Site, place: SourceLine | None) -> str:
     """Return `text` with the names that the file uses for the module and for torch.nn."""
     if text.startswith(AT_END_OF_INIT):
         text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(AT_END_OF_INIT))
-    filename = place[0] if place else find_class_file(type(unregistered.owner))
+    filename = place.file if place else find_class_file(type(unregistered.owner))
     torch_nn = find_torch_nn_name(filename) if filename else "nn"
     if torch_nn == "nn" or not _NN_CLASS.search(text):
         return text
@@ -399,7 +400,7 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
         text = "# put the trained tensors into an nn.ParameterList, and register the others with self.register_buffer"
         return _ContainerFix(text)
     needs_single_name = not _are_all(members, nn.Parameter)
-    share_storages = len({identify_storage(member)[0] for member in members}) < len(members)
+    share_storages = len({identify_storage(member) for member in members}) < len(members)
     if needs_single_name and share_storages and _have_common_elements(members):
         return _ContainerFix(
             _suggest_single_attributes(site.name, "the entries that share its memory"), needs_single_name
@@ -584,13 +585,13 @@ def _add_loading(text: str, keys: str) -> str:
     return f"{text}\n# older checkpoints lack {keys}; load_state_dict(state, strict=False) keeps initial values"
 
 
-def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:
+def is_in_library(unregistered: UnregisteredTensor, place: SourceLine | None) -> bool:
     """Return True if an installed library assigns the tensor, because users do not edit the files of libraries.
 
     Without a line, the class of the owner decides; torch's own classes may hold a user's assignments.
     """
     if place is not None:
-        return is_installed_file(place[0])
+        return is_installed_file(place.file)
     kind = type(unregistered.owner)
     file = None if _is_of_torch(kind) else find_class_file(kind)
     return file is not None and is_installed_file(file)
@@ -627,7 +628,7 @@ def suggest_for_derived(is_from_registered: bool) -> str:
     )
 
 
-def creates_leaf(place: tuple[str, int] | None, unregistered: UnregisteredTensor) -> bool:
+def creates_leaf(place: SourceLine | None, unregistered: UnregisteredTensor) -> bool:
     """Return True if the assigned expression creates a leaf that requires grad: `nn.Parameter(…).to(device)`."""
     source = read_assignment(place, unregistered.steps[0].label.rpartition(".")[2])
     return source is not None and re.search(r"\bParameter\(|requires_grad(=True|_\()", source.text) is not None

@@ -83,7 +83,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
     overwritten_storages: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for tensor in tensors:
-            key = identify_storage(tensor)[0]
+            key = identify_storage(tensor)
             flat = None if key in overwritten_storages else get_flat_memory(tensor)
             if flat is not None and flat.numel():
                 overwritten_storages.add(key)
@@ -110,7 +110,7 @@ def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def build_restore(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     """Return a function that restores the present values of all memory of `tensors`."""
-    by_storage = {identify_storage(tensor)[0]: tensor for tensor in tensors}
+    by_storage = {identify_storage(tensor): tensor for tensor in tensors}
     flats = [flat for flat in map(get_flat_memory, by_storage.values()) if flat is not None]
     saved_values = [(flat, flat.clone()) for flat in flats]
 

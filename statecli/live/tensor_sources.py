@@ -8,20 +8,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from statecli.live.assignment_lines import is_skipped_frame
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
+from statecli.live.source_line import SourceLine, get_current_line
 from statecli.live.spec import parse_spec
 
 #: Folder of statecli's files that user code may call, such as patches of torch. Statecli's other files call user code.
 _LIVE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
-Place = tuple[str, int]
 #: For each frame, its code and the index of the instruction in progress.
 CallStack = tuple[tuple[CodeType, int], ...]
+
+
+class FileVariable(NamedTuple):
+    """A variable that holds a tensor, such as `tables['cos']`, and its file."""
+
+    name: str
+    file: str
 
 
 class How(Enum):
@@ -42,15 +49,15 @@ class TensorSource:
 
     Attributes:
         fqn: Name of a tensor of the model.
-        file_variable: A variable of a file, and the file.
+        file_variable: The variable of a file that holds the tensor.
         place: The line of forward that gave the tensor.
         derived: Whether the tensor was computed from this source.
         companions: Sources of further inputs, which CUDA would refuse if only the first input were on the device.
     """
 
     fqn: str | None = None
-    file_variable: tuple[str, str] | None = None
-    place: Place | None = None
+    file_variable: FileVariable | None = None
+    place: SourceLine | None = None
     how: How = How.MADE
     derived: bool = False
     companions: tuple[TensorSource, ...] = ()
@@ -96,7 +103,7 @@ class Mismatch:
     device: str
     other: str
     operator: str
-    place: Place | None
+    place: SourceLine | None
     fault: Fault = Fault.MIXED
 
     def is_same_mistake_as(self, other: Mismatch) -> bool:
@@ -120,7 +127,7 @@ def find_user_frame() -> FrameType | None:
     return next(_iter_called_frames(sys._getframe(1)), None)
 
 
-def find_user_place() -> Place | None:
+def find_user_place() -> SourceLine | None:
     """Return file and line of the innermost frame of user code, or None."""
     return get_place(find_user_frame())
 
@@ -153,9 +160,9 @@ def is_user_code(filename: str) -> bool:
     return not (filename.startswith((PACKAGE_FOLDER, "<")) or is_skipped_frame(filename))
 
 
-def get_place(frame: FrameType | None) -> Place | None:
+def get_place(frame: FrameType | None) -> SourceLine | None:
     """Return file and line of `frame`."""
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else get_current_line(frame)
 
 
 def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None:
@@ -164,19 +171,19 @@ def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None
     return next((name for name, value in names.items() if value is tensor), None)
 
 
-def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
+def find_file_variable(tensor: torch.Tensor) -> FileVariable | None:
     """Return (variable, file) for the variable that holds `tensor` in a running user file or a file imported there."""
     looked_in: set[int] = set()
     for frame in _iter_user_frames(sys._getframe(1)):
         for scope in (frame.f_globals, *_iter_imported_globals(frame.f_globals)):
             name = None if id(scope) in looked_in else _find_variable_name(scope, tensor)
             if name is not None:
-                return name, str(scope.get("__file__", frame.f_code.co_filename))
+                return FileVariable(name, str(scope.get("__file__", frame.f_code.co_filename)))
             looked_in.add(id(scope))
     return None
 
 
-def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> tuple[str, str] | None:
+def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> FileVariable | None:
     """Return (variable, file) for the variable that holds `tensor` in a file of the model or a file imported there."""
     for part in module.modules():
         scope = vars(sys.modules.get(type(part).__module__, sys))
@@ -186,7 +193,7 @@ def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> tuple
         for names in (scope, *_iter_imported_globals(scope)):
             name = _find_variable_name(names, tensor)
             if name is not None:
-                return name, str(names.get("__file__", filename))
+                return FileVariable(name, str(names.get("__file__", filename)))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ def read_facts(tensor: torch.Tensor) -> TensorFacts:
     lazy = is_lazy(tensor)
     with torch._C.DisableTorchFunctionSubclass():
         shape, elements = (None, 0) if lazy else _measure_extent(tensor)
-        key, size = identify_storage(tensor)
+        storages = _list_storages(tensor)
         strided = tensor.layout is torch.strided and shape is not None
         return TensorFacts(
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -54,8 +55,8 @@ def read_facts(tensor: torch.Tensor) -> TensorFacts:
             device=str(tensor.device),
             requires_grad=tensor.requires_grad,
             layout="nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch."),
-            storage=key,
-            storage_bytes=0 if lazy else size,
+            storage=_identify(tensor, storages),
+            storage_bytes=0 if lazy else sum(storage.nbytes() for storage in storages) if storages else None,
             storage_offset=int(tensor.storage_offset()) if strided else 0,
         )
 
@@ -93,18 +94,26 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return issubclass(type(tensor), _Lazy)
 
 
-def identify_storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
-    """Return identity and size in bytes of the memory that `tensor` uses.
+def identify_storage(tensor: torch.Tensor) -> int | str:
+    """Return an identity of the memory of `tensor`: equal for tensors that share a storage.
 
-    The identity of a sparse tensor is the storage of its values, and its size includes the indices; tensors without
-    storage (mkldnn, some subclasses) get a number of their own.
+    The identity of a sparse tensor is the storage of its values; tensors without storage (mkldnn, some subclasses) get
+    a number of their own.
     """
+    return _identify(tensor, _list_storages(tensor))
+
+
+def _identify(tensor: torch.Tensor, storages: Sequence[torch.UntypedStorage]) -> int | str:
+    return _get_address(storages[0]) if storages else _number_opaque(tensor)
+
+
+def _list_storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """Return the storages of the values, and of the indices of a sparse tensor; none for a tensor without storage."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            stores = [part.untyped_storage() for part in split_parts(tensor)]
-            return _get_address(stores[0]), sum(store.nbytes() for store in stores)
+            return [part.untyped_storage() for part in split_parts(tensor)]
         except (RuntimeError, NotImplementedError):
-            return _number_opaque(tensor), None
+            return []
 
 
 def _get_address(store: torch.UntypedStorage) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.live.source_line import SourceLine
 
 _TRACEBACK = "Traceback of TorchScript"
 #: Frames of Python in scripted code (the deepest last), and in a trace (the deepest first).
@@ -21,7 +22,7 @@ class ScriptError:
     """Name and message of the error, and file and line of the code that raised the error."""
 
     text: str
-    place: tuple[str, int] | None
+    place: SourceLine | None
 
 
 def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) -> ScriptError | None:
@@ -31,8 +32,8 @@ def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) 
         return None
     match = _ERROR.search(text)
     frames = _SCRIPTED.findall(text) or _TRACED.findall(text)[::-1]
-    places = [(file, int(line)) for file, line in frames]
-    own_places = [place for place in places if not is_library(place[0])] or places
+    places = [SourceLine(file, int(line)) for file, line in frames]
+    own_places = [place for place in places if not is_library(place.file)] or places
     name, message = match.groups() if match else (type(error).__name__, None)
     message_text = " ".join((message or "TorchScript gives no reason").split())
     return ScriptError(f"{name}: {message_text}", own_places[-1] if own_places else None)

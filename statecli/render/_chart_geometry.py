@@ -16,6 +16,7 @@ import msgspec
 from statecli.core.escaping import truncate_middle
 from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.model_state import TensorKey
 from statecli.core.units import format_count, format_number, plural
 from statecli.report import Bars, Spread
 
@@ -52,7 +53,7 @@ class Mark(msgspec.Struct, frozen=True):
     height: float
     title: str
     mood: str = ""
-    tensor: tuple[str, str] | None = None
+    tensor: TensorKey | None = None
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -96,7 +97,7 @@ class Point(msgspec.Struct, frozen=True):
     width: float
     title: str
     mood: str = ""
-    tensor: tuple[str, str] | None = None
+    tensor: TensorKey | None = None
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ class _Bar(NamedTuple):
     label: str
     value: float
     word: str
-    tensor: tuple[str, str] | None
+    tensor: TensorKey | None
     is_unusual: bool
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from statecli.core import escaping
 from statecli.core.json_text import encode_json
+from statecli.core.model_state import TensorKey
 from statecli.core.units import format_fqn, format_number
 from statecli.core.version import __version__
 from statecli.render import RenderOptions, Sink, _chart_geometry, _curve_geometry
@@ -109,7 +110,7 @@ class _Links:
         self._by_section = tensor_list is not None and len(tensor_list.sections.values) > 1
         self._has_list = tensor_list is not None
         self._row_ids: dict[int, str] = {}
-        self._targets: dict[tuple[str, str], str] = {}
+        self._targets: dict[TensorKey, str] = {}
         for line in (
             (line for group in page.groups for line in group.lines) if drawn_tensors and not self._has_list else ()
         ):
@@ -122,7 +123,7 @@ class _Links:
         """Return the id of the row if a chart links to the row; "" otherwise."""
         return self._row_ids.get(id(line), "")
 
-    def find_row(self, tensor: tuple[str, str] | None) -> str:
+    def find_row(self, tensor: TensorKey | None) -> str:
         """Return the address of a tensor on the page, without `#`; "" if the page does not list the tensor."""
         if tensor is None or not self._has_list:
             return "" if tensor is None else self._targets.get(tensor, "")

@@ -21,7 +21,7 @@ from statecli.core import output_rules
 from statecli.core.errors import strip_copy_advice
 from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Oddity, Origin
+from statecli.core.model_state import Oddity, Origin, TensorKey
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.rule import Rule
 from statecli.core.run_scope import Configuration, NotChecked
@@ -139,7 +139,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     remark: str = ""
     mood: str = ""
     sort_key: tuple[float, ...] = ()
-    tensors: tuple[tuple[str, str], ...] = ()
+    tensors: tuple[TensorKey, ...] = ()
     measure: float = 0.0
 
 
@@ -341,7 +341,7 @@ class Bars(msgspec.Struct, frozen=True):
     #: A text for each value, or empty: then the text of infinity is "infinite". A text for a finite value is a remark.
     words: tuple[str, ...] = ()
     #: Section and name of the tensor that each bar leads to, or empty.
-    tensors: tuple[tuple[str, str], ...] = ()
+    tensors: tuple[TensorKey, ...] = ()
     #: Whether each value stands out, or empty.
     unusual: tuple[bool, ...] = ()
 
@@ -365,7 +365,7 @@ class Curve(msgspec.Struct, frozen=True):
     #: The alarms in a few words, such as "1 NaN, 2 outliers"; "" to show only their number.
     alarms_in_words: str = ""
     #: Section and name of the tensor that each point leads to, or empty.
-    tensors: tuple[tuple[str, str], ...] = ()
+    tensors: tuple[TensorKey, ...] = ()
 
 
 class Spread(msgspec.Struct, frozen=True):

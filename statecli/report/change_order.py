@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from statecli.commands.diff.result import Change, Field, Status, TransformationKind
+from statecli.core.model_state import TensorKey
 from statecli.core.output import ChangeOrder
 from statecli.report import RowView
 from statecli.report.change_text import has_new_not_finite
@@ -25,12 +26,12 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
     keys: dict[str, Any] = {
         ChangeOrder.NAME: order_by_name,
         ChangeOrder.SIZE: lambda change: -_count_bytes(change),
-        ChangeOrder.CHANGE: lambda change: ((change.section, change.fqn) in parts, order_change(change)),
+        ChangeOrder.CHANGE: lambda change: (change.key in parts, order_change(change)),
     }
     return sorted(changes, key=keys[order.value])[: view.top]
 
 
-def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
+def _list_quantized_parts(changes: Sequence[Change]) -> set[TensorKey]:
     """Return section and name of quantized weights' parts that only one side has, except parts with new NaN or Inf."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
     parts_by_section = [
@@ -38,10 +39,10 @@ def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
         for change in changes
         if (transformation := change.transformation) and transformation.kind in kinds
     ]
-    names = {(section, name) for section, sources in parts_by_section for name in sources}
+    names = {TensorKey(section, name) for section, sources in parts_by_section for name in sources}
     one_sided = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
-    own_names = {(change.section, change.fqn) for change in one_sided if not has_new_not_finite(change)}
-    return names & own_names - {(change.section, change.fqn) for change in changes if change.transformation is not None}
+    own_names = {change.key for change in one_sided if not has_new_not_finite(change)}
+    return names & own_names - {change.key for change in changes if change.transformation is not None}
 
 
 def order_change(change: Change) -> tuple[int, float, float, int]:

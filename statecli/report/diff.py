@@ -13,7 +13,7 @@ from statecli.commands.diff.result import Change, Diff, Status
 from statecli.core.finding import Finding
 from statecli.core.grouping import group_by
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
-from statecli.core.model_state import TensorInfo
+from statecli.core.model_state import TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked, merge_not_checked
 from statecli.core.sizes import describe_size
@@ -98,7 +98,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         listing=(lambda: _list_names(diff, view)) if view.names else None,
         rules=lambda: rule_texts.list_rule_texts((*diff.findings, *list_problems_of_diff(diff.loading, ()))),
         cases=lambda: _build_cases(diff, report),
-        troubles=tuple(Trouble(diff.after.target, message) for _, message in list_broken(diff)),
+        troubles=tuple(Trouble(diff.after.target, failure.message) for failure in list_broken(diff)),
     )
     return report
 
@@ -113,11 +113,11 @@ def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
 def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     """Return a test case for each changed or incomparable tensor, and for each other rule with findings."""
     has_sections = needs_sections(diff)
-    cases = [Case(report.title, name, CaseOutcome.ERROR, message) for name, message in list_broken(diff)]
+    cases = [Case(report.title, failure.name, CaseOutcome.ERROR, failure.message) for failure in list_broken(diff)]
     findings_by_name = group_by(report.describe_findings(), lambda finding: (finding.section, finding.fqn))
     for change in select_different(diff):
         name = format_name(change.fqn, change.section, has_sections)
-        findings = findings_by_name.pop((change.section, change.fqn), []) + findings_by_name.pop((None, change.fqn), [])
+        findings = findings_by_name.pop(change.key, []) + findings_by_name.pop((None, change.fqn), [])
         cases.append(_build_case(report.title, name, _summarize_change(change), findings))
     for scalar in diff.scalars:
         values_text = settings.format_values(scalar, MAX_SCALAR_CHARACTERS)
@@ -173,13 +173,13 @@ def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding
 def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
     """Append the size of the largest change to findings about values. Programs read this size from the changes."""
     changes_by_name = {
-        (change.section, change.fqn): change
-        for change in diff.changes
-        if change.values is not None and change.values.max_abs
+        change.key: change for change in diff.changes if change.values is not None and change.values.max_abs
     }
     for finding in findings:
         change = (
-            changes_by_name.get((finding.section or "", finding.fqn or "")) if finding.rule in _VALUE_RULES else None
+            changes_by_name.get(TensorKey(finding.section or "", finding.fqn or ""))
+            if finding.rule in _VALUE_RULES
+            else None
         )
         largest = f", by at most {format_largest_change([change])}" if change else ""
         yield finding.reword(finding.wording.append(largest)) if largest else finding

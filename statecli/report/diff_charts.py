@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from statecli.commands.diff.result import Change, Diff, Field
 from statecli.core.grouping import group_by
-from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo, TensorKey
 from statecli.report import Bars, Spread, change_text
 from statecli.report.change_text import format_name
 from statecli.report.diff_view import list_damaged, needs_sections
@@ -44,7 +44,7 @@ def _draw(diff: Diff, measures: Sequence[_Measured]) -> Bars:
     names = tuple(format_name(item.fqn, item.section, has_sections) for item, _ in measures)
     values, words = zip(*(measure for _, measure in measures), strict=True)
     title = "change over depth: one bar per parameter, zero for equal values"
-    tensors = tuple((item.section, item.fqn) for item, _ in measures)
+    tensors = tuple(item.key for item, _ in measures)
     return Bars(title, names, values, "relative L2 change", words, tensors)
 
 
@@ -56,14 +56,14 @@ def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
     has_sections = needs_sections(diff)
     changes = {(module.section, module.name): module for module in list_module_changes(diff.changes)}
     groups = group_by(measures, lambda pair: (pair[0].section, split_module(pair[0].fqn)[1]))
-    bars: list[tuple[str, float, str, tuple[str, str], bool]] = []
+    bars: list[tuple[str, float, str, TensorKey, bool]] = []
     for (section, name), rows in groups.items():
         change = changes.get((section, name))
         value, word = _combine_measures([measure for _, measure in rows], change.relative_l2 if change else None)
         largest = max((item for item, _ in rows), key=_measure_difference)
         is_unusual = change is not None and change.times_median is not None
         label = format_name(name, section, has_sections)
-        bars.append((label, value, word, (largest.section, largest.fqn), is_unusual))
+        bars.append((label, value, word, largest.key, is_unusual))
     labels, values, words, tensors, unusual = zip(*bars, strict=True)
     title = "change over depth: one bar per layer for all its parameters together; zero for equal values"
     return Bars(title, labels, values, "relative L2 change", words, tensors, unusual)
@@ -93,8 +93,8 @@ def _measure_parameters(diff: Diff) -> list[_Measured]:
     ]
     if damaged_tensors := list_damaged(diff):
         measures += [(tensor, (math.inf, "not compared")) for tensor in damaged_tensors]
-        positions = {(tensor.section, tensor.fqn): n for n, tensor in enumerate(diff.after.tensors)}
-        measures.sort(key=lambda pair: positions.get((pair[0].section, pair[0].fqn), len(positions)))
+        positions = {tensor.key: n for n, tensor in enumerate(diff.after.tensors)}
+        measures.sort(key=lambda pair: positions.get(pair[0].key, len(positions)))
     return [pair for pair in measures if pair[0].kind is Kind.PARAMETER]
 
 

@@ -177,7 +177,7 @@ def _build_lines(rows: Sequence[Change], is_measured: bool, view: DiffView) -> l
     lines = [
         replace(
             _build_line(line, [rows[n] for n in positions], is_measured, view),
-            tensors=tuple((rows[n].section, rows[n].fqn) for n in positions),
+            tensors=tuple(rows[n].key for n in positions),
         )
         for line, positions in folded_lines
     ]
@@ -242,7 +242,7 @@ def build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[ReportC
 def build_broken_group(diff: Diff, columns: tuple[ReportColumn, ...], view: DiffView) -> Group:
     """Return the group of the tensors that could not be compared, each with its reason."""
     empty = ("",) * (len(columns) - 1)
-    lines = [Line((f"? {name}", *empty), message, "bad") for name, message in list_broken(diff)]
+    lines = [Line((f"? {failure.name}", *empty), failure.message, "bad") for failure in list_broken(diff)]
     summary = plural(len(lines), "tensor")
     return Group("not compared", summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
 

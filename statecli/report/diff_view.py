@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from statecli.commands.diff.result import Change, Diff, Status
+from statecli.core.error_causes import Failure
 from statecli.core.model_state import TensorInfo
 from statecli.report import RowView
 from statecli.report.change_text import format_name
@@ -35,16 +36,16 @@ def list_damaged(diff: Diff) -> list[TensorInfo]:
     """Return the tensors of the second checkpoint that could not be compared, because reading a file failed."""
     if not diff.broken:
         return []
-    compared_names = {(change.section, change.fqn) for change in diff.changes}
-    missing = {(failure.section, failure.fqn) for failure in diff.broken} - compared_names
-    return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
+    compared_names = {change.key for change in diff.changes}
+    missing = {failure.key for failure in diff.broken} - compared_names
+    return [tensor for tensor in diff.after.tensors if tensor.key in missing]
 
 
-def list_broken(diff: Diff) -> list[tuple[str, str]]:
+def list_broken(diff: Diff) -> list[Failure]:
     """Return name and reason of each tensor that could not be compared."""
     has_sections = needs_sections(diff)
-    names = [(format_name(failure.fqn, failure.section, has_sections), failure) for failure in diff.broken]
-    return [(name, failure.message.replace(f": {failure.fqn}: ", f": {name}: ", 1)) for name, failure in names]
+    names = [(format_name(broken.fqn, broken.section, has_sections), broken) for broken in diff.broken]
+    return [Failure(name, broken.message.replace(f": {broken.fqn}: ", f": {name}: ", 1)) for name, broken in names]
 
 
 def select_different(diff: Diff) -> list[Change]:

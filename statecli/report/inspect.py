@@ -16,7 +16,7 @@ from statecli.core import quoting
 from statecli.core.escaping import escape
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity, select_unreported
 from statecli.core.load_rules import LOAD_HELP
-from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import match_optimizer_entries
 from statecli.core.units import format_fqn, format_origin, plural
@@ -88,7 +88,7 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
         accepted_problems=accepted_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
-        troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
+        troubles=tuple(Trouble(state.target, failure.message) for failure in inspection.broken),
         charts=lambda: build_curves(state.tensors),
         settings=lambda: folder_settings.group_settings(state.metadata),
         tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
@@ -115,7 +115,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     owners = match_optimizer_entries(state)
 
     def describe_row(tensor: TensorInfo) -> str:
-        key = (tensor.section, tensor.fqn)
+        key = tensor.key
         remark = describe_list_remark(
             tensor, outliers.get(key, ""), view, is_live=live, is_reported=tensor.fqn in reported
         )
@@ -123,7 +123,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         return ", ".join(filter(None, (owner, remark)))
 
     def list_row_problems(tensor: TensorInfo) -> tuple[str, ...]:
-        return list_problem_words(tensor, is_outlier=(tensor.section, tensor.fqn) in outliers)
+        return list_problem_words(tensor, is_outlier=tensor.key in outliers)
 
     rows = arrange_naturally(state.tensors) if view.sort is None else arrange_tensors(state.tensors, view)
     tensor_list = report.tensor_list.build_tensor_list(
@@ -144,18 +144,20 @@ def _format_command(state: ModelState) -> str:
     return f"statecli report {escape(quoting.quote_for_shell(state.target))} --stats -o report.html"
 
 
-def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:
+def _list_other_names(inspection: Inspection) -> dict[TensorKey, list[str]]:
     """Return further names by which `-i` selects a row: those of a weight's tensors, or of a tensor's weight."""
     names = {key: [part.fqn for part in weight.parts] for key, weight in list_weights_by_row(inspection).items()}
     if not names:
-        names = {(part.section, part.fqn): [weight.fqn] for weight in inspection.weights for part in weight.parts}
+        names = {part.key: [weight.fqn] for weight in inspection.weights for part in weight.parts}
     return names
 
 
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
     """Return a test case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
-    unreadable_cases = tuple(Case(target, name, CaseOutcome.ERROR, message) for name, message in inspection.broken)
+    unreadable_cases = tuple(
+        Case(target, failure.name, CaseOutcome.ERROR, failure.message) for failure in inspection.broken
+    )
     return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect"))
 
 

@@ -73,7 +73,7 @@ def build_groups(inspection: Inspection, columns: tuple[ReportColumn, ...], view
     sections: dict[str, dict[Kind | None, list[TensorInfo]]] = {}
     get_group: Callable[[TensorInfo], tuple[str, Kind | None]] = attrgetter("section", "kind")
     if weights:
-        get_group = lambda t: (t.section, None if (t.section, t.fqn) in weights else t.kind)  # noqa: E731
+        get_group = lambda t: (t.section, None if t.key in weights else t.kind)  # noqa: E731
     for (section, kind), run in groupby(tensors, key=get_group):
         sections.setdefault(section, {}).setdefault(kind, []).extend(run)
     return tuple(
@@ -91,15 +91,15 @@ def _build_quantized_group(
 ) -> Group:
     """Return the group of quantized weights. With `view.parts`, the tensors of a weight are below its line."""
     weights = list_weights_by_row(inspection)
-    count = sum(len(weights[row.section, row.fqn].parts) for row in rows)
+    count = sum(len(weights[row.key].parts) for row in rows)
     elements = sizes.sum_by_kind(rows)[Kind.PARAMETER.value].elements
-    size = sizes.sum_bytes(part for row in rows for part in weights[row.section, row.fqn].parts)
+    size = sizes.sum_bytes(part for row in rows for part in weights[row.key].parts)
     heading = "quantized weights"
     if len(inspection.state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     in_tensors = f" in {plural(count, 'tensor')}" if count > len(rows) else ""
     summary = f"{plural(len(rows), 'weight')}{in_tensors}, {describe_count(elements, 'element')}, {format_size(size)}"
-    lines = [line for row in rows for line in _build_weight_lines(row, weights[row.section, row.fqn], columns, view)]
+    lines = [line for row in rows for line in _build_weight_lines(row, weights[row.key], columns, view)]
     return Group(heading, summary, tuple(lines if view.unfold else _count_sizes(fold.fold_rows(lines), columns)))
 
 
@@ -199,7 +199,7 @@ def _build_top_group(
     lines: list[Line] = []
     for row in tensors:
         qualified_row = replace(row, fqn=f"{row.section}.{row.fqn}") if has_sections and row.section else row
-        if (weight := weights.get((row.section, row.fqn))) is not None:
+        if (weight := weights.get(row.key)) is not None:
             lines.extend(_build_weight_lines(qualified_row, weight, columns, view))
             continue
         status = describe_status(row, state.traits.is_class)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from statecli.commands.inspect.quantized_rows import fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
-from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo, TensorKey
 from statecli.core.units import format_count, format_size, plural
 from statecli.report import folder_settings
 
@@ -27,11 +27,11 @@ def has_stats(inspection: Inspection) -> bool:
     return any(tensor.stats is not None for tensor in inspection.state.tensors)
 
 
-def list_weights_by_row(inspection: Inspection) -> dict[tuple[str, str], LogicalWeight]:
+def list_weights_by_row(inspection: Inspection) -> dict[TensorKey, LogicalWeight]:
     """Return the quantized weights by section and name of their rows, or {} if each of their tensors has a row."""
     if inspection.to is not None or has_stats(inspection):
         return {}
-    return {(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
+    return {TensorKey(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
 
 
 def describe_count(count: int, noun: str) -> str:
@@ -112,7 +112,7 @@ def count_hidden_parts(inspection: Inspection) -> int:
     weights = list_weights_by_row(inspection)
     if not weights:
         return 0
-    rows = {(row.section, row.fqn) for row in inspection.state.tensors}
+    rows = {row.key for row in inspection.state.tensors}
     return sum(len(weight.parts) - 1 for key, weight in weights.items() if key in rows)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo, TensorKey
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.units import format_number, plural
 from statecli.report import Curve, fold
@@ -43,12 +43,13 @@ class Role(msgspec.Struct, frozen=True):
     median_rms: float
     outliers: tuple[str, ...]
 
-    def describe_outliers(self) -> dict[tuple[str, str], str]:
+    def describe_outliers(self) -> dict[TensorKey, str]:
         """Return `RMS 4.1, the median of 12 layers is 0.02` for each outlier, by section and name."""
         rms = dict(zip(self.tensors, self.rms, strict=True))
         median_text = f"the median of {len(self.layers)} layers is {format_number(self.median_rms, 3)}"
         return {
-            (self.section, name): f"outlier: RMS {format_number(rms[name], 3)}, {median_text}" for name in self.outliers
+            TensorKey(self.section, name): f"outlier: RMS {format_number(rms[name], 3)}, {median_text}"
+            for name in self.outliers
         }
 
 
@@ -107,21 +108,21 @@ def _measure_distance(value: float, median: float) -> float:
 
 def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
     """Return a chart for each role, at most MAX_CHARTS: roles with NaN, Inf or outliers first, constant roles last."""
-    nonfinite: dict[tuple[str, str], list[str]] = {}
+    nonfinite: dict[TensorKey, list[str]] = {}
     for tensor in tensors:
         stats = tensor.stats
         if stats is not None and (stats.nan or stats.inf):
             counts = (("NaN", stats.nan), ("Inf", stats.inf))
-            nonfinite[tensor.section, tensor.fqn] = [f"{count:,} {word}" for word, count in counts if count]
+            nonfinite[tensor.key] = [f"{count:,} {word}" for word, count in counts if count]
     curves = [_build_curve(role, nonfinite) for role in list_roles(tensors)]
     curves.sort(key=lambda curve: (not any(curve.alarms), len(set(curve.values)) == 1))
     return tuple(curves[:MAX_CHARTS])
 
 
-def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]]) -> Curve:
+def _build_curve(role: Role, nonfinite: Mapping[TensorKey, Sequence[str]]) -> Curve:
     """Return a chart of the RMS over the layers. Layers with NaN or infinity, and outliers, are marked as alarms."""
     outliers = role.describe_outliers()
-    keys = [(role.section, name) for name in role.tensors]
+    keys = [TensorKey(role.section, name) for name in role.tensors]
     alarm_texts = [nonfinite.get(key, ()) for key in keys]
     numbers = [(word, sum(any(word in text for text in texts) for texts in alarm_texts)) for word in ("NaN", "Inf")]
     words = [f"{number:,} {word}" for word, number in numbers if number]

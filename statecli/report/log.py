@@ -94,7 +94,7 @@ def build_log_report(log: Log, view: LogView, fail_on: Severity) -> Report:
         rules_in_rows=frozenset(finding.rule for finding in log.findings),
         rules=lambda: rule_texts.list_rule_texts(log.findings),
         cases=lambda: tuple(_build_cases(log, fail_on)),
-        troubles=tuple(Trouble(path, message) for path, message in log.broken),
+        troubles=tuple(Trouble(failure.name, failure.message) for failure in log.broken),
         fail_on=fail_on,
         show_all=view.unfold,
         has_several_targets=True,

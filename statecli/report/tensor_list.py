@@ -9,7 +9,7 @@ import msgspec
 from statecli.core import sizes
 from statecli.core.escaping import escape
 from statecli.core.filter_language import LANGUAGE, FilterLanguage
-from statecli.core.model_state import TensorInfo
+from statecli.core.model_state import TensorInfo, TensorKey
 from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_shape
 from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
@@ -86,9 +86,9 @@ def build_tensor_list(
     describe_remark: Callable[[TensorInfo], str],
     list_problems: Callable[[TensorInfo], Sequence[str]],
     format_device: Callable[[TensorInfo], str],
-    distributions: Mapping[tuple[str, str], Distribution],
-    other_names: Mapping[tuple[str, str], Sequence[str]],
-    spectra: Mapping[tuple[str, str], Spectrum],
+    distributions: Mapping[TensorKey, Distribution],
+    other_names: Mapping[TensorKey, Sequence[str]],
+    spectra: Mapping[TensorKey, Spectrum],
 ) -> TensorList:
     """Return the list. The functions return a tensor's remark, problems and device, as in the command's rows.
 
@@ -113,14 +113,14 @@ def build_tensor_list(
         row_bytes=tuple(tensor.nbytes for tensor in tensors),
         shared=_list_shared_storages(tensors),
         stats=_build_stats(tensors),
-        distributions=tuple(distributions.get((t.section, t.fqn)) for t in tensors) if distributions else (),
+        distributions=tuple(distributions.get(t.key) for t in tensors) if distributions else (),
         other_names=tuple(
-            OtherNames(row, tuple(map(escape, other_names[t.section, t.fqn])))
+            OtherNames(row, tuple(map(escape, other_names[t.key])))
             for row, t in enumerate(tensors)
-            if (t.section, t.fqn) in other_names
+            if t.key in other_names
         ),
         aliases=tuple(OtherNames(row, tuple(map(escape, t.aliases))) for row, t in enumerate(tensors) if t.aliases),
-        spectra=tuple(spectra.get((t.section, t.fqn)) for t in tensors) if spectra else (),
+        spectra=tuple(spectra.get(t.key) for t in tensors) if spectra else (),
     )
 
 

@@ -105,7 +105,7 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
     summarized_changes = [change for change in changes if _is_summarized(change)]
     parts = {(change.section, name) for change in summarized_changes for name in list_sources(change)}
     unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
-    named_parts = [change for change in unpaired if (change.section, change.fqn) in parts]
+    named_parts = [change for change in unpaired if change.key in parts]
     sections = group_by(changes, lambda change: change.section).values()
     removed_layers = [
         change

@@ -27,7 +27,7 @@ def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
             yield NamedTensors(text, _list_labels(tensors, by_section=by_section), f"{name}>0")
     outliers = {(role.section, fqn) for role in list_roles(state.tensors) for fqn in role.outliers}
     if outliers:
-        tensors = [tensor for tensor in measured_tensors if (tensor.section, tensor.fqn) in outliers]
+        tensors = [tensor for tensor in measured_tensors if tensor.key in outliers]
         text = f"{plural(len(tensors), 'outlier')} among the layers"
         yield NamedTensors(text, _list_labels(tensors, by_section=by_section), "remark:*outlier*")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from statecli.core.error_causes import group_by_cause
+from statecli.core.error_causes import Failure, group_by_cause
 from statecli.core.exit_code import decide_exit_code
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
@@ -125,13 +125,13 @@ class Caller:
         """Raise UsageError if an output would overwrite a file of `paths`."""
 
 
-def describe_failures(failures: Sequence[tuple[str, str]], verb: str) -> list[str]:
+def describe_failures(failures: Sequence[Failure], verb: str) -> list[str]:
     """Return at most MAX_FAILURE_LINES lines, each for a file and cause, and a line that counts all other tensors.
 
-    `failures`: the name of each tensor and its error. `verb`: the verb in messages ("read", "compared").
+    `verb`: the verb in messages ("read", "compared").
     """
-    causes = group_by_cause(failures)
-    lines = [message for message, _ in causes[:MAX_FAILURE_LINES]]
-    if further_count := sum(count for _, count in causes[MAX_FAILURE_LINES:]):
+    groups = group_by_cause(failures)
+    lines = [group.line for group in groups[:MAX_FAILURE_LINES]]
+    if further_count := sum(group.size for group in groups[MAX_FAILURE_LINES:]):
         lines.append(f"and {plural(further_count, 'more tensor')} that could not be {verb}")
     return lines

@@ -21,7 +21,7 @@ def use_shard(options: ShardedOptions, text: str) -> AbstractContextManager[shar
 def build_outcome(own_shard: shard.Shard, outcome: Outcome[object]) -> Outcome[object]:
     """Return the outcome of one shard. Its content is the shard file, because a report needs all shards."""
     changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
-    causes = [message for message, _ in group_by_cause(dict.fromkeys(own_shard.failed))]
+    causes = [group.line for group in group_by_cause(dict.fromkeys(own_shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]
     if len(causes) > MAX_FAILURE_LINES:
         failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")

@@ -238,10 +238,8 @@ _CASE_WITHOUT_VALUES = ("not read", " (add --values to compare them); load_state
 
 def _have_same_values(subject: Subject, rows: list[TensorInfo]) -> bool | None:
     """Return whether the tensors have equal bytes; None if their values were not read or cannot be compared."""
-    facts_by_name = {
-        (row.section, row.fqn): entry for row, entry in zip(subject.state.tensors, subject.values or (), strict=False)
-    }
-    facts = [facts_by_name.get((row.section, row.fqn)) for row in rows]
+    facts_by_name = {row.key: entry for row, entry in zip(subject.state.tensors, subject.values or (), strict=False)}
+    facts = [facts_by_name.get(row.key) for row in rows]
     if len({row.shape for row in rows}) > 1 or any(entry is None or entry.digest is None for entry in facts):
         return None
     if len({row.dtype for row in rows}) > 1:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, report_tensor, rule
@@ -99,7 +99,7 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
         for key in subject.full_state.metadata.values
         for name in _ZERO3_SETTINGS
     )
-    present = {(tensor.section, tensor.fqn) for tensor in subject.full_state.tensors}
+    present = {tensor.key for tensor in subject.full_state.tensors}
     has_elements = any(tensor.elements or tensor.shape is None for tensor in subject.full_state.tensors)
     for section in subject.state.sections:
         rows = [tensor for tensor in subject.state.tensors if tensor.section == section]
@@ -118,7 +118,7 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
             yield Issue(message, None, section, help, severity)
 
 
-def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
+def _is_placeholder(tensor: TensorInfo, present: set[TensorKey]) -> bool:
     owner, dot, name = tensor.fqn.rpartition(".")
     is_of_e3nn = name == "weight" and (tensor.section, f"{owner}{dot}{_E3NN_BUFFER}") in present
     return is_of_e3nn or _PLACEHOLDER_NAME.search(tensor.fqn) is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Scalar, TensorInfo
+from statecli.core.model_state import Scalar, TensorInfo, TensorKey
 from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
 
@@ -120,11 +120,11 @@ def _get_int(settings: Mapping[str, Scalar], name: str, default: int) -> int:
 
 def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
     """Check the norms of `weight_norm`: each dimension has size 1 or the weight's size, and not all have size 1."""
-    by_name = {(row.section, row.fqn): row for row in rows}
+    by_name = {row.key: row for row in rows}
     for (section, name), row in by_name.items():
         stem, _, last = name.rpartition(".")
         norm_name = "original0" if last == "original1" else f"{last[:-2]}_g" if last.endswith("_v") else ""
-        norm = by_name.get((section, f"{stem}.{norm_name}" if stem else norm_name))
+        norm = by_name.get(TensorKey(section, f"{stem}.{norm_name}" if stem else norm_name))
         shape = row.shape or ()
         if not norm_name or norm is None or norm.shape is None or len(norm.shape) != len(shape) or len(shape) < 2:
             continue

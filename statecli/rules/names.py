@@ -8,7 +8,7 @@ from statecli.core import quoting, unicode_forms
 from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import WRAPPER_PREFIX
-from statecli.core.model_state import REGISTERED_KINDS
+from statecli.core.model_state import REGISTERED_KINDS, TensorKey
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, convert_finding, rule, rule_for
@@ -33,12 +33,12 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
     tensors = subject.state.tensors
     if subject.has_plain_names and len({tensor.fqn.lower() for tensor in tensors}) == len(tensors):
         return
-    first_names: dict[tuple[str, str], str] = {}
+    first_names: dict[TensorKey, str] = {}
     for tensor in tensors:
         if unicode_forms.has_too_many_marks(tensor.fqn):
             message = f"{escape(subject.name_of(tensor))}: has {_TOO_MANY_MARKS}"
             yield Issue(message, tensor.fqn, tensor.section, "rename the tensor")
-        first_name = first_names.setdefault((tensor.section, _fold_case(tensor.fqn)), tensor.fqn)
+        first_name = first_names.setdefault(TensorKey(tensor.section, _fold_case(tensor.fqn)), tensor.fqn)
         if first_name != tensor.fqn:
             section = f"{escape(tensor.section)}." if len(subject.state.sections) > 1 else ""
             yield Issue(section + _describe_collision(tensor.fqn, first_name), tensor.fqn, tensor.section, _RENAME)
@@ -102,10 +102,10 @@ def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Ite
             yield Issue(message, severity=wrapper_prefix.cases["of the reference"] if stripped.is_before else None)
 
 
-def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
+def _list_registered_names(subject: Subject) -> set[TensorKey]:
     """Return (section, name) of each checkpoint tensor that the class registers under the same name."""
     pairs = [(change.before, change.after) for change in (subject.load_diff.changes if subject.load_diff else ())]
-    return {(row.section, row.fqn) for row, class_row in pairs if row and class_row and row.fqn == class_row.fqn}
+    return {row.key for row, class_row in pairs if row and class_row and row.fqn == class_row.fqn}
 
 
 def _list_model_names(subject: Subject, section: str) -> list[str]:

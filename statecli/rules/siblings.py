@@ -15,7 +15,7 @@ from statecli.core.dtypes import is_floating
 from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.logical_weights import LogicalWeight
-from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo, TensorKey
 from statecli.core.quantized_weights import LostCodes, find_lost_codes
 from statecli.core.units import format_shape, join_names, plural
 from statecli.rules.audit_rule import Issue, report_tensor, rule
@@ -105,17 +105,17 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     yield from _report_incomplete_weights(weights)
     lost_codes = find_lost_codes(subject.state.tensors)
     yield from _report_lost_codes(lost_codes)
-    missing = {(weight.codes.section, name) for weight in weights for name in weight.missing}
-    missing |= {(lost_code.scales.section, lost_code.codes) for lost_code in lost_codes}
+    missing = {TensorKey(weight.codes.section, name) for weight in weights for name in weight.missing}
+    missing |= {TensorKey(lost_code.scales.section, lost_code.codes) for lost_code in lost_codes}
     parts = [part for weight in weights for part in weight.parts]
-    misfits = {(part.section, part.fqn) for weight in weights if weight.defect for part in weight.parts}
-    owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts}
+    misfits = {part.key for weight in weights if weight.defect for part in weight.parts}
+    owners = {part.key: weight.fqn for weight in weights for part in weight.parts}
     stacks = find_stacks(subject.state.tensors, owners.keys())
     for stack in stacks:
         yield from _report_odd_names(stack, missing, owners)
         yield from _report_odd_dtypes(subject, stack)
     # Only floating-point tensors have a size of values, and texts have no usual length.
-    numbers = {(part.section, part.fqn) for part in parts if is_floating(part.dtype)}
+    numbers = {part.key for part in parts if is_floating(part.dtype)}
     for stack in stacks if numbers == owners.keys() else find_stacks(subject.state.tensors, numbers):
         yield from _report_missing_layer(subject, stack)
         yield from _report_odd_shapes(subject, stack, misfits)
@@ -124,7 +124,7 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
             yield from _report_lost_values(subject, subject.values, stack)
 
 
-def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = frozenset()) -> list[Stack]:
+def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[TensorKey] = frozenset()) -> list[Stack]:
     """Return the stacks of at least `MIN_LAYERS` layers: groups of parameters whose names differ only in one number.
 
     `parts`: (section, name) of the tensors that belong to quantized weights.
@@ -204,9 +204,7 @@ def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
         )
 
 
-def _report_odd_names(
-    stack: Stack, reported: Set[tuple[str, str]], owners: Mapping[tuple[str, str], str]
-) -> Iterator[Issue]:
+def _report_odd_names(stack: Stack, reported: Set[TensorKey], owners: Mapping[TensorKey, str]) -> Iterator[Issue]:
     """Yield an issue for layers that only lack tensors of their siblings, and for a layer with additional tensors.
 
     `reported` are the sections and names of missing tensors in earlier findings. `owners` are the names of quantized
@@ -242,11 +240,11 @@ def _report_odd_names(
         yield Issue(message, None, stack.section, help, about=name)
 
 
-def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tuple[str, str], str]) -> bool:
+def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[TensorKey, str]) -> bool:
     """Return True if the missing tensor belongs to a weight that is quantized in other layers, but not in this one."""
     for other_index, layer in stack.layers.items():
         start = f"{stack.prefix}{other_index}."
-        owner = owners.get((stack.section, start + name)) if name in layer else None
+        owner = owners.get(TensorKey(stack.section, start + name)) if name in layer else None
         if owner is not None:
             weight = owner.removeprefix(start)
             return weight in stack.layers[index] and (stack.section, f"{stack.prefix}{index}.{weight}") not in owners
@@ -263,7 +261,7 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
             yield report_tensor(subject, tensor, f"dtype is {tensor.dtype}, but {others}", help)
 
 
-def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
+def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[TensorKey]) -> Iterator[Issue]:
     """Yield an issue for a shape that only one layer has. Plain layers are skipped, because they often change width.
 
     `reported` are the sections and names of tensors in earlier findings.
@@ -272,7 +270,7 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
         shapes = [subject.state.tensors[n].shape for n in positions.values()] if "." in inner_name else [None]
         if None not in shapes and (odd_layer := _find_odd_layer(stack, positions, shapes)) is not None:
             tensor, usual = subject.state.tensors[positions[odd_layer]], format_shape(_get_most_common_value(shapes))
-            if (tensor.section, tensor.fqn) in reported:
+            if tensor.key in reported:
                 continue
             others = f"{usual} in the other {len(shapes) - 1} layers"
             help = "save the tensor again with the shape that it has in the other layers"

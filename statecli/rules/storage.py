@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, is_floating, nbytes
 from statecli.core.finding import Severity
-from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo
+from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo, TensorKey
 from statecli.core.move_rules import map_broken_ties
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS
@@ -49,9 +49,9 @@ def _select_storages(subject: Subject) -> Iterator[Storage]:
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared
         return
-    selected_names = {(tensor.section, tensor.fqn) for tensor in subject.state.tensors}
+    selected_names = {tensor.key for tensor in subject.state.tensors}
     for storage in shared:
-        if any((tensor.section, tensor.fqn) in selected_names for tensor, _ in storage.users):
+        if any(tensor.key in selected_names for tensor, _ in storage.users):
             yield storage
 
 
@@ -110,7 +110,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 def _build_tie_help(subject: Subject, tied_rows: Sequence[TensorInfo]) -> str:
     """Return the remedy for tied weights, with the function of safetensors if `save_file` refuses the state_dict."""
     help = "intentional for tied weights; otherwise save a copy with .clone()"
-    in_state_dict = {(row.section, row.fqn) for row in tied_rows if row.is_in_state_dict}
+    in_state_dict = {row.key for row in tied_rows if row.is_in_state_dict}
     names_by_section = Counter(section for section, _ in in_state_dict)
     if subject.state.traits.drops_tied_names or max(names_by_section.values(), default=0) < 2:
         return help
@@ -201,21 +201,19 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
         return
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
     quantized = find_quantized_by_section(subject.state.tensors)
-    parts = {(part.section, part.fqn) for weight in quantized for part in weight.parts.values()}
+    parts = {part.key for weight in quantized for part in weight.parts.values()}
     for section in subject.state.sections:
         rows = [row for row in subject.state.tensors if row.section == section and is_floating(row.dtype)]
         rows = [row for row in rows if row.data not in copies] if copies else rows
-        rows = [row for row in rows if (section, row.fqn) not in parts] if parts else rows
-        rows = [
-            row for row in rows if (of_class.get((section, row.fqn), row) if of_class else row).kind is Kind.PARAMETER
-        ]
+        rows = [row for row in rows if row.key not in parts] if parts else rows
+        rows = [row for row in rows if (of_class.get(row.key, row) if of_class else row).kind is Kind.PARAMETER]
         rows = _drop_float32_vectors(rows)
         counts = Counter(row.dtype for row in rows)
         if len(counts) > 1:
             counts_text = ", ".join(f"{count:,} {dtype}" for dtype, count in counts.most_common())
             rare = min(counts, key=lambda dtype: counts[dtype])
             first = next(row for row in rows if row.dtype == rare)
-            is_certain = all(of_class.get((section, row.fqn), row).evidence is not Evidence.ASSUMED for row in rows)
+            is_certain = all(of_class.get(row.key, row).evidence is not Evidence.ASSUMED for row in rows)
             noun = "parameters" if is_certain else "tensors"
             message = f"{section}: {noun} have several dtypes: {counts_text}; {first.fqn} is {rare}"
             help = "no action is needed if different dtypes are intended; otherwise call model.to(dtype) before saving"
@@ -234,12 +232,10 @@ def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
     return others if narrow else rows
 
 
-def _pair_with_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
+def _pair_with_class(subject: Subject) -> dict[TensorKey, TensorInfo]:
     """Return the tensor of the class that receives the values, by (section, name) of the checkpoint tensor."""
     changes = subject.load_diff.changes if subject.load_diff else ()
-    return {
-        (change.before.section, change.before.fqn): change.after for change in changes if change.before and change.after
-    }
+    return {change.before.key: change.after for change in changes if change.before and change.after}
 
 
 def _find_optimizer_copies(subject: Subject) -> set[TensorData | None]:

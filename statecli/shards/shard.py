@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from statecli.core.error_causes import Failure
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.version import __version__
 from statecli.shards import shard_file, tasks
@@ -38,7 +39,7 @@ class Shard:
         self._versions: dict[str, FileVersion | None] = {}
         self._lines: dict[TaskKey, TaskLine] = {}
         self._tasks: set[TaskKey] = set()
-        self.failed: list[tuple[str, str]] = []
+        self.failed: list[Failure] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """See `pool.ResultStore`. A failed task gives `absent`, because all shards must plan the same tasks.
@@ -67,7 +68,7 @@ class Shard:
 
     def _record(self, key: TaskKey, task: Task, result: Any, *, derived: bool) -> None:
         if tasks.has_failed(result):
-            self.failed.append((task.name, str(getattr(result, "reason", result))))
+            self.failed.append(Failure(task.name, str(getattr(result, "reason", result))))
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
     def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:

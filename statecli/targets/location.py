@@ -145,7 +145,7 @@ def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tu
     rows: dict[tuple[str | None, str], TensorInfo] = {}
     for tensor in tensors if names else ():
         if tensor.fqn in names:
-            rows[tensor.section, tensor.fqn] = tensor
+            rows[tensor.key] = tensor
             rows.setdefault((None, tensor.fqn), tensor)
     return tuple(_add_place(finding, rows.get((finding.section, finding.fqn or ""))) for finding in findings)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData, TensorInfo, TensorKey
 from statecli.core.value_distribution import QUANTILE_LEVELS, Distribution
 from statecli.values.elements import COMPLEX, Array, Decoder
 from statecli.values.ggml_blocks import to_readable
@@ -58,9 +58,9 @@ _SINGLE, _DOUBLE = _Coding(np.float32, np.uint32, 16), _Coding(np.float64, np.ui
 @with_denormals
 def compute_distributions(
     tensors: Iterable[TensorInfo], progress: Callable[[str, int], None] | None = None
-) -> dict[tuple[str, str], Distribution]:
+) -> dict[TensorKey, Distribution]:
     """Return the distribution of each tensor, by (section, name). Requires `stats`; tied tensors are read once."""
-    distributions: dict[tuple[str, str], Distribution] = {}
+    distributions: dict[TensorKey, Distribution] = {}
     computed: dict[TensorData, Distribution] = {}
     for tensor in tensors:
         if tensor.data is None:
@@ -69,7 +69,7 @@ def compute_distributions(
             distribution = computed[tensor.data]
         else:
             distribution = computed[tensor.data] = _compute(tensor, tensor.data)
-        distributions[tensor.section, tensor.fqn] = distribution
+        distributions[tensor.key] = distribution
         if progress:
             progress(tensor.fqn, tensor.nbytes)
     return distributions

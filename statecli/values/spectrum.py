@@ -9,7 +9,7 @@ import numpy as np
 
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData, TensorInfo, TensorKey
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.value_spectrum import Spectrum
 from statecli.values.elements import COMPLEX, Array
@@ -28,13 +28,13 @@ MAX_ELEMENTS = 1 << 25
 @with_denormals
 def compute_spectra(
     tensors: Sequence[TensorInfo], progress: Callable[[str, int], None] | None = None
-) -> dict[tuple[str, str], Spectrum]:
+) -> dict[TensorKey, Spectrum]:
     """Return the spectrum of each matrix of the model, by section and name, in the order of `tensors`.
 
     Matrices with the fewest operations are computed first, within MAX_OPERATIONS. Tied matrices are computed once.
     """
     matrices = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS and len(tensor.shape or ()) > 1]
-    spectra: dict[tuple[str, str], Spectrum] = {}
+    spectra: dict[TensorKey, Spectrum] = {}
     computed: dict[TensorData, Spectrum] = {}
     operations_left = MAX_OPERATIONS
     for tensor in sorted(matrices, key=_count_operations):
@@ -53,10 +53,10 @@ def compute_spectra(
         else:
             operations_left -= operations
             spectrum = computed[tensor.data] = _compute(tensor, tensor.data)
-        spectra[tensor.section, tensor.fqn] = spectrum
+        spectra[tensor.key] = spectrum
         if progress:
             progress(tensor.fqn, tensor.nbytes)
-    return {key: spectra[key] for tensor in matrices if (key := (tensor.section, tensor.fqn)) in spectra}
+    return {key: spectra[key] for tensor in matrices if (key := tensor.key) in spectra}
 
 
 def _get_sides(tensor: TensorInfo) -> tuple[int, int]:

@@ -65,8 +65,8 @@ def test_error_of_a_trace_has_the_deepest_line_outside_libraries():
     module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     actual = parse_raised_error(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
     assert actual.text.startswith("RuntimeError: mat1 and mat2")
-    assert actual.place[0] == __file__
-    assert parse_raised_error(module, torch.ones(1, 5)).place[0].endswith("linear.py")
+    assert actual.place.file == __file__
+    assert parse_raised_error(module, torch.ones(1, 5)).place.file.endswith("linear.py")
 
 
 def test_error_without_a_message_gets_a_text():

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 from msgspec.structs import replace
 
-from statecli.core.error_causes import group_by_cause
+from statecli.core.error_causes import Failure, FailureGroup, group_by_cause
 from statecli.core.finding import Finding, Severity
 from statecli.report import Line, fold
 
@@ -115,12 +115,12 @@ def test_folded_line_lists_the_indexes_of_its_rows():
 
 def test_errors_with_one_cause_are_one_line():
     """Different figures are left out, equal figures are kept; other causes and files are separate."""
-    messages = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
-    rest = [("w3", "a: b.pt: w3: cut short"), ("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
+    messages = [Failure(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
+    rest = [Failure("w3", "a: b.pt: w3: cut short"), Failure("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
     assert group_by_cause([*messages, *rest]) == [
-        ("a: b.pt: w0 and 2 more tensors: … of 7 bytes", 3),
-        ("a: b.pt: w3: cut short", 1),
-        ("c.pt: w4: 0x00000009 of 7 bytes", 1),
+        FailureGroup("a: b.pt: w0 and 2 more tensors: … of 7 bytes", 3),
+        FailureGroup("a: b.pt: w3: cut short", 1),
+        FailureGroup("c.pt: w4: 0x00000009 of 7 bytes", 1),
     ]
 
 
@@ -128,14 +128,15 @@ def test_errors_with_one_cause_are_one_line():
 @example(["a [0]", "a []"])
 def test_counts_of_causes_add_up_to_the_errors(causes):
     """Causes with more figures, or with fewer, are other causes."""
-    lines = group_by_cause([(f"w{n}", f"x.pt: w{n}: {cause}") for n, cause in enumerate(causes)])
-    assert sum(count for _, count in lines) == len(causes)
+    groups = group_by_cause([Failure(f"w{n}", f"x.pt: w{n}: {cause}") for n, cause in enumerate(causes)])
+    assert sum(group.size for group in groups) == len(causes)
 
 
 def test_tied_tensors_have_one_message():
     """The message names the first tensor; a message without any of the names is not changed."""
-    assert group_by_cause([("a", "f: a: bad 1"), ("b", "f: a: bad 1")]) == [("f: a and 1 more tensor: bad 1", 2)]
-    assert group_by_cause([("a", "f: bad"), ("b", "f: bad")]) == [("f: bad", 2)]
+    named, unnamed = "f: a: bad 1", "f: bad"
+    for message, line in ((named, "f: a and 1 more tensor: bad 1"), (unnamed, unnamed)):
+        assert group_by_cause([Failure("a", message), Failure("b", message)]) == [FailureGroup(line, 2)]
 
 
 @given(st.data())

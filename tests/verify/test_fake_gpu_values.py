@@ -42,7 +42,7 @@ def test_illegal_device_mix_is_recorded(name):
     """An illegal mix is recorded with the line of `mixes.py`, and the call continues."""
     mismatches, _ = watch_call(ILLEGAL[name])
     assert mismatches
-    assert mismatches[0].place[0].endswith("mixes.py")
+    assert mismatches[0].place.file.endswith("mixes.py")
 
 
 @pytest.mark.parametrize("name", LEGAL)

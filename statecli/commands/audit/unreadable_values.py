@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from statecli.core.error_causes import group_by_cause
+from statecli.core.error_causes import Failure, group_by_cause
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.model_state import Oddity, TensorInfo
 from statecli.core.units import plural
@@ -68,7 +68,7 @@ def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
 
 def summarize_reasons(notes: Sequence[Oddity]) -> str | None:
     """Return the first reason and the number of tensors with other reasons, in one line; None if `notes` is empty."""
-    causes = group_by_cause([(note.fqn or "", note.message) for note in notes])
-    other_count = sum(count for _, count in causes[1:])
+    groups = group_by_cause(Failure(note.fqn or "", note.message) for note in notes)
+    other_count = sum(group.size for group in groups[1:])
     remainder_text = f"; and {plural(other_count, 'more tensor')} could not be read" if other_count else ""
-    return causes[0][0] + remainder_text if causes else None
+    return groups[0].line + remainder_text if groups else None

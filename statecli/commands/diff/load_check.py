@@ -167,7 +167,7 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
         else tensor
         for tensor in state.tensors
     ]
-    if len({(tensor.section, tensor.fqn) for tensor in tensors}) < len(tensors):
+    if len({tensor.key for tensor in tensors}) < len(tensors):
         return state
     remaining_sections = (section for section in state.sections if section not in own_sections)
     return replace(state, tensors=tuple(tensors), sections=(others[0], *remaining_sections))

@@ -305,9 +305,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
     notes: list[Oddity] = []
     for matches, state, present_side in ((removed_ties, after, "before"), (new, before, "after")):
         match_of_row = (
-            {(row.section, row.fqn): match for match in pairs if (row := getattr(match, present_side)) is not None}
-            if matches
-            else {}
+            {row.key: match for match in pairs if (row := getattr(match, present_side)) is not None} if matches else {}
         )
         for match in matches:
             tied_row = _find_tied(match.output_row, match_of_row, present_side)

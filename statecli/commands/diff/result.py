@@ -10,7 +10,7 @@ from statecli.commands.diff.pairing import StrippedPrefix
 from statecli.commands.explain.result import Explanation
 from statecli.core.compared_fields import Field as Field
 from statecli.core.finding import Finding
-from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo, TensorKey
 from statecli.core.quantized_layout_names import QuantizedLayout
 from statecli.core.result_views import ResultViews
 from statecli.values.delta import CompareOptions, Delta
@@ -182,6 +182,11 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     not_compared: str | None = None
     transformation: Transformation | None = None
 
+    @property
+    def key(self) -> TensorKey:
+        """Section and name of the tensor."""
+        return TensorKey(self.section, self.fqn)
+
 
 class ScalarChange(msgspec.Struct, frozen=True):
     """A setting that differs: a number or string other than a tensor (epoch, lr). `key` is a dotted path.
@@ -202,6 +207,11 @@ class Broken(msgspec.Struct, frozen=True):
     fqn: str
     section: str
     message: str
+
+    @property
+    def key(self) -> TensorKey:
+        """Section and name of the tensor."""
+        return TensorKey(self.section, self.fqn)
 
 
 class Inconclusive(Broken, frozen=True):

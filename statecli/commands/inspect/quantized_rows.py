@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from statecli.core.model_state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import Evidence, Kind, TensorInfo, TensorKey
 from statecli.core.units import join_names
 
 if TYPE_CHECKING:
@@ -26,17 +26,15 @@ def fold_tensors(
     rows = list(tensors)
     if not weights:
         return rows
-    weight_by_codes = {_make_key(weight.codes): weight for weight in select_weights(rows, weights)}
-    hidden_parts = {
-        _make_key(part) for weight in weight_by_codes.values() for part in weight.parts
-    } - weight_by_codes.keys()
+    weight_by_codes = {weight.codes.key: weight for weight in select_weights(rows, weights)}
+    hidden_parts = {part.key for weight in weight_by_codes.values() for part in weight.parts} - weight_by_codes.keys()
     folded = []
     for row in rows:
-        if (weight := weight_by_codes.get(_make_key(row))) is not None:
+        if (weight := weight_by_codes.get(row.key)) is not None:
             folded.append(build_row(weight))
             if parts and len(weight.parts) > 1:
                 folded.extend(replace(part, note=f"part of {weight.fqn}") for part in weight.parts)
-        elif _make_key(row) not in hidden_parts:
+        elif row.key not in hidden_parts:
             folded.append(row)
     return folded
 
@@ -45,8 +43,8 @@ def select_weights(tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeigh
     """Return the weights whose codes are among the tensors."""
     if not weights:
         return []
-    present = {_make_key(row) for row in tensors}
-    return [weight for weight in weights if _make_key(weight.codes) in present]
+    present = {row.key for row in tensors}
+    return [weight for weight in weights if weight.codes.key in present]
 
 
 def build_row(weight: LogicalWeight) -> TensorInfo:
@@ -69,12 +67,12 @@ def build_row(weight: LogicalWeight) -> TensorInfo:
     )
 
 
-def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str], TensorInfo]:
+def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[TensorKey, TensorInfo]:
     """Map (section, name) of each tensor of a quantized weight to the row of the weight."""
     rows = {}
     for weight in weights:
         row = build_row(weight)
-        rows.update({_make_key(part): row for part in weight.parts})
+        rows.update({part.key: row for part in weight.parts})
     return rows
 
 
@@ -88,7 +86,3 @@ def describe_parts(weight: LogicalWeight) -> str:
 def describe_defect(weight: LogicalWeight) -> str:
     """Return the defect of a quantized weight, such as `shape not stored`, or "" for a sound weight."""
     return weight.defect or ("shape not stored" if weight.shape is None else "")
-
-
-def _make_key(row: TensorInfo) -> tuple[str, str]:
-    return row.section, row.fqn

@@ -13,9 +13,10 @@ from statecli.commands.inspect import rules
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.inspect.unregistered_harm import Harm
 from statecli.core import move_rules, registration_rules
+from statecli.core.error_causes import Failure
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Consequence, Finding, Severity, Wording
-from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo, TensorKey
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.progress import Progress
 from statecli.core.quantized_codes import may_be_quantized
@@ -77,14 +78,14 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
     to: str | None = None
     inputs: str | None = None
     weights: tuple[LogicalWeight, ...] = ()
-    distributions: Mapping[tuple[str, str], Distribution] = {}
-    spectra: Mapping[tuple[str, str], Spectrum] = {}
+    distributions: Mapping[TensorKey, Distribution] = {}
+    spectra: Mapping[TensorKey, Spectrum] = {}
     accepted: tuple[Accepted, ...] = ()
 
     @property
-    def broken(self) -> list[tuple[str, str]]:
+    def broken(self) -> list[Failure]:
         """Name of each unreadable tensor, and the reason."""
-        return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
+        return [Failure(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 
 def inspect(request: Request, progress: Progress | None = None, python_inputs: object = None) -> Inspection:
@@ -203,10 +204,10 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
         state = values.stats.fill_stats(state, progress(size) if progress else None)
-    distributions: Mapping[tuple[str, str], Distribution] = {}
+    distributions: Mapping[TensorKey, Distribution] = {}
     if request.distributions:
         distributions = values.distribution.compute_distributions(state.tensors, progress(size) if progress else None)
-    spectra: Mapping[tuple[str, str], Spectrum] = {}
+    spectra: Mapping[TensorKey, Spectrum] = {}
     if request.spectra:
         spectra = values.spectrum.compute_spectra(state.tensors, progress(size) if progress else None)
     if request.to:

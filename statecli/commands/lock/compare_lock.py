@@ -14,7 +14,7 @@ from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
 from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, make_view_key
 from statecli.core.errors import NothingMatched, option
-from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo, TensorKey
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.selection import Selection, glob_names, matches_any
 from statecli.storage import files
@@ -136,21 +136,22 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
     lock ties this name to a present name, in a format that keeps only one of several names.
     """
     sections, _ = pair_sections(_to_state(target), state)
-    rows: dict[tuple[str, str], TensorInfo] = {}
-    twins = [row for row in state.tensors if rows.setdefault((row.section, row.fqn), row) is not row]
+    rows: dict[TensorKey, TensorInfo] = {}
+    twins = [row for row in state.tensors if rows.setdefault(row.key, row) is not row]
     ties = _group_ties(target, sections)
-    matched_keys = set()
+    matched_keys: set[TensorKey] = set()
     for line in target.tensors:
         section = sections.get(line.section, line.section)
-        tensor = rows.get((section, line.fqn))
+        key = TensorKey(section, line.fqn)
+        tensor = rows.get(key)
         if tensor is not None:
-            matched_keys.add((section, line.fqn))
+            matched_keys.add(key)
             yield LockMatch(line, tensor, tuple(_find_differing(line, tensor)))
         elif line.persistent and not any(_has_no_ties(rows.get(key)) for key in ties.get((section, line.tied), ())):
             yield LockMatch(line, None)
     if request.frozen_only:
         return
-    matched_views = {(key[0], make_view_key(rows[key])) for key in matched_keys}
+    matched_views = {(key.section, make_view_key(rows[key])) for key in matched_keys}
     locked_sections = {sections.get(line.section, line.section) for line in target.tensors}
     for tensor in (*(row for key, row in rows.items() if key not in matched_keys), *twins):
         if not tensor.is_in_state_dict or is_bookkeeping(tensor):
@@ -172,13 +173,13 @@ def _to_state(target: LockedTarget) -> ModelState:
     return ModelState("", "lock", rows, tuple(dict.fromkeys(row.section for row in rows)))
 
 
-def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[tuple[str, str]]]:
+def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[TensorKey]]:
     """Group the locked names of tied tensors by the first name, with the checkpoint's section names."""
-    names_of_tie: dict[tuple[str, str | None], list[tuple[str, str]]] = {}
+    names_of_tie: dict[tuple[str, str | None], list[TensorKey]] = {}
     for line in target.tensors:
         section = sections.get(line.section, line.section)
         if line.tied is not None:
-            names_of_tie.setdefault((section, line.tied), []).append((section, line.fqn))
+            names_of_tie.setdefault((section, line.tied), []).append(TensorKey(section, line.fqn))
     return names_of_tie
 
 

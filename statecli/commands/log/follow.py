@@ -22,6 +22,7 @@ from statecli.commands.log.measure import (
 )
 from statecli.commands.log.result import CheckpointRow, ModuleRow
 from statecli.core.errors import StateError
+from statecli.core.model_state import TensorKey
 from statecli.storage import files
 
 #: Largest number of settings in a row, because a configuration of thousands of lines may change.
@@ -73,7 +74,7 @@ class Follower:
         self._modules: dict[str, _Module] = {}
         self._order: list[str] = []
         #: Tensors with NaN or an infinity in an earlier checkpoint.
-        self._not_finite: set[tuple[str, str]] = set()
+        self._not_finite: set[TensorKey] = set()
 
     def add(self, checkpoint: Checkpoint) -> CheckpointRow:
         """Measure a checkpoint, compare it with the last readable checkpoint, and return its row."""
@@ -146,12 +147,11 @@ class Follower:
         names: list[str] = []
         for pair in pairs if self._not_finite else ():
             old, new = pair.match.before, pair.match.after
-            if old is not None and new is not None and (old.section, old.fqn) in self._not_finite:
-                self._not_finite.add((new.section, new.fqn))
+            if old is not None and new is not None and old.key in self._not_finite:
+                self._not_finite.add(new.key)
         for tensor, figures in zip(current.model.tensors, current.figures, strict=True):
-            key = tensor.section, tensor.fqn
-            if (figures.nan or figures.inf) and key not in self._not_finite:
-                self._not_finite.add(key)
+            if (figures.nan or figures.inf) and tensor.key not in self._not_finite:
+                self._not_finite.add(tensor.key)
                 names.append(tensor.fqn)
         return tuple(names)
 

@@ -177,7 +177,7 @@ def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
     seen_places: set[object] = set()
     counted_tensors: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
-        place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
+        place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else tensor.key
         is_codes = tensor.dtype in INTEGER_DTYPES  # a quantized weight has codes, whose norm says nothing
         if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen_places:
             seen_places.add(place)

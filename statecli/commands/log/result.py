@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from statecli.commands.diff.result import ScalarChange
+from statecli.core.error_causes import Failure
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 
@@ -115,7 +116,7 @@ class Log(msgspec.Struct, frozen=True):
     changing: tuple[str, ...] = ()
 
     @property
-    def broken(self) -> list[tuple[str, str]]:
+    def broken(self) -> list[Failure]:
         """The path and the error of each checkpoint that could not be read or compared."""
-        errors = [(row.path, row.error) for row in self.rows if row.error is not None]
-        return errors + [(row.path, line) for row in self.rows for line in row.not_compared]
+        errors = [Failure(row.path, row.error) for row in self.rows if row.error is not None]
+        return errors + [Failure(row.path, line) for row in self.rows for line in row.not_compared]

@@ -75,7 +75,7 @@ def keep_class_attributes(module: nn.Module) -> Iterator[None]:
 
 def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
     """Return the storage keys of the tensors."""
-    return {identify_storage(tensor)[0] for tensor in tensors}
+    return {identify_storage(tensor) for tensor in tensors}
 
 
 def run_user_code(subject: ModelUnderTest, activity: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -326,5 +326,5 @@ def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():
-            by_storage.setdefault(identify_storage(tensor)[0], []).append(name)
+            by_storage.setdefault(identify_storage(tensor), []).append(name)
     return (names for names in by_storage.values() if len(names) > 1)

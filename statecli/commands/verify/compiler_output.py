@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live import tensor_sources
-from statecli.live.tensor_sources import Place
+from statecli.live.source_line import SourceLine
 
 #: A frame in a traceback, as Python writes it.
 _FRAME = compile_on_use(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -30,12 +30,12 @@ def silence() -> Iterator[None]:
         logging.disable(level)
 
 
-def find_place(trace: str) -> Place | None:
+def find_place(trace: str) -> SourceLine | None:
     """Return the deepest line of user code in the text of a traceback."""
-    places = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
-    return next((place for place in reversed(places) if tensor_sources.is_user_code(place[0])), None)
+    places = [SourceLine(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
+    return next((place for place in reversed(places) if tensor_sources.is_user_code(place.file)), None)
 
 
-def format_reader(subject: ModelUnderTest, place: Place | None) -> str:
+def format_reader(subject: ModelUnderTest, place: SourceLine | None) -> str:
     """Return `, read at net.py:12`, or "" if `place` is None."""
-    return "" if place is None else f", read at {tensor_sources.format_file(place[0], subject.target)}:{place[1]}"
+    return "" if place is None else f", read at {tensor_sources.format_file(place.file, subject.target)}:{place.line}"

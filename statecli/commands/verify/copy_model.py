@@ -320,9 +320,9 @@ def _rebind_cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
 
 def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module) -> None:
     """Raise ModelError if the copy shares a parameter with the model, because proofs overwrite parameters."""
-    names_by_storage = {identify_storage(tensor)[0]: name for name, tensor in contents.tensors if _is_written(tensor)}
+    names_by_storage = {identify_storage(tensor): name for name, tensor in contents.tensors if _is_written(tensor)}
     for name, tensor in measure.iter_tensors(walk(copy_of_model)):
-        original = names_by_storage.get(identify_storage(tensor)[0]) if _is_written(tensor) else None
+        original = names_by_storage.get(identify_storage(tensor)) if _is_written(tensor) else None
         if original is not None:
             reason = f"{name} of the copy shares memory with {original} of the model"
             raise ModelError(

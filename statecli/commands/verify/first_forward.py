@@ -104,6 +104,6 @@ def _record_reads_of_original(
     original_tensors = {
         name: tensor
         for name, tensor in measure.map_tensors(subject.original).items()
-        if not is_lazy(tensor) and tensor.numel() and identify_storage(tensor)[0] not in copied_keys
+        if not is_lazy(tensor) and tensor.numel() and identify_storage(tensor) not in copied_keys
     }
     return ReadRecorder(original_tensors, read_names)

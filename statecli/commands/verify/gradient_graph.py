@@ -46,7 +46,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
     The behaviour of a model under a dispatch mode proves nothing about the model.
     """
     missing = {name: leaf.tensor for name, leaf in run.leaf_records.items() if leaf.is_missing}
-    uses = _Uses({identify_storage(tensor)[0] for tensor in missing.values()})
+    uses = _Uses({identify_storage(tensor) for tensor in missing.values()})
     try:
         with training_rounds.start_round(run):
             with uses:
@@ -56,8 +56,8 @@ def trace_gradients(run: Training) -> GradientPaths | None:
         return None
     leaves = {id(node.variable): node for node in graph.parents if type(node).__name__ == "AccumulateGrad"}
     return GradientPaths(
-        frozenset(name for name, tensor in missing.items() if identify_storage(tensor)[0] in uses.read_storages),
-        frozenset(name for name, tensor in missing.items() if identify_storage(tensor)[0] in uses.reentrant),
+        frozenset(name for name, tensor in missing.items() if identify_storage(tensor) in uses.read_storages),
+        frozenset(name for name, tensor in missing.items() if identify_storage(tensor) in uses.reentrant),
         {
             name: graph.find_blocking_node(leaves[id(tensor)])
             for name, tensor in missing.items()
@@ -80,7 +80,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read_keys = {
-            identify_storage(leaf)[0] for leaf in inputs_of.iter_leaves((args, kwargs or {})) if _is_tensor(leaf)
+            identify_storage(leaf) for leaf in inputs_of.iter_leaves((args, kwargs or {})) if _is_tensor(leaf)
         } & self._storage_keys
         self.read_storages |= read_keys
         if read_keys and _is_in_dead_checkpoint():

@@ -47,7 +47,7 @@ def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, tr
         recorder = _CastRecorder(dtype)
         for name, tensor in measure.map_tensors(module).items():
             if name in names and tensor.dtype != dtype and not is_lazy(tensor):
-                recorder.names[identify_storage(tensor)[0]] = name
+                recorder.names[identify_storage(tensor)] = name
         with subject.user_code(f"calling the model as {dtype}"), recorder:
             module.train(training)(*args, **kwargs)
     return recorder
@@ -73,5 +73,5 @@ class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _find_names(self, tree: Any) -> set[str]:
-        keys = (identify_storage(leaf)[0] for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
+        keys = (identify_storage(leaf) for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
         return {self.names[key] for key in keys if key in self.names}

@@ -263,4 +263,4 @@ class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _get_key(tensor: torch.Tensor) -> object:
     """Return a key shared by a tensor and its views. A fake tensor has a key of its own."""
-    return (id(tensor), FakeTensor) if isinstance(tensor, FakeTensor) else identify_storage(tensor)[0]
+    return (id(tensor), FakeTensor) if isinstance(tensor, FakeTensor) else identify_storage(tensor)

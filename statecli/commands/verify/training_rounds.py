@@ -550,7 +550,7 @@ class _ParameterMark:
 
     def _read_mark(self) -> tuple[Any, torch.Tensor | None]:
         tensor = self._tensor
-        place = identify_storage(tensor)[0], None if tensor.is_inference() else tensor._version
+        place = identify_storage(tensor), None if tensor.is_inference() else tensor._version
         if type(tensor) is not nn.Parameter or not is_strided(tensor):
             return place, None
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():

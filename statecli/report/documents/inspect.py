@@ -98,8 +98,8 @@ def build_inspect_document(inspection: Inspection, problems: Iterable[Problem], 
     """Return the document of an inspection."""
     state = inspection.state
     weights = select_weights(state.tensors, inspection.weights)
-    owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts[1:]}
-    owners |= {(w.codes.section, w.codes.fqn): w.fqn for w in weights if len(w.parts) > 1}
+    owners = {part.key: weight.fqn for weight in weights for part in weight.parts[1:]}
+    owners |= {w.codes.key: w.fqn for w in weights if len(w.parts) > 1}
     distributions, spectra = inspection.distributions, inspection.spectra
     build_row = (
         partial(build_tensor_row, owners=owners, distributions=distributions, spectra=spectra)

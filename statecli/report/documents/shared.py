@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli.core.finding import Finding, Severity, WordedFinding
-from statecli.core.model_state import After, Evidence, Kind, Origin, Stats, TensorInfo
+from statecli.core.model_state import After, Evidence, Kind, Origin, Stats, TensorInfo, TensorKey
 from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
 from statecli.report import Problem
@@ -128,9 +128,9 @@ def build_accepted_rows(accepted: Iterable[Accepted]) -> tuple[AcceptedRow, ...]
 
 def build_tensor_row(
     t: TensorInfo,
-    owners: Mapping[tuple[str, str], str] | None = None,
-    distributions: Mapping[tuple[str, str], Distribution] | None = None,
-    spectra: Mapping[tuple[str, str], Spectrum] | None = None,
+    owners: Mapping[TensorKey, str] | None = None,
+    distributions: Mapping[TensorKey, Distribution] | None = None,
+    spectra: Mapping[TensorKey, Spectrum] | None = None,
 ) -> TensorRow:
     """Return the row of a tensor.
 
@@ -161,7 +161,7 @@ def build_tensor_row(
         t.after if t.after is not None else UNSET,
         t.stats if t.stats is not None else UNSET,
         t.appeared,
-        owners.get((t.section, t.fqn)) if owners else None,
-        distributions.get((t.section, t.fqn), UNSET) if distributions else UNSET,
-        spectra.get((t.section, t.fqn), UNSET) if spectra else UNSET,
+        owners.get(t.key) if owners else None,
+        distributions.get(t.key, UNSET) if distributions else UNSET,
+        spectra.get(t.key, UNSET) if spectra else UNSET,
     )

@@ -133,7 +133,7 @@ def _is_inexact_resize(change: Change) -> bool:
 
 def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:
     """Return True if the tensor is part of a recognised quantized weight: its scales, or the unquantized weight."""
-    return change.status in (Status.ADDED, Status.REMOVED) and (change.section, change.fqn) in parts
+    return change.status in (Status.ADDED, Status.REMOVED) and change.key in parts
 
 
 def _is_open(change: Change) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from statecli.commands.diff.result import Change, Status, TransformationKind
-from statecli.core.model_state import Stats, TensorInfo
+from statecli.core.model_state import Stats, TensorInfo, TensorKey
 from statecli.values.delta import Delta
 from statecli.values.stats import compute_stats
 
@@ -43,8 +43,8 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
 
 def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], list[TensorInfo]]]:
     """Return the old and new tensors of each transformation that may add elements, by index in `changes`."""
-    old = {(row.section, row.fqn): row for change in changes if (row := change.before) is not None}
-    added_rows = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
+    old = {row.key: row for change in changes if (row := change.before) is not None}
+    added_rows = {change.key: change.after for change in changes if change.status is Status.ADDED}
     sides = {}
     for n, change in enumerate(changes):
         transformation = change.transformation
@@ -53,7 +53,10 @@ def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], 
         if transformation.exceptions or transformation.kind in _KINDS_WITH_NEW_ELEMENTS:
             section = change.before.section if change.before is not None else change.section
             section = section if transformation.source_section is None else transformation.source_section
-            before = [change.before, *(old.get((section, name)) for name in transformation.sources)]
-            after = [change.after, *(added_rows.get((change.section, name)) for name in transformation.sources)]
+            before = [change.before, *(old.get(TensorKey(section, name)) for name in transformation.sources)]
+            after = [
+                change.after,
+                *(added_rows.get(TensorKey(change.section, name)) for name in transformation.sources),
+            ]
             sides[n] = [row for row in before if row is not None], [row for row in after if row is not None]
     return sides

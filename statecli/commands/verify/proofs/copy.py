@@ -344,4 +344,4 @@ def _find_class_attributes(module: nn.Module) -> frozenset[str]:
 def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     if is_lazy(first) or is_lazy(second):
         return first is second
-    return first.numel() > 0 and identify_storage(first)[0] == identify_storage(second)[0]
+    return first.numel() > 0 and identify_storage(first) == identify_storage(second)

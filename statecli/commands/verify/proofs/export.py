@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.severity import Effect, decide_tensor_severity, measure_effect
 from statecli.core.units import plural
 from statecli.live import measure, tensor_sources
-from statecli.live.tensor_sources import Place
+from statecli.live.source_line import SourceLine
 from statecli.live.tensors import identify_storage
 
 HOW = "torch.export.export() in eval mode"
@@ -62,6 +62,12 @@ def prove(subject: ModelUnderTest) -> Check:
     if skipped is None and subject.inputs is None:
         skipped = subject.skip_without_inputs(Name.EXPORT, HOW)
     return skipped or _Proof(subject, Name.EXPORT, HOW, "exported").check()
+
+
+class _Difference(NamedTuple):
+    """The first operator that differs between two exported programs: the source line that ran it, if known."""
+
+    place: SourceLine | None = None
 
 
 class _Proof(Proof):
@@ -118,14 +124,14 @@ class _Proof(Proof):
         variable = tensor_sources.find_module_variable(constant, module)
         if variable is None:
             return
-        name, file = variable[0], tensor_sources.format_file(variable[1], self._subject.target)
+        name, file = variable.name, tensor_sources.format_file(variable.file, self._subject.target)
         reader_text = self._format_place(self._find_reader(program, target))
         consequence = "the exported program keeps the values at the time of the export"
         message = f"{name} of {file}: {_EXPORTED}{reader_text}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
         self.report(registration_rules.UNREGISTERED_TENSOR, message, None, help=help)
 
-    def _fail(self, row: TensorInfo, place: Place | None) -> None:
+    def _fail(self, row: TensorInfo, place: SourceLine | None) -> None:
         rule = registration_rules.choose_rule(row)
         if row.fqn in self._subject.created_by_forward:
             severity, reason = rule.cases["kept"], "the first forward computes the tensor"
@@ -140,7 +146,7 @@ class _Proof(Proof):
         self.report(rule, registration_rules.build_wording(row, Consequence(text)), row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
 
-    def _find_reader(self, program: ExportedProgram, target: str) -> Place | None:
+    def _find_reader(self, program: ExportedProgram, target: str) -> SourceLine | None:
         """Return the source line of the first operator that reads a constant, or None."""
         names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.target == target]
         nodes = [node for node in program.graph.nodes if node.name in names]
@@ -151,20 +157,20 @@ class _Proof(Proof):
     def _judge_numbers(self, changed_attributes: list[ChangedAttribute]) -> None:
         for attribute in changed_attributes[:MAX_ATTRIBUTES]:
             try:
-                place = self._find_difference(attribute)
+                difference = self._find_difference(attribute)
             except ModelError as error:
                 self._reasons.append(f"{attribute.fqn}: {check_builder.get_reason(self._subject, error)}")
                 continue
-            if place is not None:
-                self._report_number(attribute, place)
+            if difference is not None:
+                self._report_number(attribute, difference)
         if len(changed_attributes) > MAX_ATTRIBUTES:
             self._reasons.append(
                 f"forward changes {plural(len(changed_attributes) - MAX_ATTRIBUTES, 'more attribute')}; statecli did "
                 "not check whether they change the output"
             )
 
-    def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:
-        """Return the source line where the graphs for two values differ: () if unknown, None if they are equal."""
+    def _find_difference(self, attribute: ChangedAttribute) -> _Difference | None:
+        """Return the first operator that differs between the programs of two values; None if the programs are equal."""
         programs = []
         for value in (attribute.before, attribute.after):
             module = self._subject.build_used()
@@ -175,19 +181,19 @@ class _Proof(Proof):
             (number for number, pair in enumerate(zip(nodes, others, strict=False)) if pair[0] != pair[1]), None
         )
         if position is None:
-            return None if len(nodes) == len(others) else ()
+            return None if len(nodes) == len(others) else _Difference()
         located = [_locate(list(program.graph.nodes)[position]) for program in programs]
-        return next(filter(None, located), ())
+        return _Difference(next(filter(None, located), None))
 
-    def _report_number(self, attribute: ChangedAttribute, place: Place | tuple[()]) -> None:
-        place_text = self._format_place(place or None)
+    def _report_number(self, attribute: ChangedAttribute, difference: _Difference) -> None:
+        place_text = self._format_place(difference.place)
         message = (
             f"{attribute.fqn}: forward changes the attribute, but the exported program has a fixed value{place_text}; "
             "state_dict() does not contain the attribute"
         )
         report_changed_attribute(self, attribute, message)
 
-    def _format_place(self, place: Place | None) -> str:
+    def _format_place(self, place: SourceLine | None) -> str:
         return format_reader(self._subject, place)
 
 
@@ -236,7 +242,7 @@ def _map_constants(program: ExportedProgram) -> dict[object, str]:
 
 def _get_key(tensor: torch.Tensor) -> object:
     """Return a key that is equal for tensors that share memory. An empty tensor has a key of its own."""
-    return identify_storage(tensor)[0] if tensor.numel() else id(tensor)
+    return identify_storage(tensor) if tensor.numel() else id(tensor)
 
 
 def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> str | None:
@@ -254,6 +260,6 @@ def _describe_nodes(program: ExportedProgram) -> list[str]:
     return [f"{node.op} {node.target} {node.args} {node.kwargs}" for node in program.graph.nodes]
 
 
-def _locate(node: Any) -> Place | None:
+def _locate(node: Any) -> SourceLine | None:
     """Return the deepest line of user code that ran the operator of a graph node."""
     return find_place(node.meta.get("stack_trace") or "")

@@ -45,7 +45,8 @@ from statecli.live.device_rules import DeviceWatch
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
-from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, Place, TensorSource, is_user_code
+from statecli.live.source_line import SourceLine
+from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, TensorSource, is_user_code
 from statecli.live.tensors import is_lazy
 
 #: Torch's errors about several devices: "Expected all tensors to be on the same device", "are not at the same device".
@@ -98,7 +99,7 @@ class _Run:
     devices: dict[str, str] = field(default_factory=dict)
     error_text: str | None = None
     refused: CudaRefusal | None = None
-    cuda_checks: list[Place] = field(default_factory=list)
+    cuda_checks: list[SourceLine] = field(default_factory=list)
     replaced: frozenset[str] = frozenset()
     mismatches_of_forward: tuple[Mismatch, ...] = ()
 
@@ -284,10 +285,10 @@ def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
         run.watch.mismatches.append(Mismatch(TensorSource(), "", "", "", place, Fault.UNTOLD))
 
 
-def _locate_error(error: BaseException | None) -> Place | None:
+def _locate_error(error: BaseException | None) -> SourceLine | None:
     frames = [] if error is None else list(traceback.walk_tb(error.__traceback__))
-    places = [(frame.f_code.co_filename, line) for frame, line in frames]
-    return next((place for place in reversed(places) if is_user_code(place[0])), None)
+    places = [SourceLine(frame.f_code.co_filename, line) for frame, line in frames]
+    return next((place for place in reversed(places) if is_user_code(place.file)), None)
 
 
 def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> dict[str, torch.Tensor]:
@@ -379,7 +380,7 @@ def _remove_duplicates(mismatches: list[tuple[Mismatch, _Run]]) -> list[tuple[Mi
     for mismatch, run in mismatches:
         first.setdefault(mismatch.source.fqn or (mismatch.source, mismatch.place), (mismatch, run))
     # Calls in one line of forward are one mistake, whatever the other tensor of each call is.
-    others: dict[tuple[str, Place | None], set[str]] = {}
+    others: dict[tuple[str, SourceLine | None], set[str]] = {}
     for mismatch, _ in first.values():
         if mismatch.fault is Fault.MIXED:
             others.setdefault((mismatch.operator, mismatch.place), set()).add(mismatch.other)
@@ -451,13 +452,13 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
     name = mismatch.source.fqn if mismatch.fault is Fault.MIXED else None
     row = subject.rows_by_fqn.get(name or "")
     assigned_at = format_origin(row.origin) if row is not None and row.origin is not None else None
-    variable, _ = mismatch.source.file_variable or (None, "")
+    variable = mismatch.source.file_variable if mismatch.fault is Fault.MIXED else None
     wording = Wording(
         consequence.message,
         name,
         consequence=consequence,
         assigned_at=assigned_at,
-        file_variable=variable if mismatch.fault is Fault.MIXED else None,
+        file_variable=variable and variable.name,
     )
     return check_builder.build_finding(subject, DEVICE_MISMATCH, wording, mismatch.source.fqn, help=help)
 
@@ -503,7 +504,7 @@ def _describe_source(
         placed_help = check_builder.PlacedHelp(help, Origin(file, line) if line is not None else None)
         return f"{name} of {file}: {is_on}", placed_help
     place, help = _format_place(subject, source.place), _ADVICE[source.how]
-    if source.place is not None and is_installed_file(source.place[0]):
+    if source.place is not None and is_installed_file(source.place.file):
         help = f"report this to the library: {help}"
     if source.place is None:
         return f"a tensor of unknown origin is on {device}", _ADVICE[How.COMPUTED]
@@ -511,9 +512,9 @@ def _describe_source(
         return f"a tensor is on {device}, because forward copies the tensor to {device}{place}", help
     if source.how is How.COMPUTED:
         return f"a tensor that forward computes{place} is on {device}", help
-    origin = Origin(tensor_sources.format_file(source.place[0], subject.target), source.place[1])
+    origin = Origin(tensor_sources.format_file(source.place.file, subject.target), source.place.line)
     return f"a tensor created{in_forward}{place} is on {device}", check_builder.PlacedHelp(help, origin)
 
 
-def _format_place(subject: ModelUnderTest, place: Place | None) -> str:
-    return "" if place is None else f" at {tensor_sources.format_file(place[0], subject.target)}:{place[1]}"
+def _format_place(subject: ModelUnderTest, place: SourceLine | None) -> str:
+    return "" if place is None else f" at {tensor_sources.format_file(place.file, subject.target)}:{place.line}"

@@ -106,9 +106,7 @@ class _Proof(Proof):
             if name in target_tensors
             and not is_lazy(tensor)
             and tensor.numel() > 0
-            and (
-                tensor.numel() <= _MAX_CHANCE_ELEMENTS or identify_storage(tensor)[0] not in self._overwritten_storages
-            )
+            and (tensor.numel() <= _MAX_CHANCE_ELEMENTS or identify_storage(tensor) not in self._overwritten_storages)
         }
         return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
@@ -195,7 +193,7 @@ class _Proof(Proof):
                 (
                     tensor
                     for tensor in measure.map_tensors(second_target).values()
-                    if identify_storage(tensor)[0] not in ours
+                    if identify_storage(tensor) not in ours
                 ),
                 phase=100,
             )
@@ -537,7 +535,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
     Yields a function that restores the memory before the end of the block.
     """
     second_keys = check_builder.list_storage_keys(measure.map_tensors(second).values())
-    shared = [tensor for tensor in measure.map_tensors(first).values() if identify_storage(tensor)[0] in second_keys]
+    shared = [tensor for tensor in measure.map_tensors(first).values() if identify_storage(tensor) in second_keys]
     restore = tensor_bits.build_restore(shared)
     try:
         yield restore
@@ -550,7 +548,7 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
     with torch._C.DisableTorchFunctionSubclass():
         if is_lazy(tensor):
             return tensor
-        return tensor.detach().clone() if identify_storage(tensor)[0] in shared else tensor.detach()
+        return tensor.detach().clone() if identify_storage(tensor) in shared else tensor.detach()
 
 
 #: Largest number of elements of a tensor that may have the same values by chance after a change.

@@ -240,9 +240,9 @@ def _list_aliases(module: nn.Module) -> dict[str, str]:
 
     Names in modules of torch are left out, because their forward reads the parameters again: LSTM, hooks of norms.
     """
-    names = {identify_storage(tensor)[0]: name for name, tensor in module.named_parameters() if tensor.numel()}
+    names = {identify_storage(tensor): name for name, tensor in module.named_parameters() if tensor.numel()}
     entries = (entry for entry in walk(module).unregistered if not _is_torch_module(entry.owner))
-    aliases = ((entry.fqn, names.get(identify_storage(entry.tensor)[0])) for entry in entries)
+    aliases = ((entry.fqn, names.get(identify_storage(entry.tensor))) for entry in entries)
     return {fqn: name for fqn, name in aliases if name is not None}
 
 

@@ -1,0 +1,18 @@
+"""A line of a Python source file."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import NamedTuple
+
+
+class SourceLine(NamedTuple):
+    """A line of a source file: its path, as Python records the path of the code, and the number from 1."""
+
+    file: str
+    line: int
+
+
+def get_current_line(frame: FrameType) -> SourceLine:
+    """Return the line that `frame` executes."""
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno)
