@@ -211,8 +211,9 @@ def test_concurrent_writers_leave_complete_entries(saved_runs, cache_home):
 
     from statecli.commands.log.run import Request, log_run
 
+    request = Request((str(saved_runs("plain")),))
     with ThreadPoolExecutor(4) as executor:
-        logs = list(executor.map(lambda _: log_run(Request((str(saved_runs("plain")),))), range(4)))
+        logs = list(executor.map(lambda _: log_run(request), range(4)))
     assert all(log == logs[0] for log in logs)
     folder = cache_home / "statecli" / "log"
     assert {path.suffix for path in folder.iterdir()} == {".json"}
