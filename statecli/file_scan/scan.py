@@ -61,6 +61,7 @@ from statecli.pickles.nodes import Persistent
 from statecli.storage import files
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import METADATA
+from statecli.storage.store import Extent
 from statecli.storage.zip_archive import BEGINNING_BYTES, STORED, Archive, Record, ends_as_zip
 
 #: Largest nesting of archives in archives, and of pickles in strings of pickles.
@@ -154,7 +155,7 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
     try:
         with ByteSource(path) as source:
             source.prefetch(
-                span for archive in islice(places, _PREFETCHED_ARCHIVES) for span in _list_end_ranges(archive)
+                extent for archive in islice(places, _PREFETCHED_ARCHIVES) for extent in _list_ends(archive)
             )
             scan = FileScan(source)
             if not only_stored:
@@ -168,9 +169,12 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
         return []
 
 
-def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
+def _list_ends(archive: Stored) -> list[Extent]:
     """Return the byte ranges at the beginning and the end of a stored archive, which are prefetched."""
-    return [(archive.offset, _FIRST_BYTES), (archive.offset + max(0, archive.length - _LAST_BYTES), _LAST_BYTES)]
+    return [
+        Extent(archive.offset, _FIRST_BYTES),
+        Extent(archive.offset + max(0, archive.length - _LAST_BYTES), _LAST_BYTES),
+    ]
 
 
 _MSGPACK_USE = (

@@ -45,6 +45,7 @@ from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME, is_plain_file_name
+from statecli.storage.store import Extent
 
 NAME = "dcp"
 TRAITS = FormatTraits(
@@ -369,12 +370,12 @@ class _Items:
 
     def _prefetch(self) -> None:
         """Prefetch all bytes that `read_object` will read from remote storage."""
-        spans_by_path: dict[str, list[tuple[int, int]]] = {}
+        extents_by_path: dict[str, list[Extent]] = {}
         for stored in (stored for fqn in self.chosen for stored in self.folder.metadata.places.get(fqn, ())):
             if stored.file in self.folder.files.sizes:
                 path = files.join(self.folder.path, stored.file)
-                spans_by_path.setdefault(path, []).append((stored.offset, stored.length))
-        with files.prefetch_ranges(spans_by_path):
+                extents_by_path.setdefault(path, []).append(Extent(stored.offset, stored.length))
+        with files.prefetch_extents(extents_by_path):
             pass
 
     def read_object(self, fqn: str) -> Any:

@@ -28,6 +28,7 @@ from statecli.pickles.nodes import Global, Pickle
 from statecli.storage.byte_source import ByteSource, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.storage.files import Guard
+from statecli.storage.store import Extent
 
 NAME = "torch-legacy"
 TRAITS = FormatTraits(is_legacy=True, may_hold_settings_alone=True)
@@ -155,7 +156,7 @@ def _locate_storages(
                 Guard(at, at + 8, at + 8 + size, partial(_check_count, key, numel)) for key, at, numel, size in places
             )
         else:
-            source.prefetch((at, 8) for _, at, _, _ in places)
+            source.prefetch(Extent(at, 8) for _, at, _, _ in places)
     is_dense = len(keys.root) * _FIRST_WINDOW_BYTES > source.size and not source.reads_are_requests
     window = Window(source, _FIRST_WINDOW_BYTES if is_dense else 0)
     for key, at, numel, length in _walk_storages(source, keys, declared_by_key):

@@ -21,6 +21,7 @@ from statecli.pickles.nodes import Global, Obj
 from statecli.storage import files
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA_NAME
+from statecli.storage.store import Extent
 
 #: Largest pickle that is read, in bytes.
 MAX_PICKLE_BYTES = 256 * 2**20
@@ -66,10 +67,10 @@ class Region(ByteSource):
         self.base = offset if data is None else None
         self.head = self.read(0, min(REGION_HEAD_BYTES, self.size))
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def prefetch(self, extents: Iterable[Extent]) -> None:
         if self._data is None:
             with raise_fetch_errors():
-                self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
+                self._source.prefetch(Extent(self.span.offset + extent.offset, extent.length) for extent in extents)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         return self.read(offset, length) if self._data is not None or not self.reads_are_requests else None

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.storage import files
+from statecli.storage.store import Extent
 
 #: Number of bytes kept of the start of every file: enough to recognise each format that statecli reads.
 HEAD_BYTES = 4096
@@ -68,9 +69,9 @@ class ByteSource:
         """True if offsets from an archive's directory are checked only when the bytes are read, to save requests."""
         return self.reads_are_requests and not files.is_strict()
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch the (offset, length) ranges together before they are read, if the file is behind a URL."""
-        self._file.prefetch((self.start + offset, length) for offset, length in ranges)
+    def prefetch(self, extents: Iterable[Extent]) -> None:
+        """Fetch the extents together before they are read, if the file is behind a URL."""
+        self._file.prefetch(Extent(self.start + extent.offset, extent.length) for extent in extents)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Return the requested bytes; None if reading them takes a request, or if they are outside the file."""

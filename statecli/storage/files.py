@@ -19,7 +19,7 @@ from statecli.core.model_state import Place
 from statecli.storage import lifetime, local
 from statecli.storage.lifetime import forget_command
 from statecli.storage.local import STANDARD_INPUT, LocalStore, record_opened_files
-from statecli.storage.store import MAX_FOLDER_DEPTH, File, FileVersion, Guard, Store
+from statecli.storage.store import MAX_FOLDER_DEPTH, Extent, File, FileVersion, Guard, Store
 from statecli.storage.url import is_remote, is_web, split_url
 
 if TYPE_CHECKING:
@@ -130,10 +130,10 @@ def prefetch(paths: Iterable[str]) -> None:
         _remote_store().prefetch(remote_paths)
 
 
-def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
-    """Fetch the (offset, length) ranges of remote files together and keep them for the reads in the block."""
-    remote_spans = {path: spans for path, spans in spans_by_path.items() if is_remote(path)}
-    return _remote_store().prefetch_ranges(remote_spans) if remote_spans else nullcontext()
+def prefetch_extents(extents_by_path: Mapping[str, list[Extent]]) -> AbstractContextManager[None]:
+    """Fetch the extents of remote files together and keep them for the reads in the block."""
+    remote_extents = {path: extents for path, extents in extents_by_path.items() if is_remote(path)}
+    return _remote_store().prefetch_extents(remote_extents) if remote_extents else nullcontext()
 
 
 def expect_values(places: Iterable[Place]) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from statecli.core import posix
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage.store import FileVersion, FolderEntries, Guard
+from statecli.storage.store import Extent, FileVersion, FolderEntries, Guard
 from statecli.storage.url import is_remote
 
 #: Name of standard input as a target.
@@ -224,7 +224,7 @@ class LocalFile:
         with _ReadErrors():
             return posix.fill_at(self._fd, into, offset)
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def prefetch(self, extents: Iterable[Extent]) -> None:
         """See `File.prefetch`."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:

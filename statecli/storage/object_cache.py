@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter
+from typing import NamedTuple
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import lifetime, prefetch_progress
@@ -21,7 +22,7 @@ from statecli.storage.checksums import Checksums
 from statecli.storage.object_store import ObjectStore, Unfetched, confirm_version
 from statecli.storage.parallel import run_in_threads
 from statecli.storage.retry import retry
-from statecli.storage.store import FileVersion, Guard
+from statecli.storage.store import Extent, FileVersion, Guard
 
 #: Number of bytes of the first request: the header of most files, and many whole files.
 HEAD_BYTES = 64 << 10
@@ -42,13 +43,27 @@ MAX_KEPT_BYTES, MAX_KEPT_CLOSED_BYTES = 64 << 20, 4 << 20
 _ZIP_MAGIC = b"PK\3\4"
 
 
+class ShiftedRun(NamedTuple):
+    """Bytes that lie `distance` bytes later in the file than a directory says, up to the stated offset `stop`."""
+
+    stop: int
+    distance: int
+
+
+class Span(NamedTuple):
+    """Bytes of a file from the offset `start` up to the offset `stop`, exclusive."""
+
+    start: int
+    stop: int
+
+
 class RemoteFile:
     """Cache of the file behind a URL.
 
     Attributes:
         version: The required version of all answers; None before the first answer.
         checksums: Checksums of the values read, if the file has checksums to compare with.
-        moved: Bytes that lie later in the file than the archive's directory says: start -> (end, distance in bytes).
+        moved: Bytes that lie later in the file than the archive's directory says, by their stated offset.
     """
 
     def __init__(self, url: str, store: ObjectStore, version: FileVersion | None = None) -> None:
@@ -67,7 +82,7 @@ class RemoteFile:
         self._guarded: list[int] = []
         self._guards: dict[int, Guard] = {}
         self._confirmed: set[int] = set()
-        self.moved: dict[int, tuple[int, int]] = {}
+        self.moved: dict[int, ShiftedRun] = {}
 
     def prefetch_head(self) -> None:
         """Fetch the beginning of the file once. After a failure, each call raises the same UnreadableError."""
@@ -143,32 +158,31 @@ class RemoteFile:
         parts, holes = self._split_cached(offset, offset + length)
         return None if holes else b"".join(parts.values())
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch the (offset, length) ranges for the next reads: adjacent ranges together, with parallel requests."""
-        run_in_threads(self.fetch, self.missing_spans(ranges))
+    def prefetch(self, extents: Iterable[Extent]) -> None:
+        """Fetch the extents for the next reads: adjacent extents together, with parallel requests."""
+        run_in_threads(self.fetch, self.missing_spans(extents))
 
-    def fetch(self, span: tuple[int, int]) -> None:
-        """Fetch the bytes of the span (start, stop) for the following reads."""
-        start, stop = span
-        self._keep(start, self.request(start, stop - start))
+    def fetch(self, span: Span) -> None:
+        """Fetch the bytes of the span for the following reads."""
+        self._keep(span.start, self.request(span.start, span.stop - span.start))
 
-    def missing_spans(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the spans (start, stop) in the (offset, length) ranges that are not cached. Near spans are joined."""
-        missing: list[tuple[int, int]] = []
-        spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
+    def missing_spans(self, extents: Iterable[Extent]) -> list[Span]:
+        """Return the spans of the extents that are not cached. Near spans are joined."""
+        missing: list[Span] = []
+        spans = (Span(extent.offset, min(extent.offset + extent.length, self.size)) for extent in extents)
         for start, stop in sorted(hole for span in spans for hole in self._split_cached(*span)[1]):
             first, last = missing[-1] if missing else (0, -MAX_REQUEST_BYTES)
             if start - last <= MAX_GAP_BYTES and stop - first <= MAX_REQUEST_BYTES:
-                missing[-1] = first, max(stop, last)
+                missing[-1] = Span(first, max(stop, last))
             else:
-                missing.append((start, stop))
+                missing.append(Span(start, stop))
         return missing
 
     def _read_span(self, offset: int, end: int) -> bytes:
         parts, holes = self._split_cached(offset, end)
         if not holes:
             return b"".join(parts.values()) if len(parts) != 1 else next(iter(parts.values()))
-        start, stop = self._widen(holes[0][0], holes[-1][1])
+        start, stop = self._widen(holes[0].start, holes[-1].stop)
         data = self.request(start, stop - start)
         self._end = stop
         self._keep(start, data)
@@ -176,34 +190,34 @@ class RemoteFile:
         preceding_parts = (part for at, part in parts.items() if at < start)
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
-    def _widen(self, start: int, stop: int) -> tuple[int, int]:
+    def _widen(self, start: int, stop: int) -> Span:
         """Return a longer span to fetch instead of the missing bytes; the span ends before the next cached byte."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
-            return max(min(previous_end, start), min(start, stop - TAIL_BYTES)), stop
+            return Span(max(min(previous_end, start), min(start, stop - TAIL_BYTES)), stop)
         if stop - start >= HEAD_BYTES:
-            return start, stop
+            return Span(start, stop)
         is_sequential = 0 <= start - self._end <= HEAD_BYTES
         self._step = min(self._step * 2, MAX_REQUEST_BYTES) if is_sequential else MIN_REQUEST_BYTES
         next_start = self._starts[at + 1] if at + 1 < len(self._starts) else self.size
-        return start, max(stop, min(start + self._step, next_start))
+        return Span(start, max(stop, min(start + self._step, next_start)))
 
-    def _split_cached(self, offset: int, end: int) -> tuple[dict[int, bytes], list[tuple[int, int]]]:
+    def _split_cached(self, offset: int, end: int) -> tuple[dict[int, bytes], list[Span]]:
         """Return the cached parts of the bytes `offset` to `end` by their offsets, and the spans that are missing."""
         parts: dict[int, bytes] = {}
-        holes: list[tuple[int, int]] = []
+        holes: list[Span] = []
         with self._lock:
             n = max(bisect_right(self._starts, offset) - 1, 0)
             while offset < end and n < len(self._starts) and (start := self._starts[n]) < end:
                 if start > offset:
-                    holes.append((offset, start))
+                    holes.append(Span(offset, start))
                     offset = start
                 if part := self._spans[start][offset - start : end - start]:
                     parts[offset] = part
                 offset += len(part)
                 n += 1
-        return parts, [*holes, (offset, end)] if offset < end else holes
+        return parts, [*holes, Span(offset, end)] if offset < end else holes
 
     def _keep(self, offset: int, data: bytes) -> None:
         with self._lock:
@@ -235,7 +249,7 @@ class RemoteFile:
     def confirm_guards(self) -> None:
         """See `Store.confirm_guards`."""
         guards = list(self._guards.values())
-        self.prefetch((guard.header, guard.start - guard.header) for guard in guards)
+        self.prefetch(Extent(guard.header, guard.start - guard.header) for guard in guards)
         for guard in guards:
             self._confirm_guard(guard, self._read_span(guard.header, guard.start))
 
@@ -254,20 +268,20 @@ class RemoteFile:
         shift = guard.check(header)
         with self._lock:
             if shift:
-                self.moved[guard.start] = guard.stop, shift
+                self.moved[guard.start] = ShiftedRun(guard.stop, shift)
             self._confirmed.add(guard.start)
             if self._guards.pop(guard.start, None) is not None:
                 self._guarded.pop(bisect_left(self._guarded, guard.start))
         return not shift
 
-    def _locate(self, offset: int, stop: int) -> tuple[int, int]:
+    def _locate(self, offset: int, stop: int) -> Span:
         """Return the true start of the bytes from `offset` on, and the true end of the part that is shifted equally."""
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
-                return offset + shift, min(min(stop, end) + shift, self.size)
+                return Span(offset + shift, min(min(stop, end) + shift, self.size))
             if offset < start:
                 stop = min(stop, start)
-        return offset, stop
+        return Span(offset, stop)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -284,10 +298,10 @@ class RemoteFile:
         if actual_offset != offset:
             return memoryview(self.request(actual_offset, stop - actual_offset))
         holes = self._split_cached(offset, stop)[1]
-        if not holes or holes[0][0] > offset:
-            stop = holes[0][0] if holes else stop
+        if not holes or holes[0].start > offset:
+            stop = holes[0].start if holes else stop
             return self._confirm_window(offset, stop, offset, memoryview(self._read_span(offset, stop)))
-        for (_, end), (start, _) in pairwise((*holes, (self.size + HEAD_BYTES, 0))):
+        for (_, end), (start, _) in pairwise((*holes, Span(self.size + HEAD_BYTES, 0))):
             if start - end > MAX_GAP_BYTES:  # the cached bytes are long enough to save a request
                 stop = end
                 break
@@ -341,6 +355,14 @@ class Handle:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+class ExpectedRead(NamedTuple):
+    """Bytes that will be read: `length` bytes of a file from `offset` on."""
+
+    file: RemoteFile
+    offset: int
+    length: int
+
+
 class _Windows(threading.local):
     """Buffers for one thread's reads of values: a window of bytes at each offset where a read may continue."""
 
@@ -348,7 +370,7 @@ class _Windows(threading.local):
         self.is_at_work = False
         self._workers = workers
         #: Runs of bytes that will be read consecutively, sorted, by file.
-        self._runs: dict[RemoteFile, list[tuple[int, int]]] = {}
+        self._runs: dict[RemoteFile, list[Span]] = {}
         #: Sorted starts and ends of the expected ranges, by file.
         self._cuts: dict[RemoteFile, list[int]] = {}
         #: Windows by file and offset; the last used window is last.
@@ -358,15 +380,15 @@ class _Windows(threading.local):
         #: Size of a new window in bytes.
         self._limit = WINDOW_BYTES
 
-    def expect(self, ranges: Iterable[tuple[RemoteFile, int, int]]) -> None:
-        """Plan the reads of the (file, offset, length) ranges: adjacent ranges are fetched together."""
+    def expect(self, reads: Iterable[ExpectedRead]) -> None:
+        """Plan the reads: adjacent bytes are fetched together."""
         self.clear()
-        for file, offset, length in sorted(ranges, key=itemgetter(1)):
+        for file, offset, length in sorted(reads, key=attrgetter("offset")):
             runs = self._runs.setdefault(file, [])
-            if runs and offset - runs[-1][1] <= MAX_GAP_BYTES:
-                runs[-1] = runs[-1][0], max(runs[-1][1], offset + length)
+            if runs and offset - runs[-1].stop <= MAX_GAP_BYTES:
+                runs[-1] = Span(runs[-1].start, max(runs[-1].stop, offset + length))
             else:
-                runs.append((offset, offset + length))
+                runs.append(Span(offset, offset + length))
             self._cuts.setdefault(file, []).extend((offset, offset + length))
         if len(self._runs) > 2:
             self._limit = WINDOW_BYTES // 2
@@ -411,8 +433,8 @@ class _Windows(threading.local):
         """Return the end of a new window. Without expected ranges, windows grow while reads are consecutive."""
         runs = self._runs.get(file, ())
         n = bisect_right(runs, (offset, file.size)) - 1
-        if n >= 0 and offset < runs[n][1]:
-            return min(offset + self._limit, runs[n][1])
+        if n >= 0 and offset < runs[n].stop:
+            return min(offset + self._limit, runs[n].stop)
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
@@ -438,14 +460,14 @@ class _ValueReads:
 
 
 @contextmanager
-def expect_values(ranges: Iterable[tuple[RemoteFile, int, int]]) -> Iterator[None]:
-    """Fetch adjacent (file, offset, length) ranges together while the block reads them in order in this thread."""
+def expect_values(expected_reads: Iterable[ExpectedRead]) -> Iterator[None]:
+    """Fetch adjacent bytes together while the block does the expected reads in order in this thread."""
     reads = lifetime.for_command(_ValueReads)
     windows = reads.windows
     if windows.is_at_work:  # nested in another block, whose ranges include these
         yield
         return
-    windows.expect(ranges)
+    windows.expect(expected_reads)
     with reads.workers:
         windows.is_at_work = True
         try:

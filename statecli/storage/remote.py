@@ -12,19 +12,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.model_state import Place
 from statecli.storage import lifetime, masked_url, object_cache, unlisted_folder, url, url_glob
-from statecli.storage.object_cache import Handle, RemoteFile
+from statecli.storage.object_cache import ExpectedRead, Handle, RemoteFile, ShiftedRun, Span
 from statecli.storage.object_store import Listing, Missing, Unsure, open_store
 from statecli.storage.parallel import run_in_threads
 from statecli.storage.prefetch_progress import report_prefetch
 from statecli.storage.retry import retry
-from statecli.storage.store import FileVersion, FolderEntries
+from statecli.storage.store import Extent, FileVersion, FolderEntries
 
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
@@ -44,7 +44,7 @@ class Access(msgspec.Struct, frozen=True):
 
     urls: dict[str, masked_url.TypedUrl]
     versions: dict[str, FileVersion]
-    moved: dict[str, dict[int, tuple[int, int]]]
+    moved: dict[str, dict[int, ShiftedRun]]
     command: str
 
     def __repr__(self) -> str:
@@ -175,24 +175,29 @@ class RemoteStore:
             run_in_threads(prefetch_path, unknown_paths)
 
     @contextmanager
-    def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
-        """Fetch the (offset, length) ranges of each file and keep them during the block. The reads raise the errors."""
-        self.prefetch(list(ranges))
-        files_and_spans = [
-            (file, spans) for path, spans in ranges.items() if (file := self._get_file(path)).version is not None
-        ]
+    def prefetch_extents(self, extents_by_path: Mapping[str, list[Extent]]) -> Iterator[None]:
+        """Fetch the extents of each file and keep them during the block; the reads raise any errors."""
+        self.prefetch(list(extents_by_path))
+        existing_files = {
+            file: extents
+            for path, extents in extents_by_path.items()
+            if (file := self._get_file(path)).version is not None
+        }
         with ExitStack() as stack:
-            for file, _ in files_and_spans:
+            for file in existing_files:
                 file.add_reader()
                 stack.callback(file.remove_reader)
-            run_in_threads(
-                _try_fetch, [(file, span) for file, spans in files_and_spans for span in file.missing_spans(spans)]
-            )
+            fetches = [
+                _Fetch(file, span) for file, extents in existing_files.items() for span in file.missing_spans(extents)
+            ]
+            run_in_threads(_try_fetch, fetches)
             yield
 
     def expect_values(self, places: Iterable[Place]) -> AbstractContextManager[None]:
         """Fetch adjacent byte ranges in one request while the block reads all ranges in order in this thread."""
-        return object_cache.expect_values((self._get_file(place.path), place.offset, place.length) for place in places)
+        return object_cache.expect_values(
+            ExpectedRead(self._get_file(place.path), place.offset, place.length) for place in places
+        )
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
         """See `Store.find_crc32`: for bytes that were read as values or are cached."""
@@ -303,10 +308,16 @@ def accept_access(access: Access) -> None:
         store._get_file(path, version).moved.update(access.moved.get(path, {}))
 
 
-def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:
-    file, span = task
+class _Fetch(NamedTuple):
+    """Bytes to fetch, and their file."""
+
+    file: RemoteFile
+    span: Span
+
+
+def _try_fetch(fetch: _Fetch) -> None:
     with suppress(UnreadableError):  # reading the bytes raises the same error
-        file.fetch(span)
+        fetch.file.fetch(fetch.span)
 
 
 def _is_refused(listing: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:

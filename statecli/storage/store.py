@@ -55,6 +55,13 @@ class FileVersion(NamedTuple):
     marker: str | None
 
 
+class Extent(msgspec.Struct, frozen=True, gc=False):
+    """Range of bytes in a file: `length` bytes from `offset` on."""
+
+    offset: int
+    length: int
+
+
 class FolderEntries(NamedTuple):
     """Sorted names of the files and of the folders in a folder."""
 
@@ -90,8 +97,8 @@ class File(Protocol):
         `read_ahead`: number of bytes that the caller will read next.
         """
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch the (offset, length) ranges together before they are read, if the file is behind a URL."""
+    def prefetch(self, extents: Iterable[Extent]) -> None:
+        """Fetch the extents together before they are read, if the file is behind a URL."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Return the requested bytes; None if reading them takes a request."""

@@ -26,6 +26,7 @@ from statecli.core.model_state import Oddity, Place
 from statecli.core.oddity_kind import OddityKind
 from statecli.storage.byte_source import ByteSource, Window
 from statecli.storage.files import Guard
+from statecli.storage.store import Extent
 
 #: Maximum inflated size of a record in bytes; a pickle of 64 MB describes half a million tensors.
 MAX_INFLATED_BYTES = 64 * 2**20
@@ -105,7 +106,8 @@ def mentions(path: str, *names: bytes) -> bool:
             if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
                 size, offset = _END64.unpack_from(tail, end64)[-2:]
             # Prefetch for the archive's reader, which reads the whole directory and the small records before it.
-            source.prefetch([(max(0, offset - _TRAILING_BYTES), min(size, _MAX_PREFETCH_BYTES) + _TRAILING_BYTES)])
+            start, length = max(0, offset - _TRAILING_BYTES), min(size, _MAX_PREFETCH_BYTES) + _TRAILING_BYTES
+            source.prefetch([Extent(start, length)])
             first = source.read(offset, min(size, _MENTION_BYTES, max(0, source.size - offset)))
             last = tail[max(0, at - size) : at]
     except UnreadableError:  # reading the archive raises the same error
@@ -182,7 +184,7 @@ class Archive:
             if record.compressed_size <= _MAX_PREFETCH_BYTES and is_requested(name)
         )
         self._source.prefetch(
-            (record.offset, record.data_offset - record.offset + record.compressed_size) for record in records
+            Extent(record.offset, record.data_offset - record.offset + record.compressed_size) for record in records
         )
 
     def read(self, record: Record, limit: int) -> bytes:
@@ -376,7 +378,9 @@ class Archive:
         for n, record in enumerate(sorted_records):
             if n % _HEADERS_AT_ONCE == 0:
                 next_records = sorted_records[n : n + _HEADERS_AT_ONCE]
-                self._source.prefetch((later.offset, header_bytes + len(later.name) * 4) for later in next_records)
+                self._source.prefetch(
+                    Extent(later.offset, header_bytes + len(later.name) * 4) for later in next_records
+                )
             yield _find_data(record, window.read)
 
     def _place_as_torch(self, sorted_records: list[Record], end: int) -> Iterator[int] | None:

@@ -22,6 +22,7 @@ from statecli.core.model_state import Box, ByteRange, Place, TensorData, TensorI
 from statecli.formats import torch_zip
 from statecli.storage import files, lifetime
 from statecli.storage.files import File
+from statecli.storage.store import Extent
 from statecli.values.elements import Array, find_element
 from statecli.values.ggml_blocks import dequantize_blocks, explain_unreadable_blocks, find_ggml_type
 from statecli.values.open_files import borrow_file, keep_files_open
@@ -133,12 +134,13 @@ ARCHIVE_END_BYTES = 1 << 10
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
     """Fetch both ends of the sources' remote archives together, for a block that locates storages in these archives."""
-    ends: dict[str, list[tuple[int, int]]] = {}
+    ends: dict[str, list[Extent]] = {}
     for byte_range in _iter_remote_archives(sources):
         assert byte_range.packing is not None  # noqa: S101 - it is an archive
         last = byte_range.offset + max(0, byte_range.packing.length - ARCHIVE_END_BYTES)
-        ends.setdefault(byte_range.path, []).extend(((byte_range.offset, ARCHIVE_END_BYTES), (last, ARCHIVE_END_BYTES)))
-    with files.prefetch_ranges(ends):
+        starts = (byte_range.offset, last)
+        ends.setdefault(byte_range.path, []).extend(Extent(start, ARCHIVE_END_BYTES) for start in starts)
+    with files.prefetch_extents(ends):
         yield
 
 

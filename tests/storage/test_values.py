@@ -18,6 +18,7 @@ from statecli.core.errors import MalformedError
 from statecli.storage import object_cache
 from statecli.storage.checksums import Checksums, combine_crc32
 from statecli.storage.files import FileVersion, Guard
+from statecli.storage.store import Extent
 
 from .server import After, HangUp
 
@@ -237,7 +238,7 @@ def test_cached_reads_give_the_bytes_of_the_object(steps):
             assert window == data[offset : offset + len(window)]
             assert 0 < len(window) <= length + 1
         elif what == "prefetch":
-            remote_file.prefetch([(offset, length), (offset + length // 2, length)])
+            remote_file.prefetch([Extent(start, length) for start in (offset, offset + length // 2)])
         else:
             remote_file.add_reader()
             remote_file.remove_reader()

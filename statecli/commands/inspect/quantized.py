@@ -18,6 +18,7 @@ from statecli.core.quantized_layouts import QuantizedLayout, QuantizedPart
 from statecli.core.quantized_weights import QuantizedWeight, find_quantized_by_section
 from statecli.storage import files
 from statecli.storage.byte_source import ByteSource
+from statecli.storage.store import Extent
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,11 +99,11 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
         and row.nbytes <= _MAX_STORED_BYTES
     }
     locations = {n: location for n, data in holders.items() if (location := _locate(data)) is not None}
-    remote: dict[str, list[tuple[int, int]]] = {}
+    remote: dict[str, list[Extent]] = {}
     for path, offset, length in locations.values():
         if files.reads_are_requests(path):
-            remote.setdefault(path, []).append((offset, length))
-    with files.prefetch_ranges(remote):
+            remote.setdefault(path, []).append(Extent(offset, length))
+    with files.prefetch_extents(remote):
         for n, data in holders.items():
             raw = data.inline if data.inline is not None else _read_location(locations[n]) if n in locations else None
             shape = _parse_shape(raw, data.dtype) if raw is not None else None
