@@ -6,7 +6,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from statecli import values
 from statecli.browse.editor import describe_editor
@@ -47,7 +49,7 @@ _MIN_ROUNDED_BYTES = 1000
 _MAX_NAMES = 6
 
 
-class PanelLine(NamedTuple):
+class PanelLine(msgspec.Struct, frozen=True):
     """A line of the panel: its text, without line breaks, and its style (`bold`, `dim`, `bad`, `good` or "")."""
 
     text: str

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.cli import manuals
 from statecli.cli.help_page import OTHER_COMMAND_NAMES
@@ -31,14 +33,14 @@ VERSION_OPTION = (
 HELP_OPTION = (", ".join(HELP_FLAGS), "Show this help and exit.")
 
 
-class HelpSection(NamedTuple):
+class HelpSection(msgspec.Struct, frozen=True):
     """A titled list: a term and its text in each line."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
 
 
-class HelpPage(NamedTuple):
+class HelpPage(msgspec.Struct, frozen=True):
     """The help of a command, of a group of commands, or of statecli.
 
     Attributes:

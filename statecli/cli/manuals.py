@@ -5,19 +5,19 @@ A test runs every example (`tests/test_help.py`), so an example may use only the
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from statecli.core.installed_package import install_extra
 
 
-class Example(NamedTuple):
+class Example(msgspec.Struct, frozen=True):
     """Command line, and its purpose."""
 
     line: str
     purpose: str
 
 
-class Manual(NamedTuple):
+class Manual(msgspec.Struct, frozen=True):
     """Examples and exit statuses of a command. `list_statuses` adds status 130, which every command has."""
 
     examples: tuple[Example, ...]

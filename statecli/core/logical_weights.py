@@ -68,7 +68,7 @@ class StoredShape(NamedTuple):
     block: int | None = None
 
 
-class _Source(NamedTuple):
+class _Source(msgspec.Struct, frozen=True):
     """Data from which a weight is described: its tensors, its recorded shape and the settings."""
 
     weight: QuantizedWeight

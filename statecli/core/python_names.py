@@ -6,7 +6,8 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core import configuration_fields
 from statecli.core.configuration_fields import write_code
@@ -44,7 +45,7 @@ _MODULE_NAMES = ("nn", "module", "net", "network", "layer")
 _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
 
-class ModelClass(NamedTuple):
+class ModelClass(msgspec.Struct, frozen=True):
     """Class of a file that derives from `nn.Module`, and the required arguments of its `__init__`.
 
     `takes_object`: an argument is an object of a class outside the file, which a command line cannot spell. `call` is
@@ -59,7 +60,7 @@ class ModelClass(NamedTuple):
     names: tuple[str, ...]
 
 
-class ModelFactory(NamedTuple):
+class ModelFactory(msgspec.Struct, frozen=True):
     """Public function of a file that needs no arguments and returns a model. `calls`: names called in its body."""
 
     name: str
@@ -220,7 +221,7 @@ def _is_module(base: str) -> bool:
     return is_layer or name.endswith(("Module", "Model"))
 
 
-class _ReturnedModels(NamedTuple):
+class _ReturnedModels(msgspec.Struct, frozen=True):
     """Finder of the functions of a file that return a model, by the expressions in their `return` statements."""
 
     functions: Mapping[str, ast.FunctionDef]

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.quantized_layout_names import QuantizedLayout as QuantizedLayout
 
@@ -49,7 +50,7 @@ class QuantizedPart(str, Enum):
     INPUT_ZERO = "input_zero"
 
 
-class LayoutNames(NamedTuple):
+class LayoutNames(msgspec.Struct, frozen=True):
     """Last names of a layout's tensors. Those in `optional` may be missing; `owner` is the last name of the weight."""
 
     layout: QuantizedLayout

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core.dtypes import INTEGER_DTYPES
@@ -24,7 +24,7 @@ from statecli.core.quantized_layouts import (
 )
 
 
-class QuantizedWeight(NamedTuple):
+class QuantizedWeight(msgspec.Struct, frozen=True):
     """Weight stored as quantized codes. `fqn` is its name before quantization.
 
     Attributes:
@@ -48,7 +48,7 @@ class QuantizedWeight(NamedTuple):
         return self.parts[QuantizedPart.CODES]
 
 
-class LostCodes(NamedTuple):
+class LostCodes(msgspec.Struct, frozen=True):
     """Scales of a quantized weight whose codes are missing.
 
     Attributes:

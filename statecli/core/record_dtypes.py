@@ -6,13 +6,14 @@ Two records with equal bytes have different values if their fields differ, so th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 #: Largest number of characters of a shown dtype; the end of a longer dtype is a digest of the whole.
 MAX_CHARACTERS = 100
 
 
-class RecordField(NamedTuple):
+class RecordField(msgspec.Struct, frozen=True):
     """Field of a record: name (a Python literal), type (as in `dtype.descr`), offset and size in bytes."""
 
     name: str

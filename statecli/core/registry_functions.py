@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 
-class Registry(NamedTuple):
+class Registry(msgspec.Struct, frozen=True):
     """Module of a library, its function that builds a model by name, and its function that lists the names."""
 
     module: str

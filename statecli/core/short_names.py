@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 
@@ -19,7 +20,7 @@ _TEXT = compile_on_use(r"[^0-9]+")
 _NUMBER = compile_on_use(r"[0-9]")
 
 
-class CommonEnds(NamedTuple):
+class CommonEnds(msgspec.Struct, frozen=True):
     """Number of characters in the prefix and the suffix (whole parts of names) that all names of a list share."""
 
     start: int = 0

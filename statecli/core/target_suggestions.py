@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from statecli.core import build_function, python_names
 from statecli.core.errors import StateError
@@ -79,7 +81,7 @@ _MAX_FILES = 50
 _Error = TypeVar("_Error", bound=StateError)
 
 
-class Suggestion(NamedTuple):
+class Suggestion(msgspec.Struct, frozen=True):
     """Suggestion for the user: a sentence, targets to type, and advice on classes that need more than a target."""
 
     text: str = ""
@@ -389,7 +391,7 @@ def _list_names(path: str, module: str | None = None) -> Suggestion:
     return Suggestion("", names, build_function.describe_unspellable(models, factories, module))
 
 
-class ModuleName(NamedTuple):
+class ModuleName(msgspec.Struct, frozen=True):
     """Module of an installed package, and the rest of a dotted name after the module."""
 
     module: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
@@ -49,7 +50,7 @@ DO_NOT_LOAD = "do not load the file; contact its publisher"
 _EXPORT_AGAIN = "export the program again without Python objects, or contact the publisher of the file"
 
 
-class RecordUse(NamedTuple):
+class RecordUse(msgspec.Struct, frozen=True):
     """How a program uses a pickle, according to the names of its record and of the archives around it.
 
     In a program of torch.export, the pickle holds the example inputs, the constants (possibly Python objects that the

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS, SCRIPT_STORAGE_DTYPES
 from statecli.pickle_scan.script_types import ScriptTypes
@@ -20,7 +21,7 @@ _EMPTY_STORAGE_PICKLE = "traced_inputs.pkl"
 _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
 
 
-class ArchiveRecords(NamedTuple):
+class ArchiveRecords(msgspec.Struct, frozen=True):
     """Record of a pickle, and the sizes of all records of its archive by lower-case name.
 
     `types` are the classes of a TorchScript archive, None of other archives.
@@ -31,7 +32,7 @@ class ArchiveRecords(NamedTuple):
     types: ScriptTypes | None = None
 
 
-class Misfit(NamedTuple):
+class Misfit(msgspec.Struct, frozen=True):
     """Storage whose size differs from its record's. `claimed` is -1 if its class is not a storage class."""
 
     record: str

@@ -15,6 +15,7 @@ from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -551,7 +552,7 @@ def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
     state.update(renamed_state)
 
 
-class _Container(NamedTuple):
+class _Container(msgspec.Struct, frozen=True):
     """Dict created by `build_nested`, with its parent dict and key. Only such dicts may receive further objects."""
 
     parent: dict[Any, Any]

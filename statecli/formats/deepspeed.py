@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -224,7 +225,7 @@ def members(path: str) -> tuple[str, ...]:
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
-class ModelFileFacts(NamedTuple):
+class ModelFileFacts(msgspec.Struct, frozen=True):
     """DeepSpeed's records in a model file: shapes of trained and frozen parameters, buffer names, shared parameters.
 
     `trained` has a dict for each optimizer group. `buffers` is None if the file does not list the buffers.

@@ -11,8 +11,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -284,7 +285,7 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-class _Leaf(NamedTuple):
+class _Leaf(msgspec.Struct, frozen=True):
     """Tensor of the file, with the keys that lead to its section and the keys from there to the tensor."""
 
     section: tuple[str, ...]

@@ -13,8 +13,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -233,7 +234,7 @@ def _check_version(version: int) -> None:
 # --- metadata --------------------------------------------------------------------------------------------------------
 
 
-class _Value(NamedTuple):
+class _Value(msgspec.Struct, frozen=True):
     """Metadata value and the name of its type, because values of two types may look the same in JSON."""
 
     scalar: Scalar
@@ -407,7 +408,7 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
-class _Line(NamedTuple):
+class _Line(msgspec.Struct, frozen=True):
     """Header entry of a tensor. `offset` counts from the start of the tensor data."""
 
     name: str

@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -44,7 +45,7 @@ _DEEPSPEED_FILES_KEY = "checkpoints"
 COPY_ADVICE = "copy or download the missing files"
 
 
-class Index(NamedTuple):
+class Index(msgspec.Struct, frozen=True):
     """A parsed index: the folder as the user wrote it, the shard of each FQN, and all shards.
 
     `shards` has the order of first mention. `metadata` is the object of this name in the index.
@@ -56,7 +57,7 @@ class Index(NamedTuple):
     metadata: dict[str, Any]
 
 
-class Shards(NamedTuple):
+class Shards(msgspec.Struct, frozen=True):
     """The readable shards of a folder by name, and the reason for each unreadable shard.
 
     The reasons do not begin with a path. `missing_message` is one line about all `missing_shards`.

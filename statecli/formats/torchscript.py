@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -119,7 +120,7 @@ def read(path: str, section: str | None = None) -> ModelState:
     return _add_constants(state, constants, sizes)
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True):
     """A pickle of the archive, and its storages in the records `folder/N`."""
 
     pickle: Pickle

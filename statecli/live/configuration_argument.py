@@ -8,7 +8,9 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core import configuration_fields
 from statecli.core.build_function import write_function
@@ -210,7 +212,7 @@ def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list
     ]
 
 
-class JsonConfiguration(NamedTuple):
+class JsonConfiguration(msgspec.Struct, frozen=True):
     """How to build an argument from a JSON file.
 
     `has_from_dict`: build it by `from_dict` of the class, else by a call with the fields. `inner`: keys and class of

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
@@ -115,7 +117,7 @@ def _spell_default(name: str, config: str) -> str:
     return f"transformers:{name}(config={config_class.__name__}())"
 
 
-class ConfiguredClass(NamedTuple):
+class ConfiguredClass(msgspec.Struct, frozen=True):
     """Class that a configuration names, with the folder of the configuration and the constructor's arguments.
 
     `replaced`: entries of a configuration of transformers to replace.

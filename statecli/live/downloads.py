@@ -15,8 +15,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.attribute_patch import replace_attribute
@@ -130,7 +132,7 @@ class _Guard:
         return connect
 
 
-class Refusal(NamedTuple):
+class Refusal(msgspec.Struct, frozen=True):
     """Refused download: its source, and the argument value that avoids the download (None if unknown).
 
     `owner` is the class whose constructor has the argument.

@@ -20,8 +20,9 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
@@ -60,7 +61,7 @@ _module_numbers = itertools.count()
 _sibling_modules: dict[str, set[str]] = {}
 
 
-class LoadedObject(NamedTuple):
+class LoadedObject(msgspec.Struct, frozen=True):
     """The object named by a spec, and the module of the spec."""
 
     value: Any
@@ -241,7 +242,7 @@ def _find_initials(name: str, names: Iterable[str]) -> list[str]:
     ][:3]
 
 
-class _Hint(NamedTuple):
+class _Hint(msgspec.Struct, frozen=True):
     """Text to append to an error, and the suggested name. `module` defines the name; None: the object that lacks it."""
 
     text: str

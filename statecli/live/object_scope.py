@@ -15,7 +15,9 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core.errors import ModelError
 from statecli.core.quoting import quote_for_shell
@@ -35,7 +37,7 @@ _LIBRARIES = ("torch.nn", "transformers", "diffusers", "peft", "torch_geometric.
 _MISSING = object()
 
 
-class FoundObject(NamedTuple):
+class FoundObject(msgspec.Struct, frozen=True):
     """Object that a name refers to.
 
     `owner` is the module of the object if the name begins with a module: torch.nn for `nn.Linear`. `imported` is the
@@ -47,7 +49,7 @@ class FoundObject(NamedTuple):
     imported: str | None = None
 
 
-class Replacement(NamedTuple):
+class Replacement(msgspec.Struct, frozen=True):
     """Replacement for an unknown name. `is_similar`: the new name only resembles the unknown name."""
 
     value: ObjectName | str

@@ -6,8 +6,9 @@ The attributes of the objects are read, and no method but torchao's `__tensor_fl
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -17,7 +18,7 @@ from statecli.live.walk import RegisteredName, UnregisteredTensor, get_own_dict,
 _MAX_SIZES = 8
 
 
-class InnerTensor(NamedTuple):
+class InnerTensor(msgspec.Struct, frozen=True):
     """A tensor inside a tensor subclass, under the name of its attribute."""
 
     name: str
@@ -26,7 +27,7 @@ class InnerTensor(NamedTuple):
     nbytes: int
 
 
-class QuantizedParameter(NamedTuple):
+class QuantizedParameter(msgspec.Struct, frozen=True):
     """A quantized parameter, whose class belongs to a library.
 
     Attributes:

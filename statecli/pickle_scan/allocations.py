@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
 from statecli.core.lazy_pattern import compile_on_use
@@ -81,7 +83,7 @@ _COPYING_FUNCTIONS = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\
 _CLASSES_WITHOUT_DICT = ("numpy.", "random.", "array.", "decimal.", "fractions.")
 
 
-class _TensorSize(NamedTuple):
+class _TensorSize(msgspec.Struct, frozen=True):
     """Size of a tensor and of its storage, in elements; `key` identifies the storage."""
 
     elements: int

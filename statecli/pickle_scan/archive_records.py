@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Set
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+import msgspec
+
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import json_object
@@ -164,7 +166,7 @@ def _normalize_name(name: str) -> str:
 _ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
-class _Declared(NamedTuple):
+class _Declared(msgspec.Struct, frozen=True):
     """Records named in the configurations of weights and constants; the names are normalized as torch compares them.
 
     `zeros` has the number of elements of each tensor whose record is empty, by folder and key.

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import script_enumerations
@@ -27,7 +29,7 @@ _ATEN = "torch.ops.aten."
 _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty")
 
 
-class _Node(NamedTuple):
+class _Node(msgspec.Struct, frozen=True):
     """Call of an operator in a graph, with the sizes that the graph states for tensors."""
 
     arguments: Mapping[str, Any]

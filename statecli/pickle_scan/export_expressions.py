@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Iterator
 from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
+import msgspec
+
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import name_lists, program_operators, program_schema, program_texts
@@ -291,7 +293,7 @@ def _count_digit_bits(digits: str) -> float:
     return 4.0 * (len(digits) + (int(exponent or 0) if len(exponent) <= _MAX_BITS else 2**64))
 
 
-class ProgramCall(NamedTuple):
+class ProgramCall(msgspec.Struct, frozen=True):
     """Name that loading a program calls or imports, because of a text in the program.
 
     `why`: the known harm, unless the name shows the harm; `doer` as in a `ScannedPickle`.
@@ -305,7 +307,7 @@ class ProgramCall(NamedTuple):
     doer: str | None = None
 
 
-class UnknownText(NamedTuple):
+class UnknownText(msgspec.Struct, frozen=True):
     """Text under a key that the schema of torch.export does not have."""
 
     key: str

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.pickle_scan.step_budget import Budget, Steps
 
@@ -27,7 +29,7 @@ _BOUNDED_FUNCTIONS = frozenset(
 _TEST_FUNCTIONS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_not"])
 
 
-class Misuse(NamedTuple):
+class Misuse(msgspec.Struct, frozen=True):
     """Operator that a program calls with arguments that torch never writes, and the reason."""
 
     target: str

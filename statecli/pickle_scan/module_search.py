@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -32,7 +33,7 @@ _IMPORTS_OF_CALLS = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo
 _MAX_RESULTS = 10_000
 
 
-class _Listing(NamedTuple):
+class _Listing(msgspec.Struct, frozen=True):
     """Names in a folder, and the file that Python imports for each module name."""
 
     names: frozenset[str]

@@ -12,6 +12,8 @@ import enum
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 
@@ -65,13 +67,13 @@ class TextRequirement(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class ListOf(NamedTuple):
+class ListOf(msgspec.Struct, frozen=True):
     """Kind of a list whose values have the same kind."""
 
     item: Kind
 
 
-class DictOf(NamedTuple):
+class DictOf(msgspec.Struct, frozen=True):
     """Kind of a dict with any keys; `key` is the requirement on the keys."""
 
     key: TextRequirement

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
@@ -27,7 +28,7 @@ _MAX_NAMES = 8
 _CALL = compile_on_use(r"\w\(")
 
 
-class UncheckedCast(NamedTuple):
+class UncheckedCast(msgspec.Struct, frozen=True):
     """Cast in line `line` of text `number` in an archive. The value may be of another class or length."""
 
     number: int

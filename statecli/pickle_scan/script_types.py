@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.packed_weights import TYPE_TAG, is_cpp_class, strip_tags
@@ -48,7 +50,7 @@ class ScriptType(NamedTuple):
     arguments: tuple[ScriptType, ...] = ()
 
 
-class ScriptClass(NamedTuple):
+class ScriptClass(msgspec.Struct, frozen=True):
     """Class in TorchScript code. Its base is Module, NamedTuple, Enum, an interface or None.
 
     `methods` has the parameters and the result of each method as text; `members` the values of an Enum as text.
@@ -60,7 +62,7 @@ class ScriptClass(NamedTuple):
     members: frozenset[str] = frozenset()
 
 
-class ScriptTypes(NamedTuple):
+class ScriptTypes(msgspec.Struct, frozen=True):
     """Classes of an archive by qualified name. `unreadable_class` is the name of a class that statecli cannot read."""
 
     classes: Mapping[str, ScriptClass]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles.nodes import Global, Obj, Value
@@ -17,7 +18,7 @@ _STRUCT_CODES = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i
 _STRUCT_CODES |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 
 
-class NumberType(NamedTuple):
+class NumberType(msgspec.Struct, frozen=True):
     """A number type of numpy; `code` is in numpy's notation, such as `f4`."""
 
     code: str

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import NamedTuple
 
 import msgspec
 
@@ -131,7 +130,7 @@ def build_picture(chart: Bars | Spread) -> Picture:
     return _build_bar_chart(chart) if isinstance(chart, Bars) else _build_histogram(chart)
 
 
-class _Bar(NamedTuple):
+class _Bar(msgspec.Struct, frozen=True):
     """A value with its name. `word` replaces a value that is not finite, and is a remark about any other value."""
 
     label: str

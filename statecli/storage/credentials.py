@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import redact
@@ -19,7 +20,7 @@ class InvalidUrl(UnreadableError):
         super().__init__(message)
 
 
-class Sent(NamedTuple):
+class Sent(msgspec.Struct, frozen=True):
     """Headers with credentials, and text about where the credentials come from. Both are empty without credentials.
 
     `why_not` is the error that prevented reading credentials.

@@ -9,7 +9,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.installed_package import install_extra
@@ -87,7 +89,7 @@ def parse_range(
     return start, last + 1, size
 
 
-class BucketAnswer(NamedTuple):
+class BucketAnswer(msgspec.Struct, frozen=True):
     """Answer of a bucket before its body is read: range and length, the `marker` of its `FileVersion`, and the body."""
 
     content_range: str | None

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from statecli.core.errors import PlaceUnreadable, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import connections, credentials, html_listing, redact
@@ -71,7 +73,7 @@ class JsonPage(NamedTuple):
     next_url: str | None
 
 
-class Response(NamedTuple):
+class Response(msgspec.Struct, frozen=True):
     """An answer before its body is read, its URL after redirects, and the credentials for the first server."""
 
     response: BaseHTTPResponse

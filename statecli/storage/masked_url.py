@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import lifetime, redact
 from statecli.storage.url import find_query, split_url
@@ -41,7 +43,7 @@ class TypedUrl(NamedTuple):
     suffix: str
 
 
-class PlainUrl(NamedTuple):
+class PlainUrl(msgspec.Struct, frozen=True):
     """Parts of a URL that is not a chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
 
     scheme: str

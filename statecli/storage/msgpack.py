@@ -6,7 +6,9 @@ Format: github.com/msgpack/msgpack, spec.md. Each length is compared with the re
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
@@ -41,13 +43,13 @@ class Truncated(MalformedError):
     """Error: the file ends before the stated length."""
 
 
-class Truncation(NamedTuple):
+class Truncation(msgspec.Struct, frozen=True):
     """A value that the end of the file cuts off, and the reason."""
 
     why: str
 
 
-class Blob(NamedTuple):
+class Blob(msgspec.Struct, frozen=True):
     """Skipped bytes, by their position in the file. `code`: type of an extension, None for plain bytes."""
 
     offset: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import msgspec
 
@@ -308,7 +308,7 @@ def accept_access(access: Access) -> None:
         store._get_file(path, version).moved.update(access.moved.get(path, {}))
 
 
-class _Fetch(NamedTuple):
+class _Fetch(msgspec.Struct, frozen=True):
     """Bytes to fetch, and their file."""
 
     file: RemoteFile

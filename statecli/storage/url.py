@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from statecli.core.lazy_pattern import compile_on_use
 
 #: Beginning of a URL: `https://…`, or a chain of fsspec, which no store reads: `simplecache::s3://…`.
@@ -20,7 +22,7 @@ _ADDRESS = compile_on_use(r"^\[[0-9a-fA-F:.]*\]")
 GLOB = compile_on_use(r"[*[]")
 
 
-class Server(NamedTuple):
+class Server(msgspec.Struct, frozen=True):
     """A kind of server: module and class of its store in `storage`, and the text that begins a query in its URLs.
 
     `query` is longer than `?` if `?` may be part of a name; None if URLs have no query.

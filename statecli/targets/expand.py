@@ -14,7 +14,9 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from statecli import formats, pickle_scan
 from statecli.core import quoting
@@ -43,7 +45,7 @@ MAX_PARENT_FOLDERS = 3
 PREFETCHED_PATHS = 256
 
 
-class _ModelFolder(NamedTuple):
+class _ModelFolder(msgspec.Struct, frozen=True):
     """Folder with a model, and the files of the model."""
 
     path: str
@@ -234,7 +236,7 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
     yield from list(_walk_folder(path, walk)) or [TargetResult(path, TargetStatus.SKIPPED, "a folder without files")]
 
 
-class _Walk(NamedTuple):
+class _Walk(msgspec.Struct, frozen=True):
     """State of a walk: its folder, the folders entered through links, and the budget of a URL. Paths are resolved.
 
     `named` are folders that an adjacent file names for a loader; they are walked even if they belong to a tool.

@@ -7,8 +7,9 @@ of blocks merge in any order, and a quantile has an error of at most 0.4 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from statecli.core.denormals import with_denormals
@@ -25,7 +26,7 @@ BINS = 40
 FIRST_VALUES = 16
 
 
-class _Coding(NamedTuple):
+class _Coding(msgspec.Struct, frozen=True):
     """Codes of float values: the first `bits` bits as integers, which have the order of the values."""
 
     float_type: type[np.floating[Any]]

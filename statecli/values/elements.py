@@ -15,6 +15,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -85,7 +86,7 @@ _NOT_NUMERIC = compile_on_use(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(
 _LONG_DOUBLE = compile_on_use(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
-class Element(NamedTuple):
+class Element(msgspec.Struct, frozen=True):
     """Storage and decoding of an element type.
 
     Attributes:

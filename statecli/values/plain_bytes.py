@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter
+
+import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS, contiguous_strides
 from statecli.core.errors import UnreadableError
@@ -55,7 +56,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
         return None
 
 
-class _Place(NamedTuple):
+class _Place(msgspec.Struct, frozen=True):
     """Bytes of a file to read for a tensor: the whole storage if it has a checksum, else only the tensor."""
 
     path: str
@@ -70,7 +71,7 @@ def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
 
     Raises EOFError if a file ends early, or if a checksum does not match.
     """
-    for path, group in groupby(places, key=itemgetter(0)):
+    for path, group in groupby(places, key=attrgetter("path")):
         with closing(files.open_file(path)) as file:
             start, data = 0, b""
             for place in group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +22,7 @@ from statecli.values.read import ROW_BLOCK_ELEMENTS, read_rows
 _MIN_FACTOR_SPREAD, _MAX_FACTOR_MEDIAN = 0.1, 4.0
 
 
-class StoredPart(NamedTuple):
+class StoredPart(msgspec.Struct, frozen=True):
     """One of the tensors that store a quantized weight, with its role."""
 
     part: QuantizedPart

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from statecli.core.dtypes import contiguous_strides
@@ -414,7 +415,7 @@ class Assembled(Range):
         return self._open[number]
 
 
-class _Piece(NamedTuple):
+class _Piece(msgspec.Struct, frozen=True):
     """Box of bytes between positions `at` and `stop`. The last axis of `start` and `shape` is an element's bytes."""
 
     at: int

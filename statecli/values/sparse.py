@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from itertools import zip_longest
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from statecli.core.errors import MalformedError, UnreadableError
@@ -122,7 +122,7 @@ class _InvalidIndices(Exception):
     """Error: the inner tensors of a sparse tensor contradict each other. The text says how."""
 
 
-class _Side(NamedTuple):
+class _Side(msgspec.Struct, frozen=True):
     """One of the two compared sparse tensors, with its inner tensors by name."""
 
     tensor: TensorInfo

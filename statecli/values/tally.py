@@ -13,6 +13,8 @@ from functools import lru_cache
 from operator import add
 from typing import NamedTuple
 
+import msgspec
+
 from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
 from statecli.values.merging import Rule, choose_smallest, merge_fields
@@ -25,7 +27,7 @@ TERMS_PER_SUM = 16
 MIN_SQUARES = 2.0**-80
 
 
-class Wide(NamedTuple):
+class Wide(msgspec.Struct, frozen=True):
     """Sum `mantissa * 4.0 ** exponent`, because a sum of squares of float64 values may be far beyond float64."""
 
     mantissa: float = 0.0

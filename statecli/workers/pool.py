@@ -18,7 +18,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from statecli.core import posix
 from statecli.core.errors import StateError, UnreadableError
@@ -80,7 +82,7 @@ def use_engine(engine: Engine | None) -> Iterator[None]:
         _engine.reset(before)
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True):
     """Arguments of `run_tasks` that describe the work and not the workers."""
 
     function: Function[Any, Any, Any]

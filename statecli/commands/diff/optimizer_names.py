@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.lazy_pattern import compile_on_use
@@ -31,7 +32,7 @@ class Keys(str, Enum):
     FLAT = "flat parameter names"
 
 
-class OptimizerPair(NamedTuple):
+class OptimizerPair(msgspec.Struct, frozen=True):
     """Two optimizers with different kinds of keys. `places` maps each key to its position among its side's keys."""
 
     sections: tuple[str, str]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli import values
@@ -22,7 +22,7 @@ Rows = list[TensorInfo]
 _MAX_SUFFIX_PARTS = 64
 
 
-class Renames(NamedTuple):
+class Renames(msgspec.Struct, frozen=True):
     """Result of the search for renamed tensors. `inconclusive` maps the `id` of a tensor to its error."""
 
     matches: list[Match]

@@ -8,14 +8,15 @@ Sources: torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametriza
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 
 _PARAMETRIZED = compile_on_use(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>[^.]+)\.original(?P<part>\d*)")
 
 
-class ComputedWeight(NamedTuple):
+class ComputedWeight(msgspec.Struct, frozen=True):
     """A computed weight, one of its input tensors, and the function in `torch.nn.utils` (or `a parametrization`)."""
 
     name: str
@@ -23,7 +24,7 @@ class ComputedWeight(NamedTuple):
     function: str
 
 
-class ComputedWeights(NamedTuple):
+class ComputedWeights(msgspec.Struct, frozen=True):
     """Weights whose input tensors only the file stores, and weights whose input tensors only the class has."""
 
     in_file: list[ComputedWeight]

@@ -8,8 +8,9 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from keyword import iskeyword
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.explain.recipe import ModelCode
@@ -126,7 +127,7 @@ class _Names:
                 )
 
 
-class _ImportedFile(NamedTuple):
+class _ImportedFile(msgspec.Struct, frozen=True):
     """A Python file to import: the folder to add to sys.path ("" for the current folder), and the module name.
 
     `is_importable`: whether `import` finds the file, not a module of Python's standard library.

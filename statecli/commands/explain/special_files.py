@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.recipe import Loader
@@ -50,7 +51,7 @@ def recognize(state: ModelState, names: Sequence[str], built_model: BuiltModel) 
     return None
 
 
-class QuantizedNames(NamedTuple):
+class QuantizedNames(msgspec.Struct, frozen=True):
     """Names that only quantised weights have, and the library that writes these names."""
 
     names: list[str]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import align_names
@@ -195,7 +196,7 @@ def _read_refused_names(text: str) -> Diagnosis | None:
 _AGAIN = "download or copy the file again, and compare the size with the size at the source"
 
 
-class _FileError(NamedTuple):
+class _FileError(msgspec.Struct, frozen=True):
     """An error message about a file: the pattern of its text, the cause, and the remedy."""
 
     pattern: str

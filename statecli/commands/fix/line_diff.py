@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 #: Lines around a change that a unified diff shows.
 CONTEXT_LINES = 3
 
 
-class Block(NamedTuple):
+class Block(msgspec.Struct, frozen=True):
     """A range of lines in both versions; `kind` as in `SequenceMatcher.get_opcodes`: equal, replace, delete, insert."""
 
     kind: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.commands.resume_check.result import State
 from statecli.core.errors import UnreadableError
@@ -62,7 +63,7 @@ _ORDER_WORDS = ("order", "indices", "perm")
 _FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 
 
-class SavedKey(NamedTuple):
+class SavedKey(msgspec.Struct, frozen=True):
     """Path of a value in a checkpoint: the keys that lead to it, and the file's name in a folder.
 
     The path of a whole file is ().

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -36,7 +37,7 @@ _MAX_DEPTH = 8
 _MAX_VALUES = 200_000
 
 
-class Slot(NamedTuple):
+class Slot(msgspec.Struct, frozen=True):
     """Place where a model keeps a value: an attribute, a buffer, a parameter, or a variable of its file.
 
     Attributes:

@@ -72,7 +72,7 @@ class Chunk(NamedTuple):
     shape: Sizes
 
 
-class Stored(NamedTuple):
+class Stored(msgspec.Struct, frozen=True):
     """Where an item is stored: `length` bytes of a file in the folder, which are one archive of torch.save.
 
     `start` is the start of the chunk; None for a value other than a tensor. `transforms` names the stream transforms

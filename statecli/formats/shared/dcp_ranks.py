@@ -7,7 +7,8 @@ whole by every rank, and may differ.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
@@ -23,7 +24,7 @@ MAX_RANKS = 100_000
 MAX_COMPARED_BYTES = 64 * 2**20
 
 
-class Rival(NamedTuple):
+class Rival(msgspec.Struct, frozen=True):
     """Name of an item that two ranks saved, with the byte range of each rank's data."""
 
     fqn: str

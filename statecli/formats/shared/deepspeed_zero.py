@@ -13,6 +13,7 @@ from itertools import accumulate, islice
 from math import prod
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -48,14 +49,14 @@ class VectorView(NamedTuple):
     elements: int
 
 
-class Owner(NamedTuple):
+class Owner(msgspec.Struct, frozen=True):
     """Checkpoint to which tensors belong: its folder as the user wrote the path, and the prefix of section names."""
 
     target: str
     prefix: str
 
 
-class Rank(NamedTuple):
+class Rank(msgspec.Struct, frozen=True):
     """Parsed file of one rank: its name, the root dict of its pickle, the decoder of its tensors, and its state."""
 
     name: str
@@ -121,7 +122,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_ELEMENTS
 
 
-class OptimizerShard(NamedTuple):
+class OptimizerShard(msgspec.Struct, frozen=True):
     """One rank's part of the optimizer: `vectors` by state and group, and the `unpartitioned` state by name.
 
     `lengths` are the lengths of the float32 copies; `padded` adds the padding that the last ranks omit. `slices` has a
@@ -221,7 +222,7 @@ def _group_states(node: Any) -> list[dict[str, Any]]:
     return [get_text_items(state.get(key)) for key in ids]
 
 
-class VectorPiece(NamedTuple):
+class VectorPiece(msgspec.Struct, frozen=True):
     """Part of a parameter in one rank's vector: `elements` elements, beginning at element `at`."""
 
     rank: int

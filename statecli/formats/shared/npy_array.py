@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting, record_dtypes
@@ -61,7 +62,7 @@ LONG_DOUBLE_NOTES = {
 Head = Callable[[int], bytes]
 
 
-class NpyElement(NamedTuple):
+class NpyElement(msgspec.Struct, frozen=True):
     """Element type of an array: its dtype, its size in bytes, and a note to show."""
 
     dtype: str
@@ -73,7 +74,7 @@ class NpyElement(NamedTuple):
     is_number: bool = True
 
 
-class Header(NamedTuple):
+class Header(msgspec.Struct, frozen=True):
     """A parsed header, and its size in bytes including the magic number."""
 
     element: NpyElement
@@ -184,7 +185,7 @@ def _parse_element(descr: Any) -> NpyElement:
     return NpyElement(dtype, layout.size, note, is_number=False)
 
 
-class _Layout(NamedTuple):
+class _Layout(msgspec.Struct, frozen=True):
     """Element type in numpy's `descr`: its name as numpy prints it, its size in bytes, and if it contains objects."""
 
     dtype: str

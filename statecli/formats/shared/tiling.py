@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import prod
-from typing import NamedTuple
+
+import msgspec
 
 Sizes = tuple[int, ...]
 
@@ -23,7 +24,7 @@ MAX_PAIRED_BOXES = 128
 MAX_VISITS_PER_BOX = 64
 
 
-class IndexBox(NamedTuple):
+class IndexBox(msgspec.Struct, frozen=True):
     """Box in an array: the elements from index `start` up to `stop` (exclusive) in each dimension."""
 
     start: Sizes

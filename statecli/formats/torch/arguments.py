@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError
@@ -17,7 +19,7 @@ MAX_ELEMENTS = 2**63 - 1
 MAX_DEVICE = 64
 
 
-class StridedCall(NamedTuple):
+class StridedCall(msgspec.Struct, frozen=True):
     """Arguments of `_rebuild_tensor` and `_rebuild_tensor_v2`. torch writes at least the first four."""
 
     storage: Any
@@ -29,7 +31,7 @@ class StridedCall(NamedTuple):
     flags: Any = None
 
 
-class ParameterCall(NamedTuple):
+class ParameterCall(msgspec.Struct, frozen=True):
     """Arguments of `_rebuild_parameter` and `_rebuild_parameter_with_state`. torch writes at least the first two."""
 
     data: Any
@@ -108,7 +110,7 @@ def compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> 
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-class LazyFlags(NamedTuple):
+class LazyFlags(msgspec.Struct, frozen=True):
     """Whether the stored values must be conjugated, and whether they must be negated."""
 
     conjugate: bool

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError
@@ -29,7 +31,7 @@ _NUMPY_DTYPES: dict[str, str] = {
 }
 
 
-class _ArrayState(NamedTuple):
+class _ArrayState(msgspec.Struct, frozen=True):
     """State that a pickle gives to a numpy array."""
 
     version: Any

@@ -7,7 +7,9 @@ alignment, flags, metadata). Source: arraydescr_reduce in numpy/_core/src/multia
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from statecli.core.errors import MalformedError
 from statecli.core.record_dtypes import RecordField, format_code, format_fields, name_dtype
@@ -33,7 +35,7 @@ def format_array_dtype(node: Any) -> str:
     return name_dtype("O" if code[0] == "O" else f"V{layout.size}", layout.dtype)
 
 
-class _Layout(NamedTuple):
+class _Layout(msgspec.Struct, frozen=True):
     dtype: str
     size: int
 

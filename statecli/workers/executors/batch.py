@@ -137,7 +137,7 @@ def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | st
     return pickle.dumps(WorkerAnswer(_restore_paths(outcome, folder)))
 
 
-class WorkerAnswer(NamedTuple):
+class WorkerAnswer(msgspec.Struct, frozen=True):
     """Answer of a worker, distinct from any other object."""
 
     results: Sequence[Any] | Exception
@@ -197,7 +197,7 @@ def _run_function(
 # --- comparison of a file with the worker's copy ---------------------------------------------------------------------
 
 
-class LocalVersion(NamedTuple):
+class LocalVersion(msgspec.Struct, frozen=True):
     """Properties that a file and its copy on a worker share: size in bytes, modification time, digest of samples.
 
     The time is in microseconds, because some file systems do not keep nanoseconds. A folder has the defaults, because

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+
+import msgspec
 
 #: Largest number of blocks in a pattern: q, k and v, or gate and up.
 _MAX_BLOCKS = 4
 
 
-class Interleaving(NamedTuple):
+class Interleaving(msgspec.Struct, frozen=True):
     """How parts alternate in a fused tensor: a repeated list of blocks (index of the part, number of rows).
 
     `wrong_rows` maps the index of a part to its rows that are not at their place.

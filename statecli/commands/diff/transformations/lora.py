@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, TensorInfo
@@ -25,7 +26,7 @@ _CONFIG = "adapter_config"
 _PLAIN_KEY = compile_on_use(r"[\w.]+")
 
 
-class LoraUpdate(NamedTuple):
+class LoraUpdate(msgspec.Struct, frozen=True):
     """Update of the weight of `module`. `scale` and `alpha` are None if the configuration lacks them."""
 
     module: str
@@ -37,7 +38,7 @@ class LoraUpdate(NamedTuple):
     alpha: float | None = None
 
 
-class LoraAdapter(NamedTuple):
+class LoraAdapter(msgspec.Struct, frozen=True):
     """The tensors of an adapter.
 
     Attributes:

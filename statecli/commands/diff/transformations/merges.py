@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.commands.diff.result import Broken, Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapter
@@ -16,7 +17,7 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 from statecli.values.merged_update import MergeResult, MergeTask
 
 
-class MergeCheck(NamedTuple):
+class MergeCheck(msgspec.Struct, frozen=True):
     """What a merged adapter did to each changed tensor, by index of the change, and pairs that were not checked.
 
     Unchanged tensors have a transformation only if the adapter has an update larger than rounding.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Field, Quantization, Status, Transformation, TransformationKind
@@ -51,7 +52,7 @@ class _Pair(NamedTuple):
     tasks: list[QuantizedTask]
 
 
-class ComparedCodes(NamedTuple):
+class ComparedCodes(msgspec.Struct, frozen=True):
     """Transformation of quantized codes, and how the dequantized values differ."""
 
     transformation: Transformation

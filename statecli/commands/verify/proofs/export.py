@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -64,7 +65,7 @@ def prove(subject: ModelUnderTest) -> Check:
     return skipped or _Proof(subject, Name.EXPORT, HOW, "exported").check()
 
 
-class _Difference(NamedTuple):
+class _Difference(msgspec.Struct, frozen=True):
     """The first operator that differs between two exported programs: the source line that ran it, if known."""
 
     place: SourceLine | None = None

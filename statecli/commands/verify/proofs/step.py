@@ -6,8 +6,8 @@ import difflib
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+import msgspec
 import torch
 from msgspec.structs import replace
 
@@ -324,7 +324,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
     return verdicts.fail(rules.NO_GRADIENT, name, wording, cause.help)
 
 
-class _Cause(NamedTuple):
+class _Cause(msgspec.Struct, frozen=True):
     """Reason why a leaf has no gradient, and the fix. See `Wording` for `has_no_path`."""
 
     reason: str
