@@ -12,7 +12,7 @@ fixture `assert_state_follows` is the function of this name, without an import. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import statecli
 from statecli import render
@@ -48,7 +48,7 @@ def assert_state_follows(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
-    inputs: Any = None,
+    inputs: object = None,
     ignore: Iterable[str] | None = (),
     include: Iterable[str] | None = (),
     exclude: Iterable[str] | None = (),

@@ -89,7 +89,7 @@ def save_if_live(target: object, saved_objects: SavedObjects) -> object:
     return saved_objects.save(target) if is_live(target) else target
 
 
-def to_executor(executor: Any) -> Any:
+def to_executor(executor: object) -> Any:
     """Return the executor, with secrets in an address masked."""
     return files.mask_urls(executor) if isinstance(executor, str) else executor
 
@@ -108,7 +108,7 @@ def to_texts(argument: str, words: Iterable[str] | None) -> tuple[str, ...]:
     return texts
 
 
-def to_tuple(argument: str, value: Any) -> tuple[Any, ...]:
+def to_tuple(argument: str, value: object) -> tuple[Any, ...]:
     """Return a string or an iterable as a tuple, and None as (). Raises UsageError for any other value."""
     if value is None or isinstance(value, str):
         return () if value is None else (value,)
@@ -137,7 +137,7 @@ def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any,
     return tuple(choices[word] for word in words)
 
 
-def _to_choice(parameter: Parameter, value: Any) -> Any:
+def _to_choice(parameter: Parameter, value: object) -> Any:
     """Return the choice that a string names. Raises UsageError for any other value."""
     choices = {choice.value: choice for choice in parameter.type}
     if not isinstance(value, str) or value not in choices:
@@ -207,7 +207,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) ->
     return result
 
 
-def diff(before: Any, after: Any, **arguments: Any) -> Diff:
+def diff(before: object, after: object, **arguments: Any) -> Diff:
     """See `statecli.diff`."""
     refuse_executor(arguments.get("executor"), [before, after])
     refuse_class_options(arguments, [before, after])
@@ -229,7 +229,7 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
         return saved_objects.rename(result)
 
 
-def _name_side(side: Any, saved_objects: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
+def _name_side(side: object, saved_objects: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
     """Return the text of a side of a diff: the path of a live object's file, or the name of a snapshot."""
     if not isinstance(side, Snapshot):
         return save_if_live(side, saved_objects)
@@ -242,20 +242,22 @@ def _name_side(side: Any, saved_objects: SavedObjects, snapshots: dict[str, Stat
     return name
 
 
-def lock(targets: Any, **arguments: Any) -> Lock:
+def lock(targets: object, **arguments: Any) -> Lock:
     """See `statecli.lock`."""
     result: Lock = _run_on_targets(LockOptions, targets, arguments)
     return replace(result, targets=tuple(sorted(result.targets, key=lambda target: str(target.target))))
 
 
-def audit(targets: Any, against: Any = None, values: bool | None = None, plugins: Any = (), **arguments: Any) -> Audit:
+def audit(
+    targets: object, against: object = None, values: bool | None = None, plugins: object = (), **arguments: Any
+) -> Audit:
     """See `statecli.audit`."""
     arguments |= {"against": against, "values": values is True, "no_values": values is False, "plugin": plugins}
     result: Audit = _run_on_targets(AuditOptions, targets, arguments)
     return result
 
 
-def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[str, Any]) -> Any:
+def _run_on_targets(options_type: type[_Options], targets: object, arguments: dict[str, Any]) -> Any:
     target_list: tuple[object, ...] = list_targets(targets)
     if not target_list:
         raise UsageError("targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict")

@@ -137,7 +137,7 @@ def _choose_folder(size: int) -> str | None:
     return _MEMORY_FOLDER if free_bytes > size + _OVERHEAD_BYTES else None
 
 
-def _count_bytes(content: Any) -> int:
+def _count_bytes(content: object) -> int:
     """Return the bytes of all storages, each counted once."""
     torch: Any = sys.modules.get("torch")
     storages: dict[int, int] = {}
@@ -159,7 +159,7 @@ def _count_bytes(content: Any) -> int:
     return sum(storages.values())
 
 
-def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
+def _replace_texts(value: object, names: Mapping[str, str]) -> Any:
     """Return plain data with a name in place of each path. A tensor row without `damage` is returned unchanged."""
     if isinstance(value, str) and type(value) is str:
         for path, name in names.items():

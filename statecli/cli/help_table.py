@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any
 
 import msgspec
 
@@ -96,12 +95,12 @@ def list_commands(group: str) -> Iterator[tuple[str, str]]:
     yield from (help_by_command if group else help_by_command | OTHER_COMMANDS).items()
 
 
-def summarize(options: Any) -> str:
+def summarize(options: object) -> str:
     """Return the first sentence of a command's description, for lists of commands."""
     return re.split(r"(?<=\.)\s", _describe(options), maxsplit=1)[0]
 
 
-def _describe(options: Any) -> str:
+def _describe(options: object) -> str:
     return " ".join((options.__doc__ or "").split())
 
 

@@ -25,7 +25,7 @@ def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
     return f"{message}; did you mean{suggestion}" if question else f"{message}; {see_help(name)}"
 
 
-def _describe_missing_target(mistake: Any, name: str, _: Sequence[str]) -> str:
+def _describe_missing_target(mistake: object, name: str, _: Sequence[str]) -> str:
     parameter = _find_parameter(mistake, name)
     help_text = parameter.help.rstrip(".")
     explanation = f": {help_text[:1].lower()}{help_text[1:]}" if help_text else ""
@@ -40,7 +40,7 @@ def _describe_missing_value(mistake: Any, name: str, _: Sequence[str]) -> str:
     return f"{option(flag)}: needs {_describe_values(parameter)}; {see_help(name)}"
 
 
-def _describe_wrong_value(mistake: Any, name: str, words: Sequence[str]) -> str:
+def _describe_wrong_value(mistake: object, name: str, words: Sequence[str]) -> str:
     parameter = _find_parameter(mistake, name)
     flag = next((flag for flag in parameter.spellings if flag in words), None)
     if flag is None:

@@ -45,12 +45,12 @@ def _format_help(context: Any) -> str:
 
 
 class _Command(typer.core.TyperCommand):
-    def get_help(self, ctx: Any) -> str:
+    def get_help(self, ctx: object) -> str:
         return _format_help(ctx)
 
 
 class _Group(typer.core.TyperGroup):
-    def get_help(self, ctx: Any) -> str:
+    def get_help(self, ctx: object) -> str:
         return _format_help(ctx)
 
 

@@ -12,7 +12,7 @@ from statecli.core import escaping
 _ENCODER = msgspec.json.Encoder()
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """Return JSON with escapes for terminal control characters and for lone surrogates, which UTF-8 cannot encode."""
     try:
         encoded = _ENCODER.encode(value)

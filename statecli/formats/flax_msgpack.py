@@ -157,7 +157,7 @@ class _Tree:
         self._source = source
         self.arrays = self._bytes = 0
 
-    def convert(self, node: Any, path: str) -> Any:
+    def convert(self, node: object, path: str) -> Any:
         """Convert `node` and its children. `path` is the node's dotted name in the file."""
         if isinstance(node, Truncation):
             return mark_damaged(path, MalformedError(node.why))
@@ -180,7 +180,7 @@ class _Tree:
             return self._decode_complex(blob)
         return self._decode_scalar(blob, path) if blob.code == _SCALAR else self._read_raw(blob)
 
-    def _build_tensor(self, path: str, decode: Callable[[Any], Tensor], node: Any) -> Tensor:
+    def _build_tensor(self, path: str, decode: Callable[[Any], Tensor], node: object) -> Tensor:
         """Decode a tensor. If its array is malformed, the tensor's `damage` has the reason."""
         try:
             return decode(node)
@@ -237,7 +237,7 @@ class _Tree:
         return self._source.read(blob.offset, blob.length)
 
 
-def _read_shape(node: Any) -> tuple[int, ...]:
+def _read_shape(node: object) -> tuple[int, ...]:
     if type(node) is not list or any(type(size) is not int or size < 0 for size in node):
         raise MalformedError("its shape is not a list of sizes")
     if len(node) > MAX_DIMENSIONS:
@@ -247,7 +247,7 @@ def _read_shape(node: Any) -> tuple[int, ...]:
     return tuple(node)
 
 
-def _list_numbered(node: Any) -> list[Any] | None:
+def _list_numbered(node: object) -> list[Any] | None:
     """Return the items of a tuple, which Flax saves as a map with the keys "0", "1"..., or None for any other map."""
     if type(node) is not dict or any(str(n) not in node for n in range(len(node))):
         return None
@@ -319,7 +319,7 @@ def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
             yield from _find_leaves(child, (*path, key))
 
 
-def _is_split(node: Any, depth: int = 0) -> bool:
+def _is_split(node: object, depth: int = 0) -> bool:
     if type(node) is not dict or depth == _MAX_SECTION_DEPTH:
         return False
     container_keys = (key for key, child in node.items() if type(child) in (dict, list))
@@ -328,13 +328,13 @@ def _is_split(node: Any, depth: int = 0) -> bool:
     return any(_is_split(child, depth + 1) for child in node.values())
 
 
-def _is_whole(key: str, node: Any) -> bool:
+def _is_whole(key: str, node: object) -> bool:
     """Return whether a map is one section, not a map of sections as in a TrainState: {"params": {"params": ...}}."""
     is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
 
-def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+def _find_model_level(root: object) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Yield each tensor below `root` in file order, with the keys that lead to the tensor."""
     stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
     while stack:
@@ -401,7 +401,7 @@ def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
     return replace(settings, values=values)
 
 
-def _format_key(key: Any) -> str:
+def _format_key(key: object) -> str:
     return repr(key) if type(key) in (str, int, float, bool, bytes, type(None)) else type(key).__name__
 
 

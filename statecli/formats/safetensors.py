@@ -137,7 +137,7 @@ def _read_raw_header(source: ByteSource) -> tuple[bytes, int]:
     return source.read(8, length), 8 + length
 
 
-def _check_metadata(node: Any) -> dict[str, Any]:
+def _check_metadata(node: object) -> dict[str, Any]:
     if node is None:
         return {}
     if type(node) is not dict:
@@ -272,13 +272,13 @@ def _create_size_error(name: str, layout: _Layout, nbytes_stored: int) -> Malfor
     )
 
 
-def _create_dtype_error(name: str, dtype: Any) -> MalformedError:
+def _create_dtype_error(name: str, dtype: object) -> MalformedError:
     return MalformedError(
         f"{quoting.name(name)}: unknown dtype {quoting.value(dtype)}; a newer safetensors may have written the file"
     )
 
 
-def _check_entry(name: str, entry: Any) -> HeaderEntry:
+def _check_entry(name: str, entry: object) -> HeaderEntry:
     """Return a header entry from the strict parser, with its types checked."""
     if type(entry) is not dict:
         raise MalformedError(f"{quoting.name(name)}: its header entry is not a JSON object but {quoting.value(entry)}")

@@ -420,7 +420,7 @@ class _Reader:
             row = build_row(fqn, tensor, Kind.PARAMETER, Evidence.ASSUMED)
             self.tensors.append(build_info(row, f"aotinductor.{model}", self.path))
 
-    def _build_view(self, fqn: str, view: Any) -> Tensor:
+    def _build_view(self, fqn: str, view: object) -> Tensor:
         if type(view) is not list or len(view) != 4 or type(view[0]) is not str:
             raise MalformedError(f"{fqn}: its entry is not a list of record, shape, strides and offset")
         whole = self._read_single(f"data/weights/{view[0]}", fqn)
@@ -444,7 +444,7 @@ def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
         )
 
 
-def _read_object(node: Any, fqn: str, label: str) -> dict[str, Any]:
+def _read_object(node: object, fqn: str, label: str) -> dict[str, Any]:
     if type(node) is not dict:
         raise MalformedError(f"{fqn}: its {label} is not a JSON object but {quoting.value(node)}")
     return node
@@ -479,19 +479,19 @@ def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> O
 
 
 def _build_call(
-    dtype: str, key: str, length: int, device: str, offset: Any, sizes: Any, strides: Any, grad: Any = False
+    dtype: str, key: str, length: int, device: str, offset: object, sizes: object, strides: object, grad: object = False
 ) -> Obj:
     storage = Persistent(("storage", _BYTES, key, device, length))
     return Obj(_REBUILD, (storage, offset, sizes, strides, grad, None, Global("torch", dtype, 0)))
 
 
-def _read_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
+def _read_ints(node: object, label: str, fqn: str) -> tuple[int, ...]:
     if type(node) is not list:
         raise MalformedError(f"{fqn}: its {label} are not a list but {quoting.value(node)}")
     return tuple(_read_int(child, label, fqn) for child in node)
 
 
-def _read_int(node: Any, label: str, fqn: str) -> int:
+def _read_int(node: object, label: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
         description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
@@ -499,7 +499,7 @@ def _read_int(node: Any, label: str, fqn: str) -> int:
     return number
 
 
-def _read_device(node: Any, fqn: str) -> str:
+def _read_device(node: object, fqn: str) -> str:
     kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
     if type(kind) is not str:
         raise MalformedError(f"{fqn}: its device is {quoting.value(node)}, not a JSON object with the key type")
@@ -630,7 +630,7 @@ def _compute_program_digest(program: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _drop_node_metadata(value: Any) -> Any:
+def _drop_node_metadata(value: object) -> Any:
     if type(value) is dict:
         is_node = "target" in value
         return {key: _drop_node_metadata(part) for key, part in value.items() if not (is_node and key == "metadata")}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
@@ -105,7 +104,7 @@ def _read_pickle_at(source: ByteSource, at: int, label: str) -> Pickle:
         window *= _WINDOW_GROWTH
 
 
-def _check_version(magic: Any, version: Any) -> None:
+def _check_version(magic: object, version: object) -> None:
     if type(magic) is not int or magic != LEGACY_MAGIC_NUMBER:
         raise UnreadableError("is a pickle, but torch.save did not write it: its magic number is missing")
     if type(version) is not int or version != VERSION:
@@ -124,7 +123,7 @@ def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
     return declared_by_key
 
 
-def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
+def _decode_storage(pid: object) -> tuple[str, tuple[str, int]]:
     """Return the key, dtype and element count in the persistent id ("storage", type, key, location, numel, view)."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
         raise MalformedError(

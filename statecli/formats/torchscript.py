@@ -229,11 +229,11 @@ class _Modules:
         plain_attributes.update(script_class.settings)
         converted.state = {**plain_attributes, **groups}
 
-    def _is_module(self, node: Any) -> bool:
+    def _is_module(self, node: object) -> bool:
         script_class = self._find_class(node)
         return script_class is not None and script_class.is_module
 
-    def _find_class(self, node: Any) -> _Class | None:
+    def _find_class(self, node: object) -> _Class | None:
         """Return the class of an object, or None if the archive's code does not define this class."""
         if type(node) is not Obj or not get_name(node.cls).startswith("__torch__."):
             return None
@@ -258,7 +258,7 @@ class _Modules:
         return self.archive.read(record, MAX_CODE_BYTES).decode("utf-8", "replace")
 
 
-def _strip_tag(value: Any) -> Any:
+def _strip_tag(value: object) -> Any:
     """Remove calls that record the types of lists and dicts, and replace a C++ object by its state.
 
     Lists and dicts are changed in place; a tuple becomes a list.
@@ -289,13 +289,13 @@ _TAG_FUNCTIONS = frozenset(
 )
 
 
-def _strip_annotation(node: Any) -> Any:
+def _strip_annotation(node: object) -> Any:
     while type(node) is Obj and get_name(node.cls) in _TAG_FUNCTIONS and node.args:
         node = node.args[0]
     return node.state if type(node) is Obj and get_name(node.cls).startswith(_CPP_PREFIX) else node
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return type(value) is Obj and get_name(value.cls).startswith("torch._utils._rebuild_")
 
 
@@ -354,7 +354,7 @@ def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
     return name == "_is_full_backward_hook" or (name == "training" != key and value == settings.get("training"))
 
 
-def _build_constant_rows(root: Any, reading: Reading) -> Iterator[DecodedTensor]:
+def _build_constant_rows(root: object, reading: Reading) -> Iterator[DecodedTensor]:
     """Build the rows of the constants, with their names in the code. Their role in the module is not recorded."""
     nodes = enumerate(root if type(root) is tuple else ())
     entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))

@@ -183,7 +183,7 @@ def _list_documented(spec: ModelSpec, callee: Callee) -> list[str]:
     return documented_example.list_lines(spec, callee, Scope.around(spec, sys.modules[spec.module], callee))
 
 
-def _quote_names(value: Any) -> Any:
+def _quote_names(value: object) -> Any:
     """Convert an argument that is a bare name to a string ('resnet18' for resnet18). Return other values unchanged."""
     return value.name if isinstance(value, ObjectName) and value.module is None and "." not in value.name else value
 
@@ -236,7 +236,7 @@ def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
     """Return the model spec with `[3]` in place of `3` for each argument that accepts only sequences."""
     parameters = dict(signature.parameters)
 
-    def write(name: str, value: Any) -> Any:
+    def write(name: str, value: object) -> Any:
         is_number = type(value) in (int, float)
         return (
             [value]
@@ -258,7 +258,7 @@ def _find_refusing_class(error: BaseException, text: str) -> type | None:
     return next((kind for kind in classes if match and kind.__qualname__ == match["class"]), None)
 
 
-def _unquote_numbers(value: Any) -> Any:
+def _unquote_numbers(value: object) -> Any:
     """Replace each quoted number in an argument ('3') with the number, also inside lists and calls."""
     if type(value) is str:
         return ObjectName(value) if _NUMBER.fullmatch(value) else value

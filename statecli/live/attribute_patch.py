@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
-def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute while the block runs. Afterwards the owner has, inherits or lacks it as before."""
     attributes = vars(owner)  # getattr would return a static or class method of a class without its decorator
     is_own, previous_value = name in attributes, attributes.get(name)

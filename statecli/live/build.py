@@ -147,7 +147,7 @@ def _check_device(torch: Any, text: str) -> None:
         raise UsageError(f"cannot build on device {text!r}: use cpu or meta") from error
 
 
-def _check_class(spec: ModelSpec, obj: Any) -> None:
+def _check_class(spec: ModelSpec, obj: object) -> None:
     """Raise ModelError, with model classes to name instead, if instances of the class are not modules."""
     from torch import nn
 
@@ -169,7 +169,7 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
     raise models.build_error(ModelError, spec.text, f"the class {spec.attribute} is not an nn.Module{end}")
 
 
-def _find_model_of_config(config_class: Any) -> str | None:
+def _find_model_of_config(config_class: object) -> str | None:
     """Return a spec for the model that a transformers configuration class configures; None for other classes."""
     auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
     kind = getattr(config_class, "model_type", None)

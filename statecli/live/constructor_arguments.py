@@ -101,7 +101,7 @@ def _resolve_all(scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     )
 
 
-def _resolve(scope: Scope, value: Any) -> Any:
+def _resolve(scope: Scope, value: object) -> Any:
     if isinstance(value, ObjectName):
         return scope.find(value).value
     if isinstance(value, ObjectCall):

@@ -155,7 +155,7 @@ class DeviceWatch:
             self._record_taken(func, off_device_tensors)
         return strays
 
-    def find_off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    def find_off_cpu(self, func: object, args: object, kwargs: object) -> list[torch.Tensor]:
         """Return the device tensors that the operator needs on the CPU. Each is recorded or raised as `CudaRefusal`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
@@ -211,7 +211,7 @@ class DeviceWatch:
         self._sources[id(tensor)] = (tensor, self._sources[id(tensor)][1].combine_with(companions))
 
     def _find_companions(
-        self, func: Any, args: Any, kwargs: Any, out: torch.Tensor, inputs: list[torch.Tensor]
+        self, func: object, args: object, kwargs: object, out: torch.Tensor, inputs: list[torch.Tensor]
     ) -> list[TensorSource]:
         """Return the sources of the tensors that would be on the wrong device if only the first known input moved."""
         if out.device == self.device or len(inputs) < 2:
@@ -223,7 +223,7 @@ class DeviceWatch:
         return [source for source in map(self._find_source, strays) if source is not None]
 
     def _derive_source(
-        self, func: Any, tensor: torch.Tensor, inputs: list[torch.Tensor], is_drawn: bool
+        self, func: object, tensor: torch.Tensor, inputs: list[torch.Tensor], is_drawn: bool
     ) -> TensorSource | None:
         is_on_device = tensor.device == self.device
         get_source = self.get_source if is_on_device else self._find_source
@@ -254,7 +254,7 @@ class DeviceWatch:
                 operator = get_operator_name(func).strip("_")
                 self.taken_from_elsewhere.setdefault(source.fqn, (operator, tensor_sources.find_user_place()))
 
-    def _blame_strays(self, func: Any, strays_: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    def _blame_strays(self, func: object, strays_: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         frame = tensor_sources.find_user_frame()
         tensor_on_device = next(tensor for tensor in tensors if tensor.device == self.device)
         name_on_device = (self.get_source(tensor_on_device) or TensorSource()).fqn
@@ -340,7 +340,9 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int) -> list[torch.Tensor]:
+def _find_strays_in_lists(
+    func: object, args: object, kwargs: object, device: torch.device, moved_id: int
+) -> list[torch.Tensor]:
     """Return the off-device tensors of a `_foreach_` operator. Each index of its lists is checked as a call."""
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
@@ -348,7 +350,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
     strays_by_id: dict[int, torch.Tensor] = {}
     for index in range(max(map(len, lists), default=0)):
 
-        def pick(value: Any, index: int = index) -> Any:
+        def pick(value: object, index: int = index) -> Any:
             return value[index] if isinstance(value, (list, tuple)) and index < len(value) else value
 
         call = {name: pick(value) for name, value in values.items()}
@@ -402,7 +404,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator after its arguments have been moved to legal devices."""
         return func(*args, **kwargs)
 
-    def _carry_over(self, tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
+    def _carry_over(self, tree: object, tensors: list[torch.Tensor], device: torch.device) -> Any:
         """Return the operator's arguments `tree` with the given tensors copied to `device`."""
         ids = {id(tensor) for tensor in tensors}
 

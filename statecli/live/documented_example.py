@@ -53,7 +53,7 @@ def _iter_calls(callee: Callee) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
             yield example
 
 
-def _resolve(scope: Scope, value: Any) -> Any:
+def _resolve(scope: Scope, value: object) -> Any:
     """Return an argument with full names; a list with unknown names keeps one item. Raises StateError."""
     if type(value) is list:
         resolved_items = []

@@ -80,7 +80,7 @@ def _find_host_of_url(_opener: Any, fullurl: Any, *_: Any, **__: Any) -> tuple[o
     return (parts.hostname or "" if parts.scheme in ("http", "https", "ftp") else ""), url
 
 
-def _find_host_of_address(_connection: Any, address: Any) -> tuple[object, str]:
+def _find_host_of_address(_connection: object, address: object) -> tuple[object, str]:
     """Return (host, "") for a socket address. The host is "" for a local socket, whose address is a string."""
     return (address[0] if isinstance(address, tuple) else ""), ""
 

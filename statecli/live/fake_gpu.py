@@ -316,12 +316,12 @@ def _emulate_new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return like.new_tensor(args[0], **kwargs)
 
 
-def _replace_cuda(device: Any) -> Any:
+def _replace_cuda(device: object) -> Any:
     is_cuda_text = type(device) is str and device.partition(":")[0] == "cuda"
     return DEVICE if is_cuda_text or (isinstance(device, torch.device) and device.type == "cuda") else device
 
 
-def _move_lengths(tensor: torch.Tensor, lengths: Any) -> Any:
+def _move_lengths(tensor: torch.Tensor, lengths: object) -> Any:
     return lengths.to(tensor.device) if isinstance(lengths, torch.Tensor) else lengths
 
 

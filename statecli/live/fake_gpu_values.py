@@ -50,13 +50,13 @@ class FakeGpuTensor(torch.Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> Any:  # type: ignore[override]
         """Run an operator outside `use_fake_gpu_with_values`, where no watch checks devices."""
         return _run_on_cpu(func, args, kwargs or {})
 
 
 class _ValuesWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
-    def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_operator(self, func: object, args: object, kwargs: object) -> Any:
         return _run_on_cpu(func, args, kwargs)
 
 
@@ -120,7 +120,7 @@ def _is_result_on_device(func: Any, args: Any, kwargs: Any, tensors: list[torch.
     return any(isinstance(tensor, FakeGpuTensor) for tensor in deciding_tensors)
 
 
-def _check_shape_unchanged(wrapper: FakeGpuTensor, func: Any) -> FakeGpuTensor:
+def _check_shape_unchanged(wrapper: FakeGpuTensor, func: object) -> FakeGpuTensor:
     if wrapper.size() != wrapper.cpu_data.size() or (
         wrapper.cpu_data.layout is torch.strided and wrapper.stride() != wrapper.cpu_data.stride()
     ):

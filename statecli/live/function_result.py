@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -33,7 +32,7 @@ def check_function(spec: ModelSpec, callee: Callee) -> None:
         raise _advise_layer(spec).build_error(problem)
 
 
-def explain_result(spec: ModelSpec, scope: Scope, result: Any) -> ModelError:
+def explain_result(spec: ModelSpec, scope: Scope, result: object) -> ModelError:
     """Return the error for a function that returned no module, with advice on how to get a model."""
     from torch import nn
 

@@ -135,7 +135,7 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
     return model_class
 
 
-def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
+def _suggest_near(transformers: object, name: str, document: Mapping[str, Any], config: str) -> str:
     """Suggest the most similar class that can be built from the configuration; "" if there is none."""
     names = list_names(transformers)
     for similar_name in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
@@ -181,7 +181,7 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     )
 
 
-def find_example(auto_class: Any, name: str = "") -> str | None:
+def find_example(auto_class: object, name: str = "") -> str | None:
     """Return a model spec for a class that the Auto class can choose, with its default configuration; None if unknown.
 
     `name`: name of a repository or a model, which may contain a model_type.

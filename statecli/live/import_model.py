@@ -297,7 +297,7 @@ def _get_member(obj: Any, name: str) -> Any:
         return module
 
 
-def _find_named_class(module: Any, name: str) -> _Hint | None:
+def _find_named_class(module: object, name: str) -> _Hint | None:
     """Suggest the model class `name` in a package; return None if there is no such class."""
     if not isinstance(module, types.ModuleType):
         return None
@@ -307,7 +307,7 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
     return _Hint("", name, owner) if owner else _find_moved_class(module, name)
 
 
-def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:
+def _write_near(spec: ModelSpec, owners: list[str], obj: object, hint: _Hint) -> str:
     """Return the model spec with the suggested name in place of the wrong name; "" if it is not callable."""
     if hint.near is None:
         return ""
@@ -319,7 +319,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
     return object_scope.spell(replace(spec, module=hint.module or spec.module, attribute=".".join(parts)))
 
 
-def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:
+def _find_inner_class(package: object, name: str, *, is_similar: bool) -> _Hint | None:
     """Suggest a class in the package's imported modules whose name equals or resembles `name`; else return None."""
     modules = _map_model_classes(package)
     if name in modules:
@@ -332,7 +332,7 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
     )
 
 
-def _find_moved_class(module: Any, name: str) -> _Hint | None:
+def _find_moved_class(module: object, name: str) -> _Hint | None:
     """Suggest the model class `name` in another module of the package; return None if there is none."""
     package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if package is None or package is module or not hasattr(package, "__path__"):
@@ -342,7 +342,7 @@ def _find_moved_class(module: Any, name: str) -> _Hint | None:
     return hint if hint is not None and hint.near == name else None
 
 
-def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
+def _find_unloaded_class(package: object, name: str) -> _Hint | None:
     """Suggest a class called `name`, or with these initials, in a module that is not imported yet."""
     start = f"{getattr(package, '__name__', '')}."
     for folder in getattr(package, "__path__", ()):
@@ -368,7 +368,7 @@ def _import_quietly(name: str) -> types.ModuleType | None:
     return None
 
 
-def _map_model_classes(package: Any) -> dict[str, str]:
+def _map_model_classes(package: object) -> dict[str, str]:
     """Map each model class in a package's imported modules to the shortest name of a module that has the class."""
     start = f"{getattr(package, '__name__', '')}."
     keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
@@ -381,7 +381,7 @@ def _map_model_classes(package: Any) -> dict[str, str]:
     return modules
 
 
-def _suggest_functions(obj: Any, name: str) -> _Hint:
+def _suggest_functions(obj: object, name: str) -> _Hint:
     """Suggest a function with a similar name, else the functions that the module itself defines."""
     functions_by_name = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
     similar_names = _find_near(name, list(functions_by_name))
@@ -396,7 +396,7 @@ def _suggest_functions(obj: Any, name: str) -> _Hint:
     return _Hint(f"; {are} {join_names(functions, _MAX_NAMES)}")
 
 
-def _suggest_models(obj: Any, name: str) -> _Hint:
+def _suggest_models(obj: object, name: str) -> _Hint:
     public_names = [candidate for candidate in list_names(obj) if not candidate.startswith("__")]
     # Not by getattr, because getattr loads each module of transformers.
     named_modules = [candidate for candidate in public_names if isinstance(vars(obj).get(candidate), types.ModuleType)]

@@ -68,12 +68,12 @@ def build_diffusers(
     return model
 
 
-def _find_diffusers_class(diffusers: Any, name: str) -> Any:
+def _find_diffusers_class(diffusers: object, name: str) -> Any:
     model_class = getattr(diffusers, name.rpartition(".")[2], None)
     return model_class if is_module_class(model_class) else None
 
 
-def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
+def _suggest_diffusers_class(diffusers: object, name: str, config: str) -> str:
     """Suggest the most similar model class, or else show how to name a class."""
     for similar_name in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
         if _find_diffusers_class(diffusers, similar_name) is not None:

@@ -158,7 +158,7 @@ def _suggest_input(error: BaseException) -> str:
     return ""
 
 
-def _find_taken_size(layer: Any, shape: Sequence[int]) -> tuple[int, int, str] | None:
+def _find_taken_size(layer: object, shape: Sequence[int]) -> tuple[int, int, str] | None:
     """Return the refused dimension of a layer's input, the size that the layer accepts, and the unit of this size."""
     features, channels = getattr(layer, "in_features", None), getattr(layer, "in_channels", None)
     if isinstance(features, int) and shape[-1] != features:
@@ -169,7 +169,7 @@ def _find_taken_size(layer: Any, shape: Sequence[int]) -> tuple[int, int, str] |
     return None
 
 
-def _is_input_of_model(value: Any, frames: Sequence[types.FrameType]) -> bool:
+def _is_input_of_model(value: object, frames: Sequence[types.FrameType]) -> bool:
     """Return whether `value` is an argument of the outermost module that was called."""
     call = next((frame for frame in frames if frame.f_code.co_name == "_call_impl"), None)
     return call is not None and any(value is argument for argument in call.f_locals.get("args", ()))
@@ -243,7 +243,7 @@ def _find_deepest_user_line(error: BaseException) -> SourceLine | None:
     return places[-1] if places else None
 
 
-def describe_type(obj: Any) -> str:
+def describe_type(obj: object) -> str:
     """Return the type of an object as a phrase, such as "a Tensor" or "None"."""
     if obj is None:
         return "None"

@@ -35,7 +35,7 @@ def _find_registry(module: str) -> Registry | None:
     return REGISTRIES.get(module) or next(by_module, None)
 
 
-def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
+def find_builder(spec: ModelSpec, package: object) -> Callable[..., Any] | None:
     """Return the function that builds the named model of a package; None if the package has no registry.
 
     `package`: the imported module of the spec. Raises ModelError for a name missing in the registry.
@@ -78,7 +78,7 @@ def format_builder(spec: ModelSpec) -> tuple[str, str]:
     return registry.module, f"{registry.module}.{registry.build}"
 
 
-def _refuse_function(spec: ModelSpec, registry: Registry, module: Any) -> None:
+def _refuse_function(spec: ModelSpec, registry: Registry, module: object) -> None:
     """Raise ModelError because a function of the registry, which lists or builds models, got no model name."""
     names = list(getattr(module, registry.names)())
     example = f"{spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
@@ -88,7 +88,7 @@ def _refuse_function(spec: ModelSpec, registry: Registry, module: Any) -> None:
     raise ModelError(f"{spec.text}: {spec.attribute} {problem}; for a model, write {example}")
 
 
-def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> None:
+def _check_name(spec: ModelSpec, name: str, registry: Registry, module: object) -> None:
     """Raise ModelError, with the nearest names, for a name that the registry does not have."""
     if ":" in name:  # a repository of the hub
         return

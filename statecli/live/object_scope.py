@@ -178,7 +178,7 @@ class Scope:
             return Advice(f"for a string, write {line}", (line,))
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
 
-    def rewrite(self, value: Any) -> Any:
+    def rewrite(self, value: object) -> Any:
         """Replace the unknown names in an argument with known names."""
         if isinstance(value, ObjectName):
             return value if self._is_known(value) else self._replace(value)
@@ -252,14 +252,14 @@ def _is_standard(module: str) -> bool:
     return module.partition(".")[0] in _STANDARD_LIBRARY
 
 
-def _get_nested(value: Any, dotted_name: str) -> Any:
+def _get_nested(value: object, dotted_name: str) -> Any:
     """Return an attribute of a module or a class; `_MISSING` if it has no such attribute."""
     for attribute in dotted_name.split("."):
         value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
     return value
 
 
-def _find_owner(value: Any, dotted_name: str) -> types.ModuleType | None:
+def _find_owner(value: object, dotted_name: str) -> types.ModuleType | None:
     """Return the last module on the dotted path that begins at the object `value`; None if there is none."""
     owner = None
     for attribute in dotted_name.split(".") if dotted_name else ():
@@ -268,7 +268,7 @@ def _find_owner(value: Any, dotted_name: str) -> types.ModuleType | None:
     return owner
 
 
-def _has_nested(value: Any, dotted_name: str) -> bool:
+def _has_nested(value: object, dotted_name: str) -> bool:
     return _get_nested(value, dotted_name) is not _MISSING
 
 

@@ -47,7 +47,7 @@ def skip_random_fills(skipped_fills: SkippedFills) -> Iterator[None]:
 
 
 def _wrap_fill(fill: Callable[..., Any], skipped_fills: SkippedFills, active_flag: list[bool]) -> Callable[..., Any]:
-    def fill_unless_large(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fill_unless_large(self: object, *args: Any, **kwargs: Any) -> Any:
         if active_flag and type(self) is nn.Parameter:
             if self.device.type == "meta":
                 return self

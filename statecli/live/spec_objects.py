@@ -55,12 +55,12 @@ def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | Non
     return {key: change(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
+def replace_call(value: object, old: ObjectCall, new: ObjectCall) -> Any:
     """Replace the call `old` in an argument, also inside lists and calls."""
     return new if value is old else map_items(value, lambda item: replace_call(item, old, new))
 
 
-def map_names(value: Any, change: Callable[[ObjectName], ObjectName]) -> Any:
+def map_names(value: object, change: Callable[[ObjectName], ObjectName]) -> Any:
     """Return an argument with `change` applied to each name in it, including the names of calls."""
     if isinstance(value, ObjectName):
         return change(value)

@@ -348,7 +348,7 @@ def _suggest_registration(
 
 
 def _suggest_for_container(
-    site: _Site, has_modules: bool, has_buffers: bool, is_deeper: bool, rebuild: Rebuild, *, container: Any
+    site: _Site, has_modules: bool, has_buffers: bool, is_deeper: bool, rebuild: Rebuild, *, container: object
 ) -> _ContainerFix:
     if has_modules:
         return _ContainerFix(_suggest_for_modules(container, site))
@@ -393,7 +393,7 @@ def suggest_for_part(fqn: str) -> str:
     )
 
 
-def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _ContainerFix:
+def _suggest_for_tensors(container: object, site: _Site, rebuild: Rebuild) -> _ContainerFix:
     members = _list_members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
     if any(parameters) and not all(parameters):
@@ -417,7 +417,7 @@ def _have_common_elements(members: list[torch.Tensor]) -> bool:
     return len(members) > MAX_COMPARED_PARTS or any(may_overlap(first, second) for first, second in pairs)
 
 
-def _suggest_for_modules(container: Any, site: _Site) -> str:
+def _suggest_for_modules(container: object, site: _Site) -> str:
     """Return the fix for a container of modules. If it adds state_dict keys, it says how to load older checkpoints."""
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
@@ -425,7 +425,7 @@ def _suggest_for_modules(container: Any, site: _Site) -> str:
     return _add_loading(text, "the keys of these modules" if text.startswith("# keep ") else site.get_keys())
 
 
-def _list_modules(container: Any) -> list[nn.Module]:
+def _list_modules(container: object) -> list[nn.Module]:
     """Return the modules in a container and in its inner containers."""
     members = _list_members(container)
     inner = [part for member in members if issubclass(type(member), (list, tuple)) for part in _list_members(member)]
@@ -470,11 +470,11 @@ def _suggest_module_container(container: Any, site: _Site) -> str:
     )
 
 
-def _is_named_module(member: Any) -> bool:
+def _is_named_module(member: object) -> bool:
     return type(member) is tuple and len(member) == 2 and type(member[0]) is str and _are_all([member[1]], nn.Module)
 
 
-def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> str:
+def _format_assignment(kind: str, site: _Site, value: str, container: object) -> str:
     """Return `self.name = nn.<kind>(value)`; `{}` in `value` stands for the present value."""
     lacking_uses = _find_lacking(kind, site, container)
     if any(use.constructs for use in lacking_uses) or site.source is None or not _is_complete(site, container):
@@ -485,7 +485,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
     return "\n".join(dict.fromkeys((text, *changes)))
 
 
-def _find_lacking(kind: str, site: _Site, container: Any) -> list[AttributeUse]:
+def _find_lacking(kind: str, site: _Site, container: object) -> list[AttributeUse]:
     """Return the uses of a list or dictionary that the container `nn.<kind>` does not support."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
     pops_last = not is_dict and any(use.action == "pop" and not use.arguments for use in site.uses)
@@ -520,7 +520,7 @@ def _describe_lacking(use: AttributeUse, kind: str, name: str) -> str:
     return f"# and replace .{use.action}{call_text} in {use.function}(), because nn.{kind} does not support the call"
 
 
-def _is_container(obj: Any) -> bool:
+def _is_container(obj: object) -> bool:
     return issubclass(type(obj), (list, tuple, dict, collections.deque))
 
 
@@ -663,7 +663,7 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
     )
 
 
-def _format_container(class_prefix: str, container: Any, site: _Site) -> str:
+def _format_container(class_prefix: str, container: object, site: _Site) -> str:
     """Return code with nn.ModuleList or the like in place of the container; append and item assignment keep working."""
     if issubclass(type(container), dict):
         return _format_dictionary(f"{class_prefix}Dict", container, site)
@@ -672,7 +672,7 @@ def _format_container(class_prefix: str, container: Any, site: _Site) -> str:
     )
 
 
-def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
+def _format_empty(kind: str, container: object, site: _Site) -> str | None:
     """Return `self.name = nn.<kind>()` if the container starts empty and `nn.<kind>` supports its uses, else None."""
     source = site.source
     if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
@@ -708,7 +708,7 @@ def _add_comment(comment: str, text: str) -> str:
     return f"{AT_END_OF_INIT if at_end else ''}{comment}\n{text.removeprefix(AT_END_OF_INIT)}"
 
 
-def _is_bad_key(key: Any, container_class: type) -> bool:
+def _is_bad_key(key: object, container_class: type) -> bool:
     """Return True if nn.ModuleDict or nn.ParameterDict refuses the key."""
     return type(key) is not str or not key or "." in key or hasattr(container_class(), key)
 
@@ -741,7 +741,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: boo
     return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_SAVING_COMMENT}"
 
 
-def _is_complete(site: _Site, container: Any) -> bool:
+def _is_complete(site: _Site, container: object) -> bool:
     """Return True if the assigned expression is the whole container and no other statement changes it later."""
     if site.source is None or site.source.is_reused or site.is_filled():
         return False

@@ -68,7 +68,7 @@ def list_subclasses(base: type, module: str) -> list[str]:
     ]
 
 
-def write_modules(spec: ModelSpec, callee: Callee, number: int, value: Any) -> Any:
+def write_modules(spec: ModelSpec, callee: Callee, number: int, value: object) -> Any:
     """Replace each module class in an argument with a call of the class, and each string with a layer."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
     if type(value) in (list, tuple, dict):
@@ -114,7 +114,7 @@ def list_options(callee: Callee) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in options.items() if values}
 
 
-def _list_literals(hint: Any) -> tuple[Any, ...]:
+def _list_literals(hint: object) -> tuple[Any, ...]:
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     return tuple(value for inner in typing.get_args(hint) for value in _list_literals(inner))

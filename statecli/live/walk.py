@@ -293,7 +293,7 @@ def walk_registered(root: nn.Module) -> list[RegisteredName]:
 # --- registered names ---------------------------------------------------------------------------------------
 
 
-def get_own_dict(obj: Any) -> dict[str, Any]:
+def get_own_dict(obj: object) -> dict[str, Any]:
     """Return the instance dict of an object without running its code; empty if the object has none.
 
     The dict may be an instance of a user's class: use `dict.get(attributes, name)`, not `attributes.get(name)`.
@@ -470,7 +470,7 @@ def _is_unknown(kind: type) -> bool:
     return id(kind) not in _TRANSPARENT_TYPES and not issubclass(kind, _OPENED_TYPES)
 
 
-def _hides_tensor(obj: Any, steps_on: list[WalkStep]) -> bool:
+def _hides_tensor(obj: object, steps_on: list[WalkStep]) -> bool:
     """Return True if the garbage collector finds a tensor in `obj` to which no step in `steps_on` leads."""
     step_ids = {id(step.value) for step in steps_on}
     return any(issubclass(type(value), torch.Tensor) and id(value) not in step_ids for value in gc.get_referents(obj))
@@ -539,7 +539,7 @@ def _get_defaults(function: types.FunctionType) -> tuple[Iterable[Any], Iterable
     )
 
 
-def _is_module(obj: Any) -> bool:
+def _is_module(obj: object) -> bool:
     return issubclass(type(obj), nn.Module)
 
 
@@ -570,7 +570,7 @@ def _find_listers(kind: type) -> tuple[_Lister, ...]:
     return tuple(listers)
 
 
-def _list_referents(obj: Any, _: bool) -> _Contents:
+def _list_referents(obj: object, _: bool) -> _Contents:
     # Since Python 3.12, the referents may include the type itself.
     referents = [value for value in gc.get_referents(obj) if value is not type(obj)]
     return [(f"[#{i}]", value, "item") for i, value in enumerate(referents)]
@@ -589,7 +589,7 @@ def _list_exception(error: BaseException, _: bool) -> _Contents:
     return [(".args", BaseException.__dict__["args"].__get__(error), "attribute")]
 
 
-def _list_attributes(obj: Any, _: bool) -> _Contents:
+def _list_attributes(obj: object, _: bool) -> _Contents:
     return [(f".{name}", value, "attribute") for name, value in list(dict.items(get_own_dict(obj)))]
 
 
@@ -687,7 +687,7 @@ def _list_dict(mapping: dict[Any, Any], is_numbered: bool) -> Iterator[tuple[str
             yield f".keys()[#{i}]", key, "key"
 
 
-def _list_default_factory(mapping: Any, _: bool) -> _Contents:
+def _list_default_factory(mapping: object, _: bool) -> _Contents:
     member = collections.defaultdict.__dict__["default_factory"]
     return [(".default_factory", member.__get__(mapping), "attribute")]
 
@@ -698,14 +698,14 @@ def _is_object_array(kind: type) -> bool:
     return numpy is not None and issubclass(kind, numpy.ndarray)
 
 
-def _list_array(array: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
+def _list_array(array: object, _: bool) -> Iterator[tuple[str, Any, str]]:
     """Yield the contents of an array of Python objects as nested lists; arrays of numbers hold no tensor."""
     kind = sys.modules["numpy"].ndarray
     if kind.__dict__["dtype"].__get__(array).hasobject:
         yield ".tolist()", kind.tolist(array), "item"
 
 
-def _format_literal(key: Any) -> str | None:
+def _format_literal(key: object) -> str | None:
     """Return `key` in Python's notation; None if `repr` would run user code or give no useful name."""
     if issubclass(type(key), str):
         return str.__repr__(key)
@@ -768,7 +768,7 @@ def _list_partial(partial: functools.partial[Any], _: bool) -> Iterator[tuple[st
         yield f".keywords[{name!r}]", value, "argument"
 
 
-def _list_slots(obj: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
+def _list_slots(obj: object, _: bool) -> Iterator[tuple[str, Any, str]]:
     for name, member in _find_declared_slots(type(obj)):
         try:
             yield f".{name}", member.__get__(obj), "attribute"
@@ -798,7 +798,7 @@ _LISTERS: tuple[tuple[Any, _Lister], ...] = (
 )
 
 
-def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
+def _list_class_attributes(obj: object, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
     """Yield tensors and containers in the class bodies of user classes, once per class."""
     for base in _mro_of(kind):
         if id(base) in classes:
@@ -813,7 +813,7 @@ def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> It
                 yield (f".__class__.{name}" if _is_shadowed(obj, name) else f".{name}"), value, "class"
 
 
-def _is_code(value: Any) -> bool:
+def _is_code(value: object) -> bool:
     """Return True for a function or method in a class body, whose defaults or closure may hold tensors."""
     return type(value) in (types.FunctionType, staticmethod, classmethod)
 

@@ -26,7 +26,7 @@ _REPOSITORY_ARGUMENT = "pretrained_model_name_or_path"
 _REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")
 
 
-def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
+def advise_line(spec: ModelSpec, callee: object, error: BaseException) -> Advice:
     """Return advice for a call that started a download: a model spec without a download, and how to allow downloads."""
     repository = _find_repository(error)
     line = _write_loaded_class(spec, callee) or (repository and _write_class_of_repository(callee, repository))
@@ -58,7 +58,7 @@ def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
     return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 
 
-def _write_class_of_repository(callee: Any, repository: str) -> str | None:
+def _write_class_of_repository(callee: object, repository: str) -> str | None:
     """Return a model spec for the transformers class that a repository's name suggests; None if unknown."""
     transformers = sys.modules.get("transformers")
     if transformers is None:

@@ -202,7 +202,7 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
     return declared, None
 
 
-def _resolve_payload(folder: str, entry: Any) -> str | None:
+def _resolve_payload(folder: str, entry: object) -> str | None:
     """Return the normalized path of the record that an entry of a configuration names; None if it has no name."""
     name = entry.get("path_name") if type(entry) is dict else None
     return _normalize_name(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
@@ -213,7 +213,7 @@ def _is_storage(folder: str, entry: dict[str, Any]) -> bool:
     return is_tensor and not entry.get("use_pickle")
 
 
-def _count_elements(meta: Any) -> int:
+def _count_elements(meta: object) -> int:
     """Return the number of elements of a tensor, from its `tensor_meta` in a configuration."""
     sizes = meta.get("sizes") if type(meta) is dict else None
     numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []

@@ -56,7 +56,7 @@ class _Node(msgspec.Struct, frozen=True):
         return get_field(self.arguments, argument, "as_bool") is True
 
 
-def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
+def find_misuses(document: object, steps: Steps) -> Iterator[Misuse]:
     """Yield the operator calls of a program whose arguments are unsafe and not checked by torch. Raises OutOfSteps."""
     yield from _check_other_objects(document, steps)
     if why := _find_wrong_type(document, steps):
@@ -100,7 +100,7 @@ _TEXT_AND_OBJECT_FIELDS = frozenset(
 )
 
 
-def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozenset[str], steps: Steps) -> str | None:
+def _explain_unexpected_object(target: str, inputs: object, given_objects: frozenset[str], steps: Steps) -> str | None:
     """Return the problem with a node's arguments that torch never writes; None for the usual arguments.
 
     If an object is not a value of the graph, torch takes it from the constants of the file, and writes its `repr`,
@@ -266,7 +266,7 @@ def _is_kind(values: Sequence[Any], kind: str) -> bool:
     return len(values) == 1 and type(values[0]) is dict and kind in values[0]
 
 
-def _find_wrong_type(document: Any, steps: Steps) -> str | None:
+def _find_wrong_type(document: object, steps: Steps) -> str | None:
     """Return the first problem in a program: a text or object in place of a number, or a reserved name."""
     for place in iter_values(document, steps):
         value = place.value
@@ -291,7 +291,7 @@ def _find_wrong_type(document: Any, steps: Steps) -> str | None:
     return None
 
 
-def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
+def _check_other_objects(document: object, steps: Steps) -> Iterator[Misuse]:
     """Yield a misuse if a signature or a graph's outputs have an object of the file, which torch compiles as code.
 
     An object is allowed if an input of the graph around it has its name; outside of graphs, an input of the main graph.
@@ -330,13 +330,13 @@ def _list_given_objects(graph: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name for name in names if name is not None)
 
 
-def _get_name(value: Any, kind: str) -> str | None:
+def _get_name(value: object, kind: str) -> str | None:
     """Return the argument's name if it is of this kind (`as_tensor`, `as_graph`); else None."""
     name = get_field(value, kind, "name")
     return name if type(name) is str else None
 
 
-def _read_sizes(meta: Any) -> _Sizes:
+def _read_sizes(meta: object) -> _Sizes:
     """Return the sizes of a tensor from its metadata in the graph, with None for each symbolic size."""
     sizes = get_field(meta, "sizes")
     numbers = [get_field(size, "as_int") for size in sizes] if type(sizes) is list else []

@@ -19,7 +19,7 @@ import re
 import string
 from collections.abc import Callable, Collection, Iterator
 from math import isinf, log2, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -318,7 +318,7 @@ class UnknownText(msgspec.Struct, frozen=True):
 _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "unflattening the program"}
 
 
-def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
+def find_program_calls(document: object, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
     """Yield the calls and imports of loading or calling a program, except tensor computation. Raises OutOfSteps."""
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
     for text in dict.fromkeys(_select_texts(texts, TextRequirement.EXPRESSION)):

@@ -83,7 +83,7 @@ def _read_operands(node: dict[str, Any], bits: dict[str, float], is_nested: bool
     return operands
 
 
-def _measure(value: Any, bits: dict[str, float], is_nested: bool) -> float:
+def _measure(value: object, bits: dict[str, float], is_nested: bool) -> float:
     """Return the bits of an argument, which is a number or names an earlier value."""
     if type(value) is dict:
         name = value.get("as_name", value.get("name"))

@@ -440,7 +440,7 @@ class Scanner(Machine):
             self.keep_nested_data(start, text)
         return text
 
-    def keep_nested_data(self, start: int, text: Any) -> None:
+    def keep_nested_data(self, start: int, text: object) -> None:
         """Keep text or bytes that may be a nested pickle."""
         data = text if type(text) is bytes else text.encode("latin-1", "replace") if type(text) is str else b""
         if may_be_nested_data(data):

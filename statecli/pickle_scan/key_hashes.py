@@ -127,7 +127,7 @@ def _hash_complex(call: Obj) -> int:
     return hash(number) if number == number else id(call)  # NaN is hashed by address
 
 
-def _hash_number(name: str, args: Sequence[Any], state: Any) -> int | None:
+def _hash_number(name: str, args: Sequence[Any], state: object) -> int | None:
     """Return the hash of a number-like object (Fraction, Decimal, UUID, range, IP address); None if unknown."""
     is_integer = all(type(arg) is int for arg in args)
     if name == "uuid.UUID":
@@ -147,7 +147,7 @@ def _hash_number(name: str, args: Sequence[Any], state: Any) -> int | None:
     return None
 
 
-def _is_short_text(value: Any) -> bool:
+def _is_short_text(value: object) -> bool:
     return type(value) is str and len(value) <= _MAX_DIGITS
 
 

@@ -283,7 +283,7 @@ class ProgramValue(NamedTuple):
         return self.kind in classes if type(self.kind) is str else True
 
 
-def iter_values(document: Any, steps: Steps) -> Iterator[ProgramValue]:
+def iter_values(document: object, steps: Steps) -> Iterator[ProgramValue]:
     """Yield each value of the program. Raises OutOfSteps."""
     stack = [ProgramValue("ExportedProgram", document)]
     while stack:
@@ -301,7 +301,7 @@ class ProgramText(NamedTuple):
     key: str
 
 
-def iter_texts(document: Any, steps: Steps) -> Iterator[ProgramText]:
+def iter_texts(document: object, steps: Steps) -> Iterator[ProgramText]:
     """Yield each text of the program, including the keys of its dicts. Raises OutOfSteps."""
     for place in iter_values(document, steps):
         kind, value, key = place

@@ -37,7 +37,7 @@ _SEQUENCE_CLASSES = frozenset(
 _NEWOBJ_SUFFIXES = ("torch.Size", ".frozenset", ".tuple")
 
 
-def as_mapping(node: Any) -> Mapping[Any, Any] | None:
+def as_mapping(node: object) -> Mapping[Any, Any] | None:
     """Return the items of a dict, an OrderedDict or any pickled dict subclass; None for other nodes."""
     if type(node) is dict:
         return node
@@ -56,7 +56,7 @@ def _expand_mapping(node: Obj, copies: int) -> Mapping[Any, Any] | None:
     return {**argument_items, **node.items} if argument_items and node.items else argument_items or node.items or {}
 
 
-def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
+def _expand_items(source: object, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
     """Return the items that a dict takes from its argument (a mapping or a sequence of pairs); None for other nodes."""
     if type(source) is dict:
         return source
@@ -88,7 +88,7 @@ def is_unknown_mapping(node: Obj) -> bool:
     return _expand_items(node.args[place], MAX_NESTED_COPIES, pairs=name != _COUNTER_CLASS) is None
 
 
-def as_sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
+def as_sequence(node: object) -> list[Any] | tuple[Any, ...] | None:
     """Return the elements of a list, tuple, set, deque or list subclass; None for other nodes."""
     return _expand_sequence(node, MAX_NESTED_COPIES)
 
@@ -122,7 +122,7 @@ def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
     return ((n, value) for n, value in enumerate(node.args) if n != place)
 
 
-def get_attributes(node: Any) -> dict[str, Any]:
+def get_attributes(node: object) -> dict[str, Any]:
     """Return the attributes that the pickle sets on an object: its `__dict__` and its slots."""
     if type(node) is not Obj:
         return {}
@@ -131,25 +131,25 @@ def get_attributes(node: Any) -> dict[str, Any]:
     return get_state_attributes(node.state)
 
 
-def get_state_attributes(state: Any) -> dict[str, Any]:
+def get_state_attributes(state: object) -> dict[str, Any]:
     """Return the attributes in a state that the opcode BUILD sets: a dict, or a pair (dict, slots)."""
     if type(state) is tuple and len(state) == 2:
         return {**get_text_items(state[0]), **get_text_items(state[1])}
     return get_text_items(state)
 
 
-def get_text_items(node: Any) -> dict[str, Any]:
+def get_text_items(node: object) -> dict[str, Any]:
     """Return the items of a mapping whose keys are texts; {} for other nodes."""
     items = as_mapping(node)
     return {key: value for key, value in items.items() if type(key) is str} if items else {}
 
 
-def get_name(node: Any) -> str:
+def get_name(node: object) -> str:
     """Return the `module.name` of a Global; "" for other nodes."""
     return node.qualified if type(node) is Global else ""
 
 
-def read_raw_bytes(node: Any) -> bytes | None:
+def read_raw_bytes(node: object) -> bytes | None:
     """Return the bytes of a node, also bytes that protocol 2 writes as an encoded text; None for other nodes."""
     if type(node) is bytes:
         return node
@@ -163,7 +163,7 @@ def read_raw_bytes(node: Any) -> bytes | None:
     return None
 
 
-def iter_children(node: Any) -> Iterator[tuple[str, Any]]:
+def iter_children(node: object) -> Iterator[tuple[str, Any]]:
     """Yield the child nodes of a container or an object, each with its Python subscript (`['k']`, `[0]`, `.a`)."""
     items = as_mapping(node)
     if items is not None:
@@ -176,14 +176,14 @@ def iter_children(node: Any) -> Iterator[tuple[str, Any]]:
     yield from iter_non_items(node)
 
 
-def list_child_nodes(node: Any) -> list[Any]:
+def list_child_nodes(node: object) -> list[Any]:
     """Return the nodes of `iter_children` without their subscripts, in a third of the time."""
     items = as_mapping(node)
     nodes = list(items.values()) if items is not None else list(as_sequence(node) or ())
     return [*nodes, *(child for _, child in iter_non_items(node))] if type(node) is Obj else nodes
 
 
-def iter_non_items(node: Any) -> Iterator[tuple[str, Any]]:
+def iter_non_items(node: object) -> Iterator[tuple[str, Any]]:
     """Yield the child nodes of an object that are not items or elements: attributes, arguments and the state."""
     if type(node) is not Obj:
         return
@@ -200,7 +200,7 @@ def iter_non_items(node: Any) -> Iterator[tuple[str, Any]]:
         yield ".__state__", node.state
 
 
-def format_subscript(key: Any) -> str:
+def format_subscript(key: object) -> str:
     """Return a dict key as a Python subscript; "" if the key has no short literal."""
     if type(key) is not Key:
         return f"[{key!r}]"
@@ -215,7 +215,7 @@ def _is_short(value: Any) -> bool:
     return value is None or type(value) is bool or (type(value) is str and len(value) <= 200)
 
 
-def iter_entries(node: Any) -> Iterator[tuple[Any, Any]]:
+def iter_entries(node: object) -> Iterator[tuple[Any, Any]]:
     """Yield key and value of a mapping, or index and element of a sequence; nothing for other nodes."""
     items = as_mapping(node)
     if items is not None:
@@ -231,7 +231,7 @@ def append_key(path: str, key: Any) -> str:
     return f"{path}.{text}" if path else text
 
 
-def is_module(node: Any) -> bool:
+def is_module(node: object) -> bool:
     """Return True if the object has the pickled `__dict__` of an nn.Module."""
     if type(node) is not Obj:
         return False
@@ -264,7 +264,7 @@ def strip_compile_wrapper(node: Obj) -> Obj:
     return node
 
 
-def is_optimizer(node: Any) -> bool:
+def is_optimizer(node: object) -> bool:
     """Return True for an `optimizer.state_dict()`, or an optimizer pickled whole."""
     items = as_mapping(node)
     if items is None:
@@ -276,7 +276,7 @@ def is_optimizer(node: Any) -> bool:
     )
 
 
-def is_flat_optimizer(node: Any) -> bool:
+def is_flat_optimizer(node: object) -> bool:
     """Return True for a flattened optimizer state, with keys such as "state.fc.weight.exp_avg", "param_groups.fc.lr".
 
     `torch.distributed.checkpoint.state_dict` writes this with `flatten_optimizer_state_dict`.

@@ -199,7 +199,7 @@ def _load_template() -> jinja2.Template:
     import jinja2
     from markupsafe import Markup
 
-    def escape_value(value: Any) -> Any:
+    def escape_value(value: object) -> Any:
         return value if isinstance(value, Markup) else escaping.escape(str(value))
 
     environment = jinja2.Environment(

@@ -37,7 +37,7 @@ def _write_value(value: Any, sink: Sink) -> None:
     sink.utf8(b"]" if separator[:1] == b"," else encode_json([] if isinstance(value, Rows) else value))
 
 
-def is_list_of_structs(value: Any) -> bool:
+def is_list_of_structs(value: object) -> bool:
     """Return whether each item of the value gets its own line. True for an empty tuple, whose item type is unknown."""
     first = next(iter(value), None) if isinstance(value, tuple) else None
     return isinstance(value, Rows) or value == () or isinstance(first, msgspec.Struct)

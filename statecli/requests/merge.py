@@ -108,7 +108,7 @@ def _describe_option(head: Head, name: str) -> str:
     return f"with {' '.join(f'{flag} {text}' for text in _to_sequence(value))[:200]}"
 
 
-def _to_sequence(value: Any) -> Sequence[Any]:
+def _to_sequence(value: object) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
@@ -345,7 +345,7 @@ class _MergedResults:
             )
 
 
-def _is_same(first: Any, second: Any) -> bool:
+def _is_same(first: object, second: object) -> bool:
     if isinstance(first, StateError):
         return type(first) is type(second) and str(first) == str(second)
     return bool(first == second) or repr(first) == repr(second)  # NaN does not equal NaN

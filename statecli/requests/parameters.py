@@ -93,7 +93,7 @@ def _read_annotations(options: type[Options]) -> dict[str, Any]:
     return table_annotations | get_type_hints(unresolved, table, include_extras=True)
 
 
-def _build_parameter(field: str, default: Any, annotation: Any, command: str) -> Parameter:
+def _build_parameter(field: str, default: object, annotation: object, command: str) -> Parameter:
     plain_type, info = get_args(annotation)
     repeatable = get_origin(plain_type) is tuple
     if repeatable:

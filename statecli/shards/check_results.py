@@ -25,7 +25,7 @@ _DIGEST = compile_on_use(r"[0-9a-f]{64}")
 _MAX_EXPONENT = 1 << 20
 
 
-def find_invalid_field(task: Any, result: Any) -> str | None:
+def find_invalid_field(task: object, result: object) -> str | None:
     """Return the first field of a result that is impossible for its task; None if all fields are possible."""
     return next((name for name, is_possible in _check_result(task, result) if not is_possible), None)
 

@@ -66,7 +66,7 @@ class Shard:
         self._versions.update((path, read_version(path)) for path in new_paths)
         return self._partition.select_tasks(sizes, work.group_keys)
 
-    def _record(self, key: TaskKey, task: Task, result: Any, *, derived: bool) -> None:
+    def _record(self, key: TaskKey, task: Task, result: object, *, derived: bool) -> None:
         if tasks.has_failed(result):
             self.failed.append(Failure(task.name, str(getattr(result, "reason", result))))
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)

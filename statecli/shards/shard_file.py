@@ -132,7 +132,7 @@ def encode_file(head: Head, lines: Iterable[TaskLine]) -> Iterator[bytes]:
     yield _encode_line(End(True, count, digest.hexdigest()))
 
 
-def build_line(key: TaskKey, name: str, size: int, result: Any, *, derived: bool = False) -> TaskLine:
+def build_line(key: TaskKey, name: str, size: int, result: object, *, derived: bool = False) -> TaskLine:
     """Return the line of a task and its result or error."""
     if not isinstance(result, StateError):
         return TaskLine(*key, name, size, result, derived=derived)
@@ -147,7 +147,7 @@ def _encode_line(line: msgspec.Struct) -> bytes:
     return json.dumps(_to_json(builtins), allow_nan=False).encode() + b"\n"
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -263,7 +263,7 @@ def _decode_task(path: str, number: int, raw: bytes) -> tuple[TaskKey, StoredRes
     return key, StoredResult(_pack_result(result), number, line.derived)
 
 
-def _pack_result(result: Any) -> Any:
+def _pack_result(result: object) -> Any:
     """Return most results as bytes, because objects take ten times the memory; return other results unchanged."""
     try:
         return msgspec.msgpack.encode(result) if isinstance(result, Comparison) else result
@@ -280,7 +280,7 @@ def _decode_error(line: Error, path: str, number: int) -> StateError:
     return kind(line.message)
 
 
-def _decode(kind: Any, raw: bytes, path: str, number: int, otherwise: str | None = None) -> Any:
+def _decode(kind: object, raw: bytes, path: str, number: int, otherwise: str | None = None) -> Any:
     return _convert(kind, _parse_json(raw, path, number, otherwise), path, number, otherwise)
 
 
@@ -293,7 +293,7 @@ def _parse_json(raw: bytes, path: str, number: int, otherwise: str | None = None
         _refuse(path, number, "is not valid JSON")
 
 
-def _convert(kind: Any, document: Any, path: str, number: int, otherwise: str | None = None) -> Any:
+def _convert(kind: object, document: object, path: str, number: int, otherwise: str | None = None) -> Any:
     try:
         return msgspec.convert(document, kind)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:

@@ -50,7 +50,7 @@ def compute_keys(work: Work) -> list[TaskKey]:
     return keys
 
 
-def _encode(value: Any) -> bytes:
+def _encode(value: object) -> bytes:
     try:
         return msgspec.msgpack.encode(value)
     except (OverflowError, UnicodeEncodeError):  # an integer of 65 bits, or a lone surrogate

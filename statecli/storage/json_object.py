@@ -101,14 +101,14 @@ def refuse_repeats(repeats: Iterable[Repeat], label: str) -> None:
         raise MalformedError(f"{label} has the key {quoting.quote(repeat.key)} twice; programs may read either value")
 
 
-def get_field(document: Any, *keys: str) -> Any:
+def get_field(document: object, *keys: str) -> Any:
     """Return the value at a path of keys in nested objects; None if a key is missing."""
     for key in keys:
         document = document.get(key) if type(document) is dict else None
     return document
 
 
-def is_deeper(node: Any, levels: int) -> bool:
+def is_deeper(node: object, levels: int) -> bool:
     """Return whether lists and dicts in `node` are nested more than `levels` deep."""
     level = [node]
     for _ in range(levels + 1):
@@ -118,7 +118,7 @@ def is_deeper(node: Any, levels: int) -> bool:
     return True
 
 
-def _list_parts(node: Any) -> Iterable[Any]:
+def _list_parts(node: object) -> Iterable[Any]:
     """Return the items of a list or dict; (None,) for an empty one, because an empty container counts as a level."""
     if type(node) is dict:
         return node.values() or (None,)

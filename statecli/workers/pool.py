@@ -62,7 +62,7 @@ class Engine(Protocol):
     def min_batch_bytes(self, total: int) -> int:
         """Return the minimum size of a batch in bytes; 0 means MIN_BATCH_BYTES. `total`: bytes of all tasks."""
 
-    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+    def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
         """Call `deliver` once for each batch, in any order, in this thread. An exception of `deliver` ends all batches.
 
         Errors of a task or a worker are delivered. Raises `StateError` if no worker can do any batch.
@@ -328,7 +328,7 @@ class _LocalEngine:
 class _Serial(_LocalEngine):
     """Engine that runs batches one after the other in this process."""
 
-    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+    def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
         for n, batch in enumerate(batches):
             deliver(n, run_or_error(lambda batch=batch: function(shared, batch)))  # type: ignore[misc]
 
@@ -336,7 +336,7 @@ class _Serial(_LocalEngine):
 class Processes(_LocalEngine):
     """Engine that runs batches in forked processes, or in threads on systems without fork."""
 
-    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+    def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
         """See `Engine.run`. Retries a killed worker's batch alone, because other workers may have taken the memory.
 
         If the system starts no process, this process does all batches.
@@ -355,7 +355,7 @@ class Processes(_LocalEngine):
             _Serial().run(function, shared, batches, lambda n, outcome: deliver_pending(numbers[n], outcome))
 
     def _run_with_retry(
-        self, function: Function[Any, Any, Any], shared: Any, pending: dict[int, Any], deliver: Deliver
+        self, function: Function[Any, Any, Any], shared: object, pending: dict[int, Any], deliver: Deliver
     ) -> None:
         """Run all pending batches; retry those of killed workers. `deliver` updates `pending`. Raises _NoWorkers."""
         while pending and not self._run_once(function, shared, pending, deliver):
@@ -365,7 +365,7 @@ class Processes(_LocalEngine):
                     deliver(n, UnreadableError(WORKER_KILLED))
 
     def _run_once(
-        self, function: Function[Any, Any, Any], shared: Any, batches: dict[int, Any], deliver: Deliver
+        self, function: Function[Any, Any, Any], shared: object, batches: dict[int, Any], deliver: Deliver
     ) -> bool:
         """Run the batches; return False if a worker was killed, so that some batches were not delivered."""
         from concurrent.futures import BrokenExecutor
@@ -384,7 +384,7 @@ class Processes(_LocalEngine):
 class Threads(_LocalEngine):
     """Engine that runs batches in threads of this process."""
 
-    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+    def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
         from concurrent.futures import as_completed
 
         with _thread_executor(self._jobs) as executor:

@@ -270,7 +270,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
 # --- checking -------------------------------------------------------------------------------------------------------
 
 
-def _mask_secrets(value: Any) -> Any:
+def _mask_secrets(value: object) -> Any:
     """Return the value without credentials in URLs. Keys are masked too, because they are globs of targets."""
     if isinstance(value, dict):
         return {_mask_secrets(key): _mask_secrets(item) for key, item in value.items()}
@@ -326,7 +326,7 @@ _TYPE_NAMES = {
 _TYPE_NAMES |= {"str | null": "a text", "int | null": "a whole number"}
 
 
-def _convert(value: Any, type_: type[T], key_prefix: str, path: str) -> T:
+def _convert(value: object, type_: type[T], key_prefix: str, path: str) -> T:
     """Convert the value to `type_`. Raises UsageError with the path of a wrong value in the file."""
     try:
         return msgspec.convert(value, type_)
@@ -388,11 +388,11 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def _wrap_text(value: Any) -> Any:
+def _wrap_text(value: object) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _normalize_entry(value: Any) -> Any:
+def _normalize_entry(value: object) -> Any:
     return value | {"rules": _wrap_text(value["rules"])} if isinstance(value, dict) and "rules" in value else value
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -49,7 +48,7 @@ def read_settings_file(path: str) -> SettingsFile | None:
     return SettingsFile(path, code, templates) if code or templates else None
 
 
-def _iter_code(auto_map: Any) -> Iterator[CodeReference]:
+def _iter_code(auto_map: object) -> Iterator[CodeReference]:
     """Yield the classes in `auto_map`. A value is a class, or a list of a slow and a fast tokenizer (or None)."""
     for key, value in auto_map.items() if isinstance(auto_map, dict) else ():
         for text in value if isinstance(value, list) else [value]:
@@ -57,7 +56,7 @@ def _iter_code(auto_map: Any) -> Iterator[CodeReference]:
                 yield CodeReference(f"{_AUTO_MAP}.{key}", text)
 
 
-def _iter_pipelines(pipelines: Any) -> Iterator[CodeReference]:
+def _iter_pipelines(pipelines: object) -> Iterator[CodeReference]:
     """Yield the class of each task of `custom_pipelines`."""
     for task, settings in pipelines.items() if isinstance(pipelines, dict) else ():
         text = settings.get("impl") if isinstance(settings, dict) else None
@@ -65,7 +64,7 @@ def _iter_pipelines(pipelines: Any) -> Iterator[CodeReference]:
             yield CodeReference(f"{PIPELINES}.{task}.impl", text)
 
 
-def _iter_templates(value: Any) -> Iterator[Template]:
+def _iter_templates(value: object) -> Iterator[Template]:
     """Yield each template of a setting: a text, a dict of texts, or a list of dicts with `name` and `template`."""
     if isinstance(value, str):
         yield Template(_CHAT_TEMPLATE, value)

@@ -67,7 +67,7 @@ class _Names:
         """Import a name from the module; of `Outer.Inner`, import `Outer`."""
         self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
 
-    def add_objects(self, scope: Scope, value: Any) -> Any:
+    def add_objects(self, scope: Scope, value: object) -> Any:
         """Import the names that occur in an argument; return the argument as Python code."""
         if isinstance(value, ObjectName):
             return self._add_object(scope, value)

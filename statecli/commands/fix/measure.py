@@ -138,7 +138,7 @@ def _list_attributes(module: torch.nn.Module) -> dict[str, frozenset[str]]:
     }
 
 
-def _clone(value: Any) -> Any:
+def _clone(value: object) -> Any:
     import torch
 
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
@@ -198,7 +198,7 @@ def _is_same_value(old: torch.Tensor | int, new: torch.Tensor | int) -> bool:
     return torch.allclose(old, new, rtol=1e-4 * precision, atol=1e-6 * precision, equal_nan=True)
 
 
-def _list_values(output: Any) -> list[torch.Tensor | int]:
+def _list_values(output: object) -> list[torch.Tensor | int]:
     """Return the tensors and numbers inside a result (tuples, lists, dicts, dataclasses); floats become tensors."""
     import torch
 

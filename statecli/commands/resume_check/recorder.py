@@ -164,7 +164,7 @@ class Recorder:
             register_optimizer_step_post_hook(self._end_step),
         ]
 
-    def _enter_forward(self, module: nn.Module, args: Any) -> None:
+    def _enter_forward(self, module: nn.Module, args: object) -> None:
         if self._depth == 0 and torch.is_grad_enabled():
             if not any(model is module for model in self._models):
                 self._models.append(module)
@@ -258,7 +258,7 @@ def _find_whole_models(models: list[nn.Module]) -> list[nn.Module]:
     return [model for model in {id(model): model for model in models}.values() if id(model) not in parts]
 
 
-def _has_shape(values: dict[Any, Any], key: Any, shapes: dict[str, torch.Size]) -> bool:
+def _has_shape(values: dict[Any, Any], key: object, shapes: dict[str, torch.Size]) -> bool:
     tensor = values[key]
     is_state = isinstance(tensor, torch.Tensor) and not isinstance(tensor, nn.Parameter)
     return is_state and shapes.get(str(key)) == tensor.shape
@@ -339,7 +339,7 @@ def _join_digests(digests: list[str]) -> str:
     return unreadable[0] if unreadable else _hash(*digests)
 
 
-def _encode(value: Any) -> str:
+def _encode(value: object) -> str:
     """Encode a state as text that differs if a number or tensor differs. UNREADABLE in it marks unreadable values."""
     return _Encoder().encode(value)
 
@@ -351,7 +351,7 @@ class _Encoder:
         self._count = 0
         self._outer_ids: list[int] = []
 
-    def encode(self, value: Any) -> str:
+    def encode(self, value: object) -> str:
         """Encode a value as text. Values that are nested too deep count as unreadable."""
         if isinstance(value, torch.Tensor):
             return _digest(value)
@@ -368,7 +368,7 @@ class _Encoder:
         finally:
             self._outer_ids.pop()
 
-    def _encode_object(self, value: Any) -> str:
+    def _encode_object(self, value: object) -> str:
         """Return the text of a container, an array of numpy, a function or class, or the attributes of an object."""
         if isinstance(value, dict):
             return f"{{{', '.join(f'{key!r}: {self.encode(value[key])}' for key in value)}}}"

@@ -173,11 +173,11 @@ def _create_non_leaf(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, A
 
     class Stand(torch.autograd.Function):
         @staticmethod
-        def forward(_: Any, data: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
+        def forward(_: object, data: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
             return data.view_as(data)
 
         @staticmethod
-        def backward(_: Any, *__: Any) -> Any:
+        def backward(_: object, *__: Any) -> Any:
             raise ModelError("a copied non-leaf tensor has no graph")  # callers check `ModelUnderTest.non_leaves`
 
     Stand._backward_cls.__name__ = str(get_grad_fn_name(tensor))
@@ -273,7 +273,7 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
                     holder[key] = _rebind_weak_reference(value, targets[id(value)])
 
 
-def _rebind_weak_reference(reference: Any, target: nn.Module) -> Any:
+def _rebind_weak_reference(reference: object, target: nn.Module) -> Any:
     """Return a weak reference to `target`. An instance of a subclass is returned unchanged."""
     if type(reference) is weakref.ref:
         return weakref.ref(target, reference.__callback__)

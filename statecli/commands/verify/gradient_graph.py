@@ -112,12 +112,12 @@ class _Graph:
     parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
-    def record(self, node: Any, input_gradients: Gradients, output_gradients: Gradients) -> None:
+    def record(self, node: object, input_gradients: Gradients, output_gradients: Gradients) -> None:
         """Record which inputs of an autograd node got a gradient. Do nothing if its outputs got none."""
         if any(gradient is not None for gradient in output_gradients):
             self.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
 
-    def find_blocking_node(self, node: Any) -> str | None:
+    def find_blocking_node(self, node: object) -> str | None:
         """Return the nearest operation whose backward passes no gradient on to `node`, or None."""
         pending, visited_nodes = [node], {node}
         for current in pending:
@@ -136,7 +136,7 @@ def _get_node_name(node: Any) -> str:
     return f"{function.__name__}.backward" if function else str(node.name())
 
 
-def _run_backward(run: Training, output: Any) -> _Graph:
+def _run_backward(run: Training, output: object) -> _Graph:
     graph = _Graph()
     loss = training_rounds.compute_loss(training_rounds.find_floating_outputs(output))
     if not loss.requires_grad:

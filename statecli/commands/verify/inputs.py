@@ -161,7 +161,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
 
 
 def convert_to_call(
-    text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
+    text: str, value: object, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
 ) -> Call:
     """Convert the result of a function to (args, kwargs). Tensors are copied, because calls may share them.
 
@@ -197,7 +197,7 @@ def split_arguments(value: Any) -> Call:
     return (value,), {}
 
 
-def _is_args_and_kwargs(value: Any) -> bool:
+def _is_args_and_kwargs(value: object) -> bool:
     """Return True for a pair (args, kwargs): a tuple or list, and a dict with string keys."""
     if type(value) is not tuple or len(value) != 2:
         return False
@@ -319,7 +319,7 @@ def _fits_signature(signature: inspect.Signature | None, call: Call) -> bool:
     return True
 
 
-def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> bool:
+def _needs_text_and_images(signature: inspect.Signature | None, config: object) -> bool:
     """Return True for a model of text and images (CLIP)."""
     return (
         hasattr(config, "vision_config")
@@ -381,14 +381,14 @@ def _format_layer_shape(layer: nn.Module) -> str:
     return f"2x{layer.in_channels}x{size}" if size and layer.in_channels else ""
 
 
-def _format_ids(config: Any, signature: inspect.Signature) -> str | None:
+def _format_ids(config: object, signature: inspect.Signature) -> str | None:
     vocabulary_size = getattr(getattr(config, "text_config", config), "vocab_size", None)
     if "input_ids" not in signature.parameters or not isinstance(vocabulary_size, int) or vocabulary_size < 1:
         return None
     return f"input_ids=int64:2x8<{vocabulary_size}"
 
 
-def _format_pixels(config: Any, signature: inspect.Signature) -> str | None:
+def _format_pixels(config: object, signature: inspect.Signature) -> str | None:
     vision_config = getattr(config, "vision_config", config)
     size, channels = getattr(vision_config, "image_size", None), getattr(vision_config, "num_channels", 3)
     if isinstance(size, int):
@@ -427,7 +427,7 @@ def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
         return items
 
 
-def iter_leaves(value: Any) -> Iterator[Any]:
+def iter_leaves(value: object) -> Iterator[Any]:
     """Yield the leaves of nested tuples, lists, dicts and dataclasses, at any depth."""
     pending, visited_ids = [value], set()
     while pending:
@@ -440,7 +440,7 @@ def iter_leaves(value: Any) -> Iterator[Any]:
             pending += reversed(children)
 
 
-def _list_children(value: Any) -> list[Any] | None:
+def _list_children(value: object) -> list[Any] | None:
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, (list, tuple)):

@@ -170,7 +170,7 @@ class _Reader:
         # The copy of a non-leaf tensor is a leaf without a graph, so only the setting of a leaf belongs to the value.
         return _TensorValue(check_builder.copy_values(tensor), tensor.is_leaf and tensor.requires_grad)
 
-    def _add(self, path: str, value: Any, depth: int) -> None:
+    def _add(self, path: str, value: object, depth: int) -> None:
         if len(self._parts) > _MAX_VALUES:
             return
         if id(value) in self.registered:
@@ -297,7 +297,7 @@ def _find_holder(module: nn.Module, slot: Slot) -> dict[str, Any] | type | None:
     return next((holder for holder in holders if slot.name in holder), vars(part))
 
 
-def _set(module: nn.Module, slot: Slot, value: Any) -> None:
+def _set(module: nn.Module, slot: Slot, value: object) -> None:
     holder = _find_holder(module, slot)
     if isinstance(holder, type):
         setattr(holder, slot.name, value)

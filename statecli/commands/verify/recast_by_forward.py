@@ -72,6 +72,6 @@ class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.otherwise_read |= read_names - self._find_names(result)  # a view has the name of its tensor
         return result
 
-    def _find_names(self, tree: Any) -> set[str]:
+    def _find_names(self, tree: object) -> set[str]:
         keys = (identify_storage(leaf) for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
         return {self.names[key] for key in keys if key in self.names}

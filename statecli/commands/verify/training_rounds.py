@@ -313,7 +313,7 @@ def _read_generators() -> tuple[Any, ...]:
     return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), state_fields
 
 
-def find_floating_outputs(output: Any) -> list[torch.Tensor]:
+def find_floating_outputs(output: object) -> list[torch.Tensor]:
     """Return the floating-point and complex tensors in an output.
 
     Objects other than containers (a distribution) are opened only without any other tensor, because no loss uses a
@@ -465,7 +465,7 @@ def _record_calls() -> Iterator[dict[int, bool]]:
     """Record for each module, by `id`, whether a call in the `with` block returned a tensor with elements."""
     gave: dict[int, bool] = {}
 
-    def note(module: nn.Module, _: Any, output: Any) -> None:
+    def note(module: nn.Module, _: object, output: object) -> None:
         if not torch.compiler.is_compiling():
             gave[id(module)] = gave.get(id(module), False) or not _is_empty_output(output)
 

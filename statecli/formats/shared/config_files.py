@@ -69,7 +69,7 @@ def _parse_settings(stem: str, raw: bytes) -> Settings:
     return settings
 
 
-def _join_words(key: str, value: Any) -> Any:
+def _join_words(key: str, value: object) -> Any:
     """Return a list of up to 16 words, such as `architectures`, as one text. Return other values unchanged."""
     if type(value) is not list or not value or len(value) > 16:
         return value

@@ -170,7 +170,7 @@ class _Machine(Machine):
         self.reaches = False
         self.states: set[int] = set()
 
-    def set_state(self, target: Obj, state: Any) -> None:
+    def set_state(self, target: Obj, state: object) -> None:
         """Set the state of an object. Raises MalformedError for a second state."""
         if target.state is not None:
             raise MalformedError(
@@ -180,7 +180,7 @@ class _Machine(Machine):
         super().set_state(target, state)
         self.states.add(id(state))
 
-    def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
+    def set_items(self, target: object, flat: list[Any], pos: int) -> None:
         if id(target) in self.states:
             raise MalformedError(
                 f"{self.label} sets the contents of an object and later changes them; torch never writes this, so a "
@@ -188,7 +188,7 @@ class _Machine(Machine):
             )
         super().set_items(target, flat, pos)
 
-    def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+    def build_call(self, function: object, args: object, pos: int, how: str = "reduce") -> Obj:
         """Build a call as `Machine` does. Unless it gets an enum member, `getattr` stays among the imports."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
@@ -206,7 +206,7 @@ class _Machine(Machine):
 _GETATTR = "builtins.getattr"
 
 
-def _check_version(version: Any, label: str) -> None:
+def _check_version(version: object, label: str) -> None:
     if type(version) is str and not version.startswith("1."):
         message = f"{label} has version {quoting.value(version)}, which a newer torch wrote; statecli knows only 1.0.0"
         raise UnreadableError(f"{message}; update statecli, or save the checkpoint again with an older torch")
@@ -216,18 +216,18 @@ def _check_version(version: Any, label: str) -> None:
         raise UnreadableError(f"{label} has {description}, but torch writes version 1.0.0; save the checkpoint again")
 
 
-def _get_named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
+def _get_named_items(node: object, otherwise: str) -> Mapping[str, Any]:
     items = as_mapping(node)
     if items is None or not all(type(key) is str for key in items):
         raise MalformedError(otherwise)
     return items
 
 
-def _is_bytes(node: Any) -> bool:
+def _is_bytes(node: object) -> bool:
     return type(node) is Obj and get_name(node.cls).endswith(".BytesStorageMetadata")
 
 
-def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+def _read_paths(node: object) -> Iterator[tuple[str, tuple[str | int, ...]]]:
     """Yield each name with its path (keys and indexes) in the nested state_dict. Only some planners write paths.
 
     Raises MalformedError if the indexes ask for longer lists than the names can fill: torch would make these lists.
@@ -252,7 +252,7 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
         )
 
 
-def _read_tensor(node: Any) -> SavedTensor | str:
+def _read_tensor(node: object) -> SavedTensor | str:
     """Return a saved tensor. For a malformed tensor, return the reason as text."""
     fields = _get_state(node)
     try:
@@ -268,13 +268,13 @@ def _read_tensor(node: Any) -> SavedTensor | str:
         return SavedTensor(dtype, shape, grad, [], f"{error}; save the checkpoint again")
 
 
-def _read_chunks(node: Any, shape: Sizes) -> list[Chunk]:
+def _read_chunks(node: object, shape: Sizes) -> list[Chunk]:
     if type(node) is not list:
         raise MalformedError(".metadata lists no chunks of this tensor")
     return [_read_chunk(chunk, shape) for chunk in node]
 
 
-def _read_chunk(node: Any, shape: Sizes) -> Chunk:
+def _read_chunk(node: object, shape: Sizes) -> Chunk:
     fields = _get_state(node)
     start, size = _read_sizes(fields.get("offsets"), "chunk"), _read_sizes(fields.get("sizes"), "chunk")
     if not len(start) == len(size) == len(shape):
@@ -285,7 +285,7 @@ def _read_chunk(node: Any, shape: Sizes) -> Chunk:
     return Chunk(start, size)
 
 
-def _read_sizes(node: Any, label: str) -> Sizes:
+def _read_sizes(node: object, label: str) -> Sizes:
     """Return the sizes in a torch.Size or a tuple."""
     # Same as `get_name(node.cls) == "torch.Size"` in half the time, because each chunk has two sizes.
     if type(node) is Obj and type(node.cls) is Global and (node.cls.module, node.cls.name) == ("torch", "Size"):
@@ -300,7 +300,7 @@ def _read_sizes(node: Any, label: str) -> Sizes:
     return numbers
 
 
-def _read_places(node: Any, label: str) -> dict[str, list[Stored]]:
+def _read_places(node: object, label: str) -> dict[str, list[Stored]]:
     """Return the byte ranges of each item, by the item's name. Raises MalformedError for an incomplete record.
 
     Refuses dicts that may have further entries, because the scanner finds the archives by these byte ranges.
@@ -327,7 +327,7 @@ def _read_places(node: Any, label: str) -> dict[str, list[Stored]]:
     return stored_by_name
 
 
-def _read_stored(start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stored:
+def _read_stored(start: object, fields: Mapping[str, Any] | None, fqn: str) -> Stored:
     fields = fields or {}
     file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
     transforms = fields.get("transform_descriptors")
@@ -340,14 +340,14 @@ def _read_stored(start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stor
     return Stored(None if start is None else _read_sizes(start, "chunk"), file, offset, length, names)
 
 
-def _list_items(node: Any) -> Mapping[Any, Any] | None:
+def _list_items(node: object) -> Mapping[Any, Any] | None:
     """Return the items of a dict or a plain OrderedDict, or None for any other object."""
     if type(node) is Obj and get_name(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
     return node if type(node) is dict else None
 
 
-def _read_attributes(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
+def _read_attributes(node: object, names: frozenset[str]) -> Mapping[str, Any] | None:
     """Return the attributes of an object of these classes, or None if it has content besides attributes."""
     if type(node) is Obj and type(node.state) is dict and get_name(node.cls) in names and _has_only(node, "state"):
         return node.state
@@ -360,14 +360,14 @@ def _has_only(node: Obj, part: str) -> bool:
     return not any(value for name, value in parts.items() if name != part)
 
 
-def _get_state(node: Any) -> Mapping[str, Any]:
+def _get_state(node: object) -> Mapping[str, Any]:
     """Return the attributes that the opcode BUILD gives to an object."""
     if type(node) is Obj and type(node.state) is dict:
         return node.state
     return get_attributes(node)
 
 
-def _read_properties(node: Any) -> tuple[str, bool]:
+def _read_properties(node: object) -> tuple[str, bool]:
     """Return a tensor's dtype and requires_grad from its pickled properties, which are a tuple or attributes."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:

@@ -64,7 +64,7 @@ class Rank(msgspec.Struct, frozen=True):
     decoder: TensorDecoder
     state: ModelState
 
-    def read_vectors(self, node: Any, label: str) -> list[Tensor]:
+    def read_vectors(self, node: object, label: str) -> list[Tensor]:
         """Return the one-dimensional tensors in a list. Raises MalformedError if the list has any other item."""
         tensors = [self.decoder.tensor(element, label) for element in as_sequence(node) or ()]
         flat_tensors = [tensor for tensor in tensors if tensor is not None and len(tensor.shape or ()) == 1]
@@ -101,7 +101,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
     return Rank(name, items, TensorDecoder(storages, persistent=pickle.persistent), state)
 
 
-def read_shapes(node: Any, label: str) -> dict[str, Shape]:
+def read_shapes(node: object, label: str) -> dict[str, Shape]:
     """Read a dict of names and shapes. Raises MalformedError for other content. Messages call the dict `label`."""
     shapes = {}
     for name, size in (as_mapping(node) or {}).items():
@@ -118,7 +118,7 @@ def read_shapes(node: Any, label: str) -> dict[str, Shape]:
     return shapes
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_ELEMENTS
 
 
@@ -169,7 +169,7 @@ def _read_shard(rank: Rank) -> OptimizerShard:
     )
 
 
-def _read_integer(node: Any) -> Any:
+def _read_integer(node: object) -> Any:
     """Return the number of a pickled ZeroStageEnum member. Python 3.11.0 to 3.11.2 pickle the member's name instead."""
     args = node.args if type(node) is Obj else ()
     if len(args) == 2 and type(args[1]) is str:
@@ -180,11 +180,11 @@ def _read_integer(node: Any) -> Any:
 _STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 
 
-def _read_paddings(node: Any) -> list[int]:
+def _read_paddings(node: object) -> list[int]:
     return [number if type(number) is int and number >= 0 else 0 for number in as_sequence(node) or ()]
 
 
-def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
+def _read_slices(node: object) -> dict[str, tuple[int, int]]:
     slices = {}
     for name, mapping_node in get_text_items(node).items():
         fields = get_text_items(mapping_node.state) if type(mapping_node) is Obj else {}
@@ -194,7 +194,9 @@ def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
     return slices
 
 
-def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
+def _read_states(
+    rank: Rank, node: object, lengths: list[int]
+) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
     """Read the optimizer's states: vectors as long as their parameter group, and all other tensors by name."""
     vectors: dict[str, list[Tensor | None]] = {}
     unpartitioned: dict[str, Tensor] = {}
@@ -211,7 +213,7 @@ def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, l
     return vectors, unpartitioned
 
 
-def _group_states(node: Any) -> list[dict[str, Any]]:
+def _group_states(node: object) -> list[dict[str, Any]]:
     """Return a dict of states for each parameter group. Elastic checkpoints store exactly this list."""
     items = as_mapping(node)
     if items is None:

@@ -155,7 +155,7 @@ def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | N
 # --- contents of the header ------------------------------------------------------------------------------------------
 
 
-def _parse_literal(literal: Any, length: int) -> Header:
+def _parse_literal(literal: object, length: int) -> Header:
     if type(literal) is not dict or literal.keys() != {"descr", "fortran_order", "shape"}:
         raise MalformedError("its header is not a dict with the keys descr, fortran_order and shape")
     order, shape = literal["fortran_order"], literal["shape"]
@@ -170,7 +170,7 @@ def _parse_literal(literal: Any, length: int) -> Header:
     return Header(_parse_element(literal["descr"]), shape, order, length)
 
 
-def _parse_element(descr: Any) -> NpyElement:
+def _parse_element(descr: object) -> NpyElement:
     """Parse numpy's `descr` of a dtype: a code, a list of fields, or a code and a shape."""
     if type(descr) is str:
         return _parse_code(descr)
@@ -193,7 +193,7 @@ class _Layout(msgspec.Struct, frozen=True):
     has_objects: bool
 
 
-def _parse_layout(descr: Any) -> _Layout:
+def _parse_layout(descr: object) -> _Layout:
     if type(descr) is str:
         element = _parse_code(descr)
         return _Layout(record_dtypes.format_code(descr), element.size, element.has_objects)

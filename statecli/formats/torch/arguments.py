@@ -49,7 +49,7 @@ def require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> tuple[Any,
     return args[:count]
 
 
-def decode_dtype(node: Any, fqn: str) -> str:
+def decode_dtype(node: object, fqn: str) -> str:
     """Return the name of a dtype without `torch.`. Raises MalformedError for any other value."""
     name = get_name(node)
     dtype = name.removeprefix("torch.")
@@ -58,7 +58,7 @@ def decode_dtype(node: Any, fqn: str) -> str:
     return dtype
 
 
-def decode_device(node: Any, fqn: str) -> str | None:
+def decode_device(node: object, fqn: str) -> str | None:
     """Return the device name that a pickle stores as text or as torch.device("cuda", 0), or None for other values."""
     if type(node) is str:
         return check_device(node, fqn)
@@ -77,7 +77,7 @@ def check_device(device: str, fqn: str) -> str:
     return device
 
 
-def decode_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
+def decode_ints(node: object, label: str, fqn: str) -> tuple[int, ...]:
     """Return a shape or strides. Raises MalformedError for values that are not from 0 to MAX_ELEMENTS."""
     if type(node) is Obj and get_name(node.cls) == "torch.Size":
         node = node.args[0] if node.args else ()
@@ -117,7 +117,7 @@ class LazyFlags(msgspec.Struct, frozen=True):
     negative: bool
 
 
-def decode_lazy_flags(node: Any, fqn: str) -> LazyFlags:
+def decode_lazy_flags(node: object, fqn: str) -> LazyFlags:
     """Return the conjugate and negative flags in a tensor's metadata, which TorchScript wraps in `restore_type_tag`.
 
     torch sets a flag if its key exists, whatever the value is, even for a key of bytes. It only writes True.
@@ -133,7 +133,7 @@ def decode_lazy_flags(node: Any, fqn: str) -> LazyFlags:
     return LazyFlags("conj" in (flags or ()), "neg" in (flags or ()))
 
 
-def truncate_value(value: Any) -> str:
+def truncate_value(value: object) -> str:
     """Format a scalar or a short list. Describe other values by type, because their repr can be exponentially long."""
     if type(value) is list and len(value) <= 8 and all(type(v) is int for v in value):
         return "[" + ", ".join(truncate_value(v) for v in value) + "]"

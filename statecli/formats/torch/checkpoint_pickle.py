@@ -64,7 +64,7 @@ class _Machine(Machine):
         self._makes_tensor: dict[int, bool] = {}
         self._copies: dict[int, bool] = {}
 
-    def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+    def build_call(self, function: object, args: object, pos: int, how: str = "reduce") -> Obj:
         """Build the call as `Machine` does, and note the containers that the call copies."""
         call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
@@ -75,7 +75,7 @@ class _Machine(Machine):
                 self._note_containers(args)
         return call
 
-    def makes_tensor(self, function: Any) -> bool:
+    def makes_tensor(self, function: object) -> bool:
         """Return whether a call of this function makes a tensor or an array."""
         if id(function) not in self._makes_tensor:
             name = get_name(function)
@@ -103,7 +103,7 @@ class _Machine(Machine):
                     pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {REFUSAL_REASON}"
                 )
 
-    def set_state(self, target: Obj, state: Any) -> None:
+    def set_state(self, target: Obj, state: object) -> None:
         """Set the state of an object as `Machine` does. Raises MalformedError for a second state."""
         if target.state is not None:
             raise MalformedError(f"{self.label} sets the contents of an object twice; {REFUSAL_REASON}")
@@ -116,7 +116,7 @@ class _Machine(Machine):
         if all(type(part) is dict or part is None for part in pair):
             self.copied_containers.update((id(part), part) for part in pair if part is not None)
 
-    def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
+    def set_items(self, target: object, flat: list[Any], pos: int) -> None:
         """Set items as `Machine` does. Refuse to set items of a copied container or of a tensor."""
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
@@ -130,12 +130,12 @@ class _Machine(Machine):
                     pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {REFUSAL_REASON}"
                 )
 
-    def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
+    def add_elements(self, target: object, elements: list[Any], pos: int, opcode: str) -> None:
         """Add elements as `Machine` does. Refuse to add elements to a copied container or to a tensor."""
         self._refuse_change(target, pos)
         super().add_elements(target, elements, pos, opcode)
 
-    def _refuse_change(self, target: Any, pos: int) -> None:
+    def _refuse_change(self, target: object, pos: int) -> None:
         if id(target) in self.copied_containers:
             raise self.build_unsupported_error(
                 pos, f"the pickle changes a list or a dict after building an object from it; {REFUSAL_REASON}"

@@ -22,7 +22,7 @@ MAX_DEPTH = 32
 MAX_FIELDS = 10_000
 
 
-def format_array_dtype(node: Any) -> str:
+def format_array_dtype(node: object) -> str:
     """Return the name of an array's dtype: `numpy U3`, `numpy M8[ms]` or `numpy V8 [('lr', '<f4')]`.
 
     Raises MalformedError for fields not written by numpy.
@@ -46,7 +46,7 @@ class _Layouts:
     def __init__(self) -> None:
         self._fields = 0
 
-    def read(self, node: Any, depth: int) -> _Layout:
+    def read(self, node: object, depth: int) -> _Layout:
         code, state = _read_code(node), _read_state(node)
         if depth == MAX_DEPTH:
             raise MalformedError(
@@ -62,7 +62,7 @@ class _Layouts:
         order = ">" if state[1] in (">", b">") else "<"
         return _Layout(format_code(f"{order}{code}{_format_unit(code, state)}"), size)
 
-    def _read_part(self, part: Any, depth: int) -> _Layout:
+    def _read_part(self, part: object, depth: int) -> _Layout:
         """Read the type of an array field from a pair: the type of an element, and a shape."""
         if type(part) is not tuple or len(part) != 2:
             raise _create_error("the shape of a field is missing")
@@ -91,13 +91,13 @@ class _Layouts:
         return RecordField(repr(text if title is None else (title, text)), layout.dtype, entry[1], layout.size)
 
 
-def _read_code(node: Any) -> str:
+def _read_code(node: object) -> str:
     """Return the code of a dtype, such as `V8`. For a class such as `numpy.record`, return its name (`record`)."""
     code = node.args[0] if type(node) is Obj and node.args else None
     return code if type(code) is str else get_name(code).removeprefix("numpy.")
 
 
-def _read_state(node: Any) -> tuple[Any, ...]:
+def _read_state(node: object) -> tuple[Any, ...]:
     """Return the pickled state of a dtype, filled with None to nine entries."""
     state = node.state if type(node) is Obj and type(node.state) is tuple else ()
     return (*state, *[None] * (9 - len(state)))

@@ -168,7 +168,7 @@ def _build_state_rows(
 
 
 def _build_nested_rows(
-    path: str, node: Any, reading: Reading, kind: Kind, evidence: Evidence, seen: set[int]
+    path: str, node: object, reading: Reading, kind: Kind, evidence: Evidence, seen: set[int]
 ) -> Iterator[DecodedTensor]:
     for child in reading.walk(node, path, seen=seen):
         if child.tensor is None:
@@ -177,7 +177,7 @@ def _build_nested_rows(
             yield build_row(child.path, child.tensor, kind, evidence)
 
 
-def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[DecodedTensor]:
+def _build_optimizer_rows(node: object, reading: Reading) -> Iterator[DecodedTensor]:
     items = as_mapping(node)
     if items is None:
         items = get_attributes(node)

@@ -53,7 +53,7 @@ def _find_moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tup
     return None
 
 
-def _is_true(value: Any) -> bool:
+def _is_true(value: object) -> bool:
     """Return whether Python treats the value as true. Any object counts as true."""
     return value not in (None, False, 0, "") if type(value) in LEAF_TYPES else True
 

@@ -72,7 +72,7 @@ def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Decod
     return DecodedTensor(fqn, tensor, kind, evidence, requires_grad=grad)
 
 
-def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
+def mark_damaged(fqn: str, error: MalformedError, tensor: object = None) -> Tensor:
     """Return a damaged tensor with the error as the reason. If `tensor` is decoded, keep its dtype, shape and size."""
     why = str(error).removeprefix(f"{fqn}: ")
     tensor_read = tensor if type(tensor) is Tensor else Tensor("unknown", None, 0, 0, None, False)
@@ -91,14 +91,14 @@ class Reading:
         """Record content that is unusual but readable."""
         self.oddities.append(Oddity(name, message, fqn))
 
-    def tensor(self, node: Any, fqn: str) -> Tensor | None:
+    def tensor(self, node: object, fqn: str) -> Tensor | None:
         """Decode a tensor as `TensorDecoder.tensor` does. If the tensor contradicts the file, it has `damage`."""
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:
             return mark_damaged(fqn, error, node)
 
-    def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[ReachedNode]:
+    def walk(self, node: object, path: str, *, seen: set[int] | None = None) -> Iterator[ReachedNode]:
         """Yield the tensors and modules inside a pickled object, in file order. Each container is entered only once."""
         seen = set() if seen is None else seen
         stack = [(path, node, 0)]

@@ -61,12 +61,12 @@ class Search:
         self.is_tensor = decoder.is_tensor
         self.holds_tensor_by_id: dict[int, bool] = {}
 
-    def holds_tensor(self, node: Any) -> bool:
+    def holds_tensor(self, node: object) -> bool:
         if id(node) not in self.holds_tensor_by_id:
             self._search(node)
         return self.holds_tensor_by_id.get(id(node), False)
 
-    def _search(self, root: Any) -> None:
+    def _search(self, root: object) -> None:
         ancestors: list[Any] = []
         stack: list[tuple[Any, bool]] = [(root, False)]
         while stack:
@@ -85,7 +85,7 @@ class Search:
             stack.extend((child, False) for child in list_child_nodes(node) if type(child) not in LEAF_TYPES)
 
 
-def find_sections(root: Any, search: Search, requested_section: str | None = None) -> list[Section]:
+def find_sections(root: object, search: Search, requested_section: str | None = None) -> list[Section]:
     """Find the sections of a checkpoint, in file order. A plain state_dict is one section, `model`.
 
     `requested_section` is the dotted path of a container that must be a section, or contain sections, if it has
@@ -110,7 +110,7 @@ def find_sections(root: Any, search: Search, requested_section: str | None = Non
     return [*other_sections, *_find_within(requested_section, node, "moments" if role == "optimizer" else role, search)]
 
 
-def _resolve_path(path: str, root: Any) -> Iterator[Any]:
+def _resolve_path(path: str, root: object) -> Iterator[Any]:
     """Yield each object that a dotted path may mean, because keys may contain dots, and 1 and '1' look the same."""
     stack = [(f"{path}.", root)]
     while stack:
@@ -121,7 +121,7 @@ def _resolve_path(path: str, root: Any) -> Iterator[Any]:
         stack.extend((remaining_path[len(step) :], child) for step, child in steps if remaining_path.startswith(step))
 
 
-def _find_within(path: str, node: Any, role: str, search: Search) -> list[Section]:
+def _find_within(path: str, node: object, role: str, search: Search) -> list[Section]:
     if is_module(node):
         return [Section(path, node, "module")]
     if is_optimizer(node):
@@ -131,7 +131,7 @@ def _find_within(path: str, node: Any, role: str, search: Search) -> list[Sectio
     return [Section(path, node, role)]
 
 
-def _find_all(root: Any, search: Search) -> list[Section]:
+def _find_all(root: object, search: Search) -> list[Section]:
     if is_module(root):
         return [Section("model", root, "module", ())]
     if is_optimizer(root):
@@ -149,13 +149,13 @@ def _find_all(root: Any, search: Search) -> list[Section]:
 _GENERATOR_KEYS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu", "npu", "hpu", "random"])
 
 
-def _is_generator_state(root: Any) -> bool:
+def _is_generator_state(root: object) -> bool:
     names = [key for key in islice(as_mapping(root) or (), 32) if type(key) is str]
     return bool(names) and all(name in _GENERATOR_KEYS or OTHER_WORDS.search(name) for name in names)
 
 
 def _iter_sections(
-    path: str, node: Any, search: Search, depth: int, keys: tuple[str | int, ...] | None = None
+    path: str, node: object, search: Search, depth: int, keys: tuple[str | int, ...] | None = None
 ) -> Iterator[Section]:
     other_entries: dict[Any, Any] = {}
     sections: list[Section] = []
@@ -202,7 +202,7 @@ def _extend_keys(keys: tuple[str | int, ...] | None, node: Any, key: Any, child:
 _MODEL_ROLES = frozenset(["model", "module"])
 
 
-def _find_role(node: Any, key: str, search: Search) -> str | None:
+def _find_role(node: object, key: str, search: Search) -> str | None:
     """Return the role of a container as a section, or None for a tensor, a scalar or a container without tensors."""
     if is_module(node):
         return "module"
@@ -219,14 +219,14 @@ def _find_role(node: Any, key: str, search: Search) -> str | None:
     return "model" if _looks_like_state(node, key) else "other"
 
 
-def _looks_like_state(node: Any, key: str) -> bool:
+def _looks_like_state(node: object, key: str) -> bool:
     if MODEL_WORDS.search(key) or (type(node) is Obj and "_metadata" in get_attributes(node)):
         return True
     names = [name for name in islice(as_mapping(node) or (), 64) if type(name) is str]
     return any("." in name or name in ("weight", "bias") for name in names)
 
 
-def _should_descend(node: Any, search: Search) -> bool:
+def _should_descend(node: object, search: Search) -> bool:
     """Return whether the entries of a container are separate sections, not the nested state of one model."""
     for key, child in islice(iter_entries(node), 4096):
         if is_module(child) or is_optimizer(child) or is_flat_optimizer(child):

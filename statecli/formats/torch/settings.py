@@ -54,7 +54,7 @@ _DESCRIPTION = compile_on_use(
 _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 
-def collect_settings(root: Any, reading: Reading) -> Settings:
+def collect_settings(root: object, reading: Reading) -> Settings:
     """Collect settings by dotted path. If a limit is exceeded, the setting `MORE` has a digest of the whole file."""
     collected: list[_Setting] = []
     kinds: dict[str, set[str]] = {}
@@ -89,7 +89,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
     return _build_settings(collected, kinds)
 
 
-def _replace_tensor(node: Any, digests: Digests) -> Any:
+def _replace_tensor(node: object, digests: Digests) -> Any:
     """Replace a tensor by its Python attributes, or by None if the tensor has none. Return other values unchanged."""
     if not digests.is_tensor(node):
         return node
@@ -117,7 +117,7 @@ def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], diges
     return Settings(values, spelled_types, {path: " and ".join(sorted(of_path)) for path, of_path in kinds.items()})
 
 
-def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+def _list_entries(node: object, digests: Digests) -> Iterator[tuple[str, str, Any]]:
     """Yield each entry that is not a plain tensor: its path step, a letter for the key's type, and its value."""
     items = as_mapping(node)
     if items is not None:
@@ -193,7 +193,7 @@ def _is_listed(node: Any) -> bool:
     return type(node) is Obj and as_sequence(node) is None and bool(select_own_attributes(node))
 
 
-def _describe_value(node: Any, path: str, digests: Digests) -> Scalar:
+def _describe_value(node: object, path: str, digests: Digests) -> Scalar:
     """Format a scalar, a name or a short call as it is. Describe any other value by its kind, length and digest."""
     if type(node) in SCALARS:
         return _describe_scalar(node, digests)
@@ -263,7 +263,7 @@ def _describe_call(node: Obj) -> str | None:
     return text if len(text) <= 200 else None
 
 
-def _truncate_text(value: Any) -> str:
+def _truncate_text(value: object) -> str:
     if type(value) is float:
         return repr(value + 0.0)  # turns -0.0 into 0.0
     is_long = (type(value) is str and len(value) > 200) or (type(value) is int and value.bit_length() > MAX_BITS)

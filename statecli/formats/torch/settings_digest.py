@@ -52,7 +52,7 @@ class Digests:
         self._is_deep = False
         self._kept_nodes: list[Any] = []
 
-    def of(self, node: Any, path: str) -> str:
+    def of(self, node: object, path: str) -> str:
         """Return 128 bits of a SHA-256 of the node. Content beyond `MAX_DIGESTED` is ignored and noted as an oddity."""
         if not self.is_leaf(node) and id(node) not in self._digests_by_id:
             self._read(node)
@@ -68,16 +68,16 @@ class Digests:
             self._reading.add_oddity("metadata-cut", message)
         return _format_digest(self._hash_leaf(node))
 
-    def keep(self, node: Any) -> Any:
+    def keep(self, node: object) -> Any:
         """Keep a reference to the node. Digests are stored by `id`, which must not be used again."""
         self._kept_nodes.append(node)
         return node
 
-    def is_tensor(self, node: Any) -> bool:
+    def is_tensor(self, node: object) -> bool:
         """Return whether the node is a tensor or a tensor's storage, because neither is compared as a setting."""
         return type(node) is Persistent or self.decoder.is_tensor(node)
 
-    def is_leaf(self, node: Any) -> bool:
+    def is_leaf(self, node: object) -> bool:
         """Return whether the node contains no further settings."""
         if type(node) in SCALARS or type(node) in (Global, bytes):
             return True
@@ -85,7 +85,7 @@ class Digests:
             return not self.decoder.get_attributes(node)
         return type(node) is Obj and (read_raw_bytes(node) is not None or decode_numpy_scalar(node) is not None)
 
-    def _read(self, root: Any) -> None:
+    def _read(self, root: object) -> None:
         """Compute all digests with Tarjan's algorithm: inner containers first, the containers of a cycle together."""
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Digests:
                 del open_containers[start:]
 
     def _find_next_container(
-        self, node: Any, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
+        self, node: object, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
     ) -> Any:
         """Return the next inner container without a digest, or None. Update `lowest` for containers being read."""
         for child in remaining_children:
@@ -179,7 +179,7 @@ class Digests:
                 return {node: _hash_parts([digest, cycle_digest]) for node, digest in refined.items()}
             classes, class_count = refined, len(digests)
 
-    def _hash_container(self, node: Any, parts: list[_Part], classes: Mapping[int, bytes]) -> bytes:
+    def _hash_container(self, node: object, parts: list[_Part], classes: Mapping[int, bytes]) -> bytes:
         if type(node) in (list, tuple):
             return _hash_parts([b"list", *(self._find_digest(child, classes) for _, (child,) in parts)])
         ordered: list[bytes] = [describe_kind(node).encode("utf-8", "surrogatepass")]
@@ -190,10 +190,10 @@ class Digests:
             (ordered if in_order and len(nodes) == 1 else unordered).append(part)
         return _hash_parts([_join_framed(ordered), *sorted(unordered)])
 
-    def _find_digest(self, node: Any, classes: Mapping[int, bytes]) -> bytes:
+    def _find_digest(self, node: object, classes: Mapping[int, bytes]) -> bytes:
         return classes.get(id(node)) or self._hash_leaf(node)
 
-    def _hash_leaf(self, node: Any) -> bytes:
+    def _hash_leaf(self, node: object) -> bytes:
         """Return the stored digest of a container or a long leaf. Encode a short leaf verbatim."""
         cached = self._digests_by_id.get(id(node))
         if cached is not None:
@@ -230,7 +230,7 @@ def compute_text_digest(text: str, _: str = "") -> str:
     return _format_digest(encoded if len(encoded) <= _MAX_VERBATIM_BYTES else _hash_parts([encoded]))
 
 
-def _list_parts(node: Any) -> Iterator[_Part]:
+def _list_parts(node: object) -> Iterator[_Part]:
     """List the parts of a container or object in order: name and value of each named part, or only the value."""
     items, elements = as_mapping(node), None
     if items is not None:
@@ -248,7 +248,7 @@ def _list_parts(node: Any) -> Iterator[_Part]:
             yield b"state", (node.state,)
 
 
-def select_own_attributes(node: Any) -> dict[str, Any]:
+def select_own_attributes(node: object) -> dict[str, Any]:
     """Return an object's attributes without `_metadata` (module versions, which torch attaches to a state_dict)."""
     attributes = get_attributes(node)
     return (
@@ -278,7 +278,7 @@ def get_unusual_state(node: Obj) -> Any:
     return None if has_only_attributes else node.state
 
 
-def describe_kind(node: Any) -> str:
+def describe_kind(node: object) -> str:
     """Return `dict`, `list`, `set`, or the full name of an object's class."""
     if _is_set(node):
         return "set"
@@ -290,7 +290,7 @@ def describe_kind(node: Any) -> str:
     return "list" if type(node) is tuple else type(node).__name__
 
 
-def _is_set(node: Any) -> bool:
+def _is_set(node: object) -> bool:
     return type(node) is SetOf or (type(node) is Obj and get_name(node.cls).endswith((".set", ".frozenset")))
 
 

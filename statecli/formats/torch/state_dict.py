@@ -60,5 +60,5 @@ def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[s
     return attributes
 
 
-def _is_plain(key: Any, value: Any) -> bool:
+def _is_plain(key: object, value: object) -> bool:
     return type(key) is str and type(value) in SCALARS

@@ -27,7 +27,7 @@ class StorageId(msgspec.Struct, gc=False):
     view: Any = None
 
     @classmethod
-    def read(cls, pid: Any) -> StorageId | None:
+    def read(cls, pid: object) -> StorageId | None:
         """Return the items of a persistent id as a StorageId, or None for an id with too few items."""
         return cls(*pid[:6]) if type(pid) is tuple and len(pid) >= 5 else None
 
@@ -58,7 +58,7 @@ class StorageResolver:
         #: Storages by the `id()` of their persistent id, which stays unique because the pickle's graph keeps it alive.
         self._resolved: dict[int, ResolvedStorage] = {}
 
-    def resolve(self, node: Any, fqn: str) -> ResolvedStorage:
+    def resolve(self, node: object, fqn: str) -> ResolvedStorage:
         """Return the storage of a persistent id. Each id is checked only once."""
         pid = node.pid if type(node) is Persistent else None
         resolved = self._resolved.get(id(pid))
@@ -113,7 +113,7 @@ class StorageResolver:
                 )
 
 
-def _select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
+def _select_view(root: ByteRange, view: object, itemsize: int, fqn: str) -> ByteRange:
     """Return the part of a storage that the last item of an old persistent id selects: (view key, offset, size).
 
     Only torch before 0.4 wrote this item, because a storage could be a view of another. Both numbers count elements.

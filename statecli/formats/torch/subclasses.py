@@ -22,7 +22,7 @@ _MARK_ATTRIBUTES = ("_is_param", "_is_buffer", "persistent")
 _TRANSIENT_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_hf_initialized")
 
 
-def select_attributes(state: Any, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
+def select_attributes(state: object, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
     """Return the attributes in a rebuild call's state. Omit torch's marks, and replace tensors by a placeholder.
 
     A class with its own `__getstate__` may give the state any type.
@@ -57,7 +57,7 @@ def apply_marks(tensor: Tensor, attributes: Mapping[str, Any], fqn: str) -> None
             tensor.persistent = attributes["persistent"]
 
 
-def describe_wrapper(cls: str, local: Tensor | None, spec: Any) -> str:
+def describe_wrapper(cls: str, local: Tensor | None, spec: object) -> str:
     """Describe a tensor subclass by its class name. For a DTensor, add the local shape and the placements."""
     name = cls.rpartition(".")[2] or "tensor subclass"
     if local is None or local.shape is None:
@@ -67,7 +67,7 @@ def describe_wrapper(cls: str, local: Tensor | None, spec: Any) -> str:
     return f"{name}: local shape {list(local.shape)}" + (f", {placement_text}" if placement_text else "")
 
 
-def _describe_placement(node: Any) -> str:
+def _describe_placement(node: object) -> str:
     name = get_name(node.cls).rpartition(".")[2] if type(node) is Obj else "?"
     dim = get_attributes(node).get("dim")
     if dim is None and type(node) is Obj and node.args and type(node.args[0]) is int:

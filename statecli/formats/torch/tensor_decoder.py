@@ -148,7 +148,7 @@ class TensorDecoder:
             "torch.nn.parameter.UninitializedBuffer": self._build_uninitialized,
         }
 
-    def tensor(self, node: Any, fqn: str) -> Tensor | None:
+    def tensor(self, node: object, fqn: str) -> Tensor | None:
         """Return the tensor that a call rebuilds, or a bare storage as a flat tensor. Return None for other objects.
 
         For a format without rebuild calls, tensors in the graph are returned unchanged.
@@ -183,22 +183,22 @@ class TensorDecoder:
         finally:
             self.depth -= 1
 
-    def is_tensor(self, node: Any) -> bool:
+    def is_tensor(self, node: object) -> bool:
         """Return whether `tensor` would return a tensor for the node, without decoding or checking the node."""
         if type(node) is not Obj:
             return type(node) in (Persistent, Tensor)
         return self.is_torch(node) or is_array(node)
 
-    def is_torch(self, node: Any) -> bool:
+    def is_torch(self, node: object) -> bool:
         """Return whether the object becomes a torch.Tensor, as `load_state_dict` requires, not an array or storage."""
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
-    def is_plain(self, node: Any) -> bool:
+    def is_plain(self, node: object) -> bool:
         """Return whether the object is a tensor rebuilt from a storage alone, as nearly all tensors of a file are."""
         return type(node) is Obj and self._find_builder(node.cls) is self._plain
 
-    def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:
+    def get_attributes(self, node: object, depth: int = 0) -> dict[str, Any]:
         """Return the Python attributes that the pickle saves for a tensor, mostly a Parameter or a subclass.
 
         A placeholder replaces each tensor among the attributes, because tensors are compared as parts. Torch's marks of
@@ -223,7 +223,7 @@ class TensorDecoder:
         is_wrapper = self._find_builder(function) == self._build_wrapper
         return {name: value for name, value in attributes.items() if not (is_wrapper and value is TENSOR_PLACEHOLDER)}
 
-    def _find_builder(self, cls: Any) -> Builder | None:
+    def _find_builder(self, cls: object) -> Builder | None:
         key = id(cls)
         if key not in self.builders:
             self.builders[key] = self.builders_by_name.get(get_name(cls))
@@ -236,7 +236,7 @@ class TensorDecoder:
             if storage_id is not None and storage_id.word == "storage":
                 self.storages.resolve(storage, "data.pkl")
 
-    def require_tensor(self, node: Any, fqn: str, label: str) -> Tensor:
+    def require_tensor(self, node: object, fqn: str, label: str) -> Tensor:
         tensor = self.tensor(node, fqn)
         if tensor is None:
             raise MalformedError(f"{fqn}: its {label} is not a tensor")
@@ -259,7 +259,7 @@ class TensorDecoder:
             data=TensorData(place, dtype, (elements,)) if place is not None else None,
         )
 
-    def find_whole(self, node: Any) -> WholeTensor | None:
+    def find_whole(self, node: object) -> WholeTensor | None:
         """Return the tensor that `node` rebuilds, if it has all elements of its storage and a known layout.
 
         Returns None for all other nodes, which `tensor` decodes.
@@ -362,7 +362,7 @@ class TensorDecoder:
             tensor.data = TensorData(place, dtype, shape, offset, strides, flags.conjugate, flags.negative)
         return tensor
 
-    def _compute_geometry(self, size: Any, stride: Any, fqn: str) -> Geometry:
+    def _compute_geometry(self, size: object, stride: object, fqn: str) -> Geometry:
         """Return the geometry for a size and a stride, cached for each pair of these objects."""
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
@@ -386,7 +386,7 @@ class TensorDecoder:
         tensor.parts = tensor.parts or self._collect_inner(attributes, fqn)
         return tensor
 
-    def _build_old_parameter(self, args: tuple[Any, ...], fqn: str, state: Any = None) -> Tensor:
+    def _build_old_parameter(self, args: tuple[Any, ...], fqn: str, state: object = None) -> Tensor:
         """Build a Parameter that torch before 0.4 pickled as a call with its data."""
         data, grad = args[:2] if len(args) > 1 else (args[0] if args else None, True)
         if state is not None:
@@ -492,7 +492,7 @@ class TensorDecoder:
         scales, zeros = (self._read_channel_numbers(node, fqn) for node in (scale, zero_point))
         return Quantizer(name, axis=rest[0] if type(rest[0]) is int else None, scales=scales, zero_points=zeros)
 
-    def _read_channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
+    def _read_channel_numbers(self, node: object, fqn: str) -> TensorData | None:
         """Return the scales or zero points of all channels. Raises MalformedError if their storage is too short."""
         tensor = self.require_tensor(node, fqn, "quantizer")
         if tensor.data is not None and tensor.nbytes > tensor.data.storage.length:

@@ -242,5 +242,5 @@ def _find_source(name: str, attributes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read_text(value: Any) -> str:
+def _read_text(value: object) -> str:
     return value if type(value) is str else ""

@@ -70,7 +70,7 @@ def encode_schema(command: str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(_normalize(schema)), indent=2) + b"\n"
 
 
-def _normalize(schema: Any) -> Any:
+def _normalize(schema: object) -> Any:
     """Return the schema in the same form for all releases of Python and msgspec.
 
     Python 3.13 keeps docstrings without the indentation of the source. Releases of msgspec differ in the order of

@@ -64,7 +64,7 @@ PackedBatch = io.BytesIO
 run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
 
 
-def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> PackedBatch:
+def pack(function: Callable[..., Any], shared: object, batch: Sequence[Any]) -> PackedBatch:
     """Pack a batch for a worker; its relative paths are resolved from the working folder of this process."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - no worker would call another function
@@ -143,7 +143,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
     results: Sequence[Any] | Exception
 
 
-def _restore_paths(value: Any, folder: str) -> Any:
+def _restore_paths(value: object, folder: str) -> Any:
     """Restore the command's paths in results or an error. Only messages and places contain paths."""
     if isinstance(value, (list, tuple)):
         return [_restore_paths(item, folder) for item in value]

@@ -48,7 +48,7 @@ class ExecutorEngine:
         equal_share = total // (MIN_BATCHES_PER_WORKER * self._workers)
         return max(min(self._max_batch_bytes, equal_share), pool.MIN_BATCH_BYTES)
 
-    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+    def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
         """See `Engine.run`. Raises `EngineError` for a worker without statecli or with another build."""
         numbers: dict[Future[bytes | str], int] = {}
         try:

@@ -183,7 +183,7 @@ class _Proof:
 
     # --- one copy ------------------------------------------------------------------------------------------------
 
-    def _compare(self, module: Any, copy_kind: str) -> dict[str, Cell]:
+    def _compare(self, module: object, copy_kind: str) -> dict[str, Cell]:
         if not isinstance(module, nn.Module):
             self._reasons.append(f"{copy_kind} of the model is a {type(module).__name__}, not a module")
             return {}

@@ -256,7 +256,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
     return run
 
 
-def _call_backward(outputs: Any) -> str | None:
+def _call_backward(outputs: object) -> str | None:
     """Call backward from the outputs that require grad. Return an error text if there are none."""
     roots = [output for output in find_floating_outputs(outputs) if output.requires_grad]
     if not roots:

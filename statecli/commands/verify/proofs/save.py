@@ -131,7 +131,7 @@ class _Proof(Proof):
 
     # --- restored tensors ----------------------------------------------------------------------------------------
 
-    def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded_state: Any) -> bool:
+    def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded_state: object) -> bool:
         """Fill the cells of a tensor. Return False if the tensor was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
@@ -326,7 +326,7 @@ def _is_pickled_as(kind: type, name: str) -> bool:
 class _Safetensors:
     """Save the state_dict with safetensors, load it into the second instance (B), and compare."""
 
-    def __init__(self, proof: _Proof, target: nn.Module, loaded_state: Any) -> None:
+    def __init__(self, proof: _Proof, target: nn.Module, loaded_state: object) -> None:
         self._proof, self._target = proof, target
         self._entries: dict[str, Any] = dict(loaded_state) if isinstance(loaded_state, Mapping) else {}
         self._refused: dict[str, str] = {}
