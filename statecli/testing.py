@@ -48,7 +48,7 @@ def assert_state_follows(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
-    inputs: object = None,
+    inputs: Any = None,
     ignore: Iterable[str] | None = (),
     include: Iterable[str] | None = (),
     exclude: Iterable[str] | None = (),
