@@ -12,7 +12,7 @@ fixture `assert_state_follows` is the function of this name, without an import. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import statecli
 from statecli import render

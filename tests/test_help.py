@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from statecli.cli import help_page, help_table, man_page, manuals
@@ -461,7 +462,7 @@ def test_no_text_is_read_as_markup(sources):
 @pytest.mark.parametrize("text", [".git", "'quoted'", r"^net\.=model.", '"a" `b` ~c', "a --b"])
 def test_any_text_survives_roff(text):
     """The text starts a line, and has each character that is special in roff."""
-    page = help_table.build_page("rules")._replace(summary=text, statuses=(("0", text),))
+    page = replace(help_table.build_page("rules"), summary=text, statuses=(("0", text),))
     source = man_page.format_man_page(page, "2026-01-01")
     assert f".SH DESCRIPTION {text} .SH" in plain(source)
     assert f"0 {text} .SH" in plain(source)

@@ -13,8 +13,6 @@ from functools import lru_cache
 from operator import add
 from typing import NamedTuple
 
-import msgspec
-
 from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
 from statecli.values.merging import Rule, choose_smallest, merge_fields
@@ -27,7 +25,7 @@ TERMS_PER_SUM = 16
 MIN_SQUARES = 2.0**-80
 
 
-class Wide(msgspec.Struct, frozen=True):
+class Wide(NamedTuple):
     """Sum `mantissa * 4.0 ** exponent`, because a sum of squares of float64 values may be far beyond float64."""
 
     mantissa: float = 0.0

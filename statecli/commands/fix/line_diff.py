@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 #: Lines around a change that a unified diff shows.
 CONTEXT_LINES = 3
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(NamedTuple):
     """A range of lines in both versions; `kind` as in `SequenceMatcher.get_opcodes`: equal, replace, delete, insert."""
 
     kind: str
