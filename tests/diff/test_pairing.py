@@ -229,7 +229,7 @@ MODEL, OPTIMIZER = (Kind.PARAMETER, ("w",)), (Kind.OPTIMIZER, ("state[0]",))
 )
 def test_sections_are_paired_by_name_or_kind(before, after, expected):
     """Sections are paired by name, else as the only model or optimizer left, else as the only section of each file."""
-    assert pairing.pair_sections(build_sections(before), build_sections(after))[0] == expected
+    assert pairing.pair_sections(build_sections(before), build_sections(after)).by_section == expected
     assert pairing.pair_tensors(build_sections(before), build_sections(after), ()).sections == expected
 
 

@@ -33,8 +33,8 @@ def compare_scalars(
         ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
         for n, format, m in zip("ab", format_names, (before, after), strict=True)
     ]
-    changes, _, notes = scalars.compare_settings(*states, options.get("sections", (None, None)))
-    return [*changes, *notes]
+    comparison = scalars.compare_settings(*states, options.get("sections", (None, None)))
+    return [*comparison.changes, *comparison.notes]
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -217,8 +217,8 @@ def compare_read_states(
     first: ModelState, second: ModelState, *sections: str | None, section_pairs: dict[str, str] | None = None
 ) -> list:
     """Return the scalars that differ between two loaded states, and the notes."""
-    changes, _, notes = scalars.compare_settings(first, second, sections or (None, None), section_pairs or {})
-    return [*changes, *notes]
+    comparison = scalars.compare_settings(first, second, sections or (None, None), section_pairs or {})
+    return [*comparison.changes, *comparison.notes]
 
 
 @pytest.fixture
@@ -434,13 +434,12 @@ def test_section_without_settings_ignores_outer_settings():
     for name in ("module", "optimizer.fp32"):
         model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(outer_settings))
         other_state = ModelState("b", "torch-zip", (), ("model",), Settings({"note": 1}))
-        actual, _, notes = scalars.compare_settings(model_state, other_state, (name, None))
-        assert ([change.key for change in actual], notes) == (["note"], [])
+        comparison = scalars.compare_settings(model_state, other_state, (name, None))
+        assert ([change.key for change in comparison.changes], comparison.notes) == (["note"], [])
     outer_state = ModelState("a", "deepspeed zero-3", (), ("optimizer",), Settings(outer_settings))
     other = ModelState("b", "torch-zip", (), ("optimizer",), Settings({**outer_settings, "optimizer.lr": 0.2}))
-    assert [
-        model_state.key for model_state in scalars.compare_settings(outer_state, other, ("optimizer", "optimizer"))[0]
-    ] == ["lr"]
+    comparison = scalars.compare_settings(outer_state, other, ("optimizer", "optimizer"))
+    assert [change.key for change in comparison.changes] == ["lr"]
 
 
 def test_attributes_of_two_modules_are_compared(diff):

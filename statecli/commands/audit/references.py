@@ -92,11 +92,11 @@ def compare_with_checkpoint(side: ReferenceSide, reference: ReferenceSide, *, va
 def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     """Return a note about sections that only the reference has. Raises UsageError if no models can be paired."""
     left, right = (list_model_sections(state) for state in (before, after))
-    pairs, notes = pair_sections(before, after)
-    ambiguous = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
-    if ambiguous and left and right and not set(left).intersection(pairs):
+    sections = pair_sections(before, after)
+    ambiguous = [note.message for note in sections.notes if note.kind is OddityKind.SECTIONS_APART]
+    if ambiguous and left and right and not set(left).intersection(sections.by_section):
         raise UsageError(ambiguous[0])
-    unpaired_sections = [section for section in before.sections if section not in pairs]
+    unpaired_sections = [section for section in before.sections if section not in sections.by_section]
     names = ", ".join(unpaired_sections)
     message = f"statecli did not compare these sections, because only {before.target} has them: {names}"
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired_sections else []

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli import values
@@ -24,16 +25,21 @@ if TYPE_CHECKING:
     from statecli.values.change_rank import RankTask
 
 
-def check_merge(
-    changes: list[Change], before: ModelState, adapter: ModelState | None, jobs: int
-) -> tuple[list[Change], list[Broken]]:
+class CheckedChanges(msgspec.Struct, frozen=True):
+    """Changes after a check, and the pairs that could not be checked."""
+
+    changes: list[Change]
+    broken: list[Broken]
+
+
+def check_merge(changes: list[Change], before: ModelState, adapter: ModelState | None, jobs: int) -> CheckedChanges:
     """Explain changes by the merge of `adapter`. Return the changes and the pairs that could not be checked."""
     if adapter is None or pool.is_partial():
-        return changes, []
+        return CheckedChanges(changes, [])
     merge = transformations.merges.check_adapter(changes, before, adapter, jobs=jobs)
     for n, transformation in merge.transformations.items():
         changes[n] = replace(changes[n], transformation=transformation)
-    return changes, merge.broken_pairs
+    return CheckedChanges(changes, merge.broken_pairs)
 
 
 def explain_changes(
@@ -78,7 +84,7 @@ def _build_rank_task(change: Change) -> RankTask | None:
     return values.change_rank.RankTask(change.fqn, old, new) if old.dtype in SPACING and new.dtype in SPACING else None
 
 
-def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> tuple[list[Change], list[Broken]]:
+def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> CheckedChanges:
     """Return the changes, and an error for each quantized weight that could not be dequantized for comparison."""
     settled: list[Change] = []
     undecided: list[Broken] = []
@@ -94,7 +100,7 @@ def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> tuple[l
             fields = tuple(field for field in change.fields if field is not Field.VALUES)
             if fields:
                 settled.append(replace(change, fields=fields))
-    return settled, undecided
+    return CheckedChanges(settled, undecided)
 
 
 def compute_difference_histograms(changes: Sequence[Change], count: int) -> tuple[Histogram, ...]:

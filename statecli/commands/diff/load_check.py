@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import live
-from statecli.commands.diff.pairing import Match, MatchedBy, list_names
+from statecli.commands.diff.pairing import Match, MatchedBy, NotedMatches, list_names
 from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import model_kinds
@@ -31,7 +31,22 @@ if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
 
 
-def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
+class NotedState(msgspec.Struct, frozen=True):
+    """State without the tensors that are not compared, and a note on these tensors."""
+
+    state: ModelState
+    notes: list[Oddity]
+
+
+class NotedStates(msgspec.Struct, frozen=True):
+    """Both states without the sections that are not compared, and notes on these sections."""
+
+    before: ModelState
+    after: ModelState
+    notes: list[Oddity]
+
+
+def select_expected(state: ModelState) -> NotedState:
     """Return the state of a class or pickled module without the tensors that are not in its state_dict.
 
     Left out are non-persistent buffers and unregistered tensors.
@@ -39,12 +54,12 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     expected_tensors = tuple(tensor for tensor in state.tensors if tensor.is_in_state_dict)
     left_out = len(state.tensors) - len(expected_tensors)
     if not left_out:
-        return state, []
+        return NotedState(state, [])
     message = f"statecli did not compare {plural(left_out, 'tensor')} of {state.target} that are not in state_dict()"
-    return replace(state, tensors=expected_tensors), [Oddity("not-expected", message)]
+    return NotedState(replace(state, tensors=expected_tensors), [Oddity("not-expected", message)])
 
 
-def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
+def select_model(state: ModelState, model: ModelState) -> NotedState:
     """Return the section of a checkpoint that a class could load, chosen by `select_loaded_sections`.
 
     Raises NothingMatched if the checkpoint has no model, UsageError if the checkpoint has several candidates.
@@ -61,23 +76,22 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     section = loadable_sections[0]
     others = [other for other in state.sections if other != section]
     if not others:
-        return state, []
+        return NotedState(state, [])
     tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
     message = (
         f"statecli did not compare {', '.join(others)} of {state.target}, because {model.target} loads only {section}"
     )
-    return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
+    selected = replace(state, sections=(section,), tensors=tensors)
+    return NotedState(selected, [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)])
 
 
-def pair_as_loaded(
-    matches: list[Match], model: ModelState, built_model: BuiltModel | None
-) -> tuple[list[Match], list[Oddity]]:
+def pair_as_loaded(matches: list[Match], model: ModelState, built_model: BuiltModel | None) -> NotedMatches:
     """Pair entries of a checkpoint with the model by the names under which transformers loads them. Add a note.
 
     Entries that transformers merges or splits stay unchanged: the notes of `check_load` report them.
     """
     if built_model is None or built_model.spec.config is None:
-        return matches, []
+        return NotedMatches(matches, [])
     model_rows = {id(tensor) for tensor in model.tensors}
     swapped = any(id(match.before) in model_rows for match in matches)
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
@@ -95,7 +109,8 @@ def pair_as_loaded(
         )
         for name, others in islice(loads.items(), 1)
     ]
-    return [match for match in remaining_matches if match.before or match.after] + pairs_as_loaded, notes
+    kept_matches = [match for match in remaining_matches if match.before or match.after]
+    return NotedMatches(kept_matches + pairs_as_loaded, notes)
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
@@ -113,7 +128,7 @@ def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
     return Match(before, after)
 
 
-def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
+def match_folders(before: ModelState, after: ModelState) -> NotedStates:
     """Reduce a training folder to its models if the other side has only models. Return both states and notes."""
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
@@ -130,7 +145,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
                 "only a model"
             )
             notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
-    return joined_states, notes
+    return NotedStates(*joined_states, notes)
 
 
 def _select_models(state: ModelState, other: ModelState) -> ModelState:

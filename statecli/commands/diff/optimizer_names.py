@@ -15,7 +15,7 @@ from itertools import islice
 
 import msgspec
 
-from statecli.commands.diff.pairing import Match, MatchedBy
+from statecli.commands.diff.pairing import Match, MatchedBy, NotedMatches
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, OptimizerFacts, Scalar, Settings, TensorInfo
 from statecli.core.setting_paths import select
@@ -97,7 +97,7 @@ def _list_places(facts: OptimizerFacts) -> dict[str, int]:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPair]) -> tuple[list[Match], list[Oddity]]:
+def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPair]) -> NotedMatches:
     """Pair the optimizer states of the same parameter. Return all matches, and a note for each optimizer."""
     paired_matches = list(matches)
     notes: list[Oddity] = []
@@ -110,7 +110,7 @@ def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPai
         paired_matches = [match for n, match in enumerate(paired_matches) if n not in partner_numbers]
         if partner_numbers:
             notes.append(Oddity("optimizer-keys", _describe_pair(pair, len(partner_numbers))))
-    return paired_matches, notes
+    return NotedMatches(paired_matches, notes)
 
 
 def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int, str] | None:

@@ -66,6 +66,20 @@ class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
         return f"stripped the prefix {self.prefix!r} from the names of {plural(self.count, 'tensor')} of {self.target}"
 
 
+class SectionPairs(msgspec.Struct, frozen=True):
+    """Sections of before, each with its section of after, and notes on the sections paired by other means than name."""
+
+    by_section: dict[str, str]
+    notes: list[Oddity]
+
+
+class NotedMatches(msgspec.Struct, frozen=True):
+    """Pairs of tensors, and notes on how the pairs were found."""
+
+    matches: list[Match]
+    notes: list[Oddity]
+
+
 class Pairing(msgspec.Struct, frozen=True):
     """Matches that contain every tensor of both sides exactly once, and notes on how they were matched.
 
@@ -89,7 +103,8 @@ def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *,
         prefixes: Strip the prefixes of wrappers.
     """
     names = apply_map(before, rules)
-    sections, notes = pair_sections(before, after)
+    section_pairs = pair_sections(before, after)
+    sections = section_pairs.by_section
     old_rows, new_rows = _group_by_section(before), _group_by_section(after)
     pairs: list[Match] = []
     for section, partner in sections.items():
@@ -102,11 +117,11 @@ def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *,
         pairs += _pair_section(*sides, prefixes=prefixes)
     pairs += [Match(before.tensors[n], None) for rows in old_rows.values() for n in rows]
     pairs += [Match(None, after.tensors[n]) for rows in new_rows.values() for n in rows]
-    pairs, ties = _restore_ties(pairs, before, after)
-    stripped = _list_stripped_prefixes(pairs, before, after)
+    restored = _restore_ties(pairs, before, after)
+    stripped = _list_stripped_prefixes(restored.matches, before, after)
     prefix_notes = (Oddity("wrapper-prefix", prefix.describe()) for prefix in stripped)
-    notes = [*notes, *_map_note(before, names), *prefix_notes, *ties]
-    return Pairing(sort_matches(pairs, before, after), sections, tuple(notes), stripped)
+    notes = (*section_pairs.notes, *_map_note(before, names), *prefix_notes, *restored.notes)
+    return Pairing(sort_matches(restored.matches, before, after), sections, notes, stripped)
 
 
 def _group_by_section(state: ModelState) -> dict[str, list[int]]:
@@ -166,7 +181,7 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
+def pair_sections(before: ModelState, after: ModelState) -> SectionPairs:
     """Pair sections by equal names, then the only remaining section with a model (or optimizer) on each side.
 
     If no model section has a partner by name, the section that a load would use is paired. If several sections are
@@ -175,7 +190,7 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
     pairs = {section: section for section in before.sections if section in after.sections}
     notes: list[Oddity] = []
     if len(pairs) in (len(before.sections), len(after.sections)):
-        return pairs, notes
+        return SectionPairs(pairs, notes)
     if len(before.sections) == len(after.sections) == 1 and not pairs:
         kinds: tuple[tuple[Kind, ...], ...] = (tuple(Kind),)
     else:
@@ -192,7 +207,7 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
             )
         elif left and right:
             notes.append(Oddity(OddityKind.SECTIONS_APART.value, _describe_unpaired(before, left, after, right)))
-    return pairs, notes
+    return SectionPairs(pairs, notes)
 
 
 def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, right: list[str]) -> str:
@@ -295,12 +310,12 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 # --- ties that a format drops ----------------------------------------------------------------------------------------
 
 
-def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
+def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> NotedMatches:
     """Pair a tied name that one side lacks with the tensor that this side stores under another name."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:
-        return pairs, []
+        return NotedMatches(pairs, [])
     replaced: dict[int, Match] = {}
     notes: list[Oddity] = []
     for matches, state, present_side in ((removed_ties, after, "before"), (new, before, "after")):
@@ -320,7 +335,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
             )
             effect = f"a strict load_state_dict reports {row.fqn} as missing"
             notes.append(Oddity("tied-entry-left-out", f"{message}; {effect}", row.fqn))
-    return [replaced.get(id(match), match) for match in pairs], notes
+    return NotedMatches([replaced.get(id(match), match) for match in pairs], notes)
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:

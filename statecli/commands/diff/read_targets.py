@@ -24,25 +24,32 @@ if TYPE_CHECKING:
 MIN_BYTES_FOR_PROCESS = 8 << 20
 
 
+class StatePair(msgspec.Struct, frozen=True):
+    """States of the two targets of a diff."""
+
+    before: ModelState
+    after: ModelState
+
+
 def read_both(
     request: Request, built_models: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
-) -> tuple[ModelState, ModelState]:
+) -> StatePair:
     """Return the states of both targets. The modules of classes are added to `built_models`."""
     if snapshots:
         states = [
             snapshots[text].state if text in snapshots else _read_target(text, request, built_models)
             for text in (request.before, request.after)
         ]
-        return states[0], states[1]
+        return StatePair(*states)
     sides = (request.before, request.after), (request.after, request.before)
     texts = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
     paths = list_target_paths(request)
     are_large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
     if not are_large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
-        return _read_target(texts[0], request, built_models), _read_target(texts[1], request, built_models)
+        return StatePair(*(_read_target(text, request, built_models) for text in texts))
     with pool.run_in_background(pack_checkpoint, texts[1]) as after:
         before, raw = _read_target(texts[0], request, built_models), after()
-    return before, unpack_checkpoint(raw) or _read_target(texts[1], request, built_models)
+    return StatePair(before, unpack_checkpoint(raw) or _read_target(texts[1], request, built_models))
 
 
 def list_target_paths(request: Request) -> list[str]:

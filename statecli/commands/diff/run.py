@@ -22,7 +22,7 @@ from statecli.commands.diff import (
 )
 from statecli.commands.diff.optimizer_names import OptimizerPair, pair_optimizer_states, pair_optimizers, unify_settings
 from statecli.commands.diff.pairing import Match, MatchedBy
-from statecli.commands.diff.read_targets import list_target_paths, read_both
+from statecli.commands.diff.read_targets import StatePair, list_target_paths, read_both
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import (
     Broken,
@@ -71,9 +71,10 @@ def compare_targets(
     # Versions are recorded beforehand, because another process opens the files of the second target.
     initial_versions = read_versions(list_target_paths(request))
     with files.record_opened_files() as opened_files:
-        before, after = read_both(request, built_models, snapshots or {})
+        states = read_both(request, built_models, snapshots or {})
     digests = SnapshotDigests([*(snapshots or {}).values()])
-    return compare_states(request, before, after, built_models, {**initial_versions, **opened_files}, progress, digests)
+    versions = {**initial_versions, **opened_files}
+    return compare_states(request, states.before, states.after, built_models, versions, progress, digests)
 
 
 @with_denormals
@@ -141,7 +142,7 @@ class _Comparison:
     def diff(self, progress: Progress | None) -> Diff:
         self._note_values()
         states = self._select_states()
-        all_matches = self._pair_tensors(*states)
+        all_matches = self._pair_tensors(states.before, states.after)
         matches = [match for match in all_matches if self._is_wanted(match)]
         setting_changes, settings = self._compare_settings()
         has_settings_alone = bool(self.before.optimizers and self.after.optimizers)
@@ -153,12 +154,13 @@ class _Comparison:
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._compare_values(matches, progress)
         changes, broken_pairs = self._build_changes(matches, differing, outcomes)
-        changes, unmerged = change_details.check_merge(changes, self.before, self.adapter, self.request.jobs)
+        merged = change_details.check_merge(changes, self.before, self.adapter, self.request.jobs)
+        changes = merged.changes
         if self.values and not self.digests:
             changes = change_details.explain_changes(changes, self.request, self.sections, self.after.metadata.values)
-        changes, undecided = change_details.settle_codes(changes, self.targets)
-        broken_pairs += [*unmerged, *undecided]
-        changes = change_details.estimate_ranks(changes, self.request)
+        settled = change_details.settle_codes(changes, self.targets)
+        broken_pairs += [*merged.broken, *settled.broken]
+        changes = change_details.estimate_ranks(settled.changes, self.request)
         setting_changes = self._drop_explained_settings(setting_changes, changes)
         load_result = self._check_load(all_matches, states, changes)
         loading = self._explain_load() if load_result.findings else None
@@ -217,29 +219,32 @@ class _Comparison:
 
     # --- pairs of tensors -------------------------------------------------------------------------------------------
 
-    def _select_states(self) -> tuple[ModelState, ModelState]:
+    def _select_states(self) -> StatePair:
         """Return both states without tensors that the other side cannot have, such as optimizer state for a class."""
         if not self.loads:
             return self._select_from_files()
-        checkpoint, notes = load_check.select_model(self.checkpoint, self.model)
-        checkpoint, checkpoint_notes = load_check.select_expected(checkpoint)
-        if not checkpoint.tensors:
-            raise NothingMatched(f"{checkpoint.target}: contains no tensor that {self.model.target} would load")
-        model, model_notes = load_check.select_expected(self.model)
-        self.notes += [*notes, *checkpoint_notes, *model_notes]
-        return (model, checkpoint) if self.model is self.before else (checkpoint, model)
+        loaded = load_check.select_model(self.checkpoint, self.model)
+        checkpoint = load_check.select_expected(loaded.state)
+        if not checkpoint.state.tensors:
+            raise NothingMatched(f"{self.checkpoint.target}: contains no tensor that {self.model.target} would load")
+        model = load_check.select_expected(self.model)
+        self.notes += [*loaded.notes, *checkpoint.notes, *model.notes]
+        sides = (model, checkpoint) if self.model is self.before else (checkpoint, model)
+        return StatePair(*(side.state for side in sides))
 
-    def _select_from_files(self) -> tuple[ModelState, ModelState]:
+    def _select_from_files(self) -> StatePair:
         """Return both states. A pickled module is reduced to its state_dict unless both sides are pickled modules."""
-        states, left_out_notes = load_check.match_folders(self.before, self.after)
-        self.notes += left_out_notes
+        matched = load_check.match_folders(self.before, self.after)
+        self.notes += matched.notes
+        states = (matched.before, matched.after)
         if self.any_class or all(state.whole_modules for state in states):
-            return states
-        (before, notes), (after, notes_after) = (
-            load_check.select_expected(state) if state.whole_modules else (state, []) for state in states
-        )
-        self.notes += [*notes, *notes_after]
-        return before, after
+            return StatePair(*states)
+        sides = [
+            load_check.select_expected(state) if state.whole_modules else load_check.NotedState(state, [])
+            for state in states
+        ]
+        self.notes += [note for side in sides for note in side.notes]
+        return StatePair(*(side.state for side in sides))
 
     def _pair_tensors(self, before: ModelState, after: ModelState) -> list[Match]:
         paired_tensors = pairing.pair_tensors(before, after, self.request.map, prefixes=self.prefixes)
@@ -249,15 +254,16 @@ class _Comparison:
             note for note in paired_tensors.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)
         ]
         self.optimizers = pair_optimizers(before, after, paired_tensors.sections) if self.prefixes else []
-        matches, notes = pair_optimizer_states(paired_tensors.matches, self.optimizers)
-        self.notes += notes
-        if notes:
+        paired_states = pair_optimizer_states(paired_tensors.matches, self.optimizers)
+        matches = paired_states.matches
+        self.notes += paired_states.notes
+        if paired_states.notes:
             matches = pairing.sort_matches(matches, before, after)
         if self.loads:
             model = before if self.model is self.before else after
-            matches, notes = load_check.pair_as_loaded(matches, model, self.built_models.get(model.target))
-            matches = pairing.sort_matches(matches, before, after)
-            self.notes += notes
+            pairs_as_loaded = load_check.pair_as_loaded(matches, model, self.built_models.get(model.target))
+            matches = pairing.sort_matches(pairs_as_loaded.matches, before, after)
+            self.notes += pairs_as_loaded.notes
         self.sectioned = len({match.output_row.section for match in matches}) > 1
         if self.values and self.request.renames and not self.digests:
             is_selected = partial(self.selection.selects, by_section=self.sectioned)
@@ -378,18 +384,19 @@ class _Comparison:
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
         old_settings, new_settings = unify_settings(self.before, self.after, self.optimizers)
         states = replace(self.before, metadata=old_settings), replace(self.after, metadata=new_settings)
-        changes, names, notes = scalars.compare_settings(*states, selected_sections, self.sections)
+        comparison = scalars.compare_settings(*states, selected_sections, self.sections)
         old, new = selected_sections
         versions = list(scalars.compare_versions(self.before, self.after, {old: new} if old and new else self.sections))
-        changes, names = [*changes, *versions], [*names, *(change.key for change in versions)]
+        changes = [*comparison.changes, *versions]
+        paths = [*comparison.paths, *(change.key for change in versions)]
         left_out = [change.key for change in changes if not self._is_wanted_setting(change.key)]
         if left_out:
             differ = "setting differs but is" if len(left_out) == 1 else "settings differ but are"
             message = f"{len(left_out)} {differ} not selected"
-            notes.append(Oddity("settings-left-out", f"{message}: {quoting.names(left_out)}"))
-        self.notes += notes
+            comparison.notes.append(Oddity("settings-left-out", f"{message}: {quoting.names(left_out)}"))
+        self.notes += comparison.notes
         selected_changes = [change for change in changes if self._is_wanted_setting(change.key)]
-        return selected_changes, [name for name in names if self._is_wanted_setting(name)]
+        return selected_changes, [path for path in paths if self._is_wanted_setting(path)]
 
     def _is_wanted_setting(self, name: str) -> bool:
         return not self.selection.selects_by_tensor and self.selection.selects_name((name,))
@@ -403,12 +410,17 @@ class _Comparison:
     # --- findings ---------------------------------------------------------------------------------------------------
 
     def _check_load(
-        self, all_matches: Sequence[Match], states: tuple[ModelState, ModelState], changes: Sequence[Change]
+        self, all_matches: Sequence[Match], states: StatePair, changes: Sequence[Change]
     ) -> load_check.LoadCheck:
         if not self.loads:
             return load_check.LoadCheck()
         result = load_check.check_load(
-            all_matches, *states, self.model, self.built_models[self.model.target], self.request.ignore
+            all_matches,
+            states.before,
+            states.after,
+            self.model,
+            self.built_models[self.model.target],
+            self.request.ignore,
         )
         if len(changes) == len(all_matches) and not self.selection.exclude:
             return result

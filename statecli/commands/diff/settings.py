@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli import formats
@@ -23,15 +24,21 @@ _KIND_BY_EMPTY_TEXT: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
 _HUGE_INTEGER = compile_on_use("-?[0-9]{19,400}")
 
 
+class SettingsComparison(msgspec.Struct, frozen=True):
+    """Differing settings, the paths of all compared settings, and notes on settings that are not compared."""
+
+    changes: list[ScalarChange]
+    paths: list[str]
+    notes: list[Oddity]
+
+
 def compare_settings(
     before: ModelState,
     after: ModelState,
     sections: tuple[str | None, str | None],
     section_pairs: Mapping[str, str] = {},
-) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
+) -> SettingsComparison:
     """Compare the settings of two checkpoints by dotted path, in the order of the old, then of the new settings.
-
-    Returns the differing settings, the paths of all compared settings, and notes.
 
     For a target of a single section (`train.ckpt#optimizer`), the settings below the section are compared, by their
     paths from there. A setting that only one side's format can record is noted, not reported; so are attributes of
@@ -56,7 +63,7 @@ def compare_settings(
     kinds = [ScalarChange(path, Status.CHANGED, old.kinds[path], new.kinds[path]) for path in differing]
     if MORE in old_values or MORE in new_values:
         if old_values.get(MORE) == new_values.get(MORE) and sections[0] == sections[1]:
-            return [], [*old_values], _describe_left_out_attributes((*old_modules, *new_modules))
+            return SettingsComparison([], [*old_values], _describe_left_out_attributes((*old_modules, *new_modules)))
         old_values, new_values = _select_common(old_values, new_values), _select_common(new_values, old_values)
     changes: list[ScalarChange] = []
     format_only: list[str] = []
@@ -75,11 +82,8 @@ def compare_settings(
             is_log = key == LOG_KEY and key in old_values and key in new_values
             log = compare_logs(before.target, after.target) if is_log else None
             changes.append(_build_change(key, old_values, new_values, None if log is None else log.describe()))
-    return (
-        kinds + changes,
-        keys,
-        [*_format_note(format_only), *_describe_left_out_attributes((*old_modules, *new_modules))],
-    )
+    notes = [*_format_note(format_only), *_describe_left_out_attributes((*old_modules, *new_modules))]
+    return SettingsComparison(kinds + changes, keys, notes)
 
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:

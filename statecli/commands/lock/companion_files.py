@@ -282,7 +282,7 @@ def _compare_settings(
     current = replace(state, metadata=select_lockable_settings(state, section))
     # A lock without settings does not say its format, so the present format decides which settings it could have.
     before = to_state(locked) if locked.format else replace(to_state(locked), traits=state.traits)
-    changes, _, _ = compare_settings(before, current, (None, None))
+    changes = compare_settings(before, current, (None, None)).changes
     files_of_both = frozenset(locked.beside) & current.metadata.companion_names
     is_same_format = formats.is_in_container(state, locked.format)
     counted_changes = tuple(

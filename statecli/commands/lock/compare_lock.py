@@ -135,7 +135,7 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
     A tensor outside of the state_dict is compared only if present on both sides. A missing name is reported unless the
     lock ties this name to a present name, in a format that keeps only one of several names.
     """
-    sections, _ = pair_sections(_to_state(target), state)
+    sections = pair_sections(_to_state(target), state).by_section
     rows: dict[TensorKey, TensorInfo] = {}
     twins = [row for row in state.tensors if rows.setdefault(row.key, row) is not row]
     ties = _group_ties(target, sections)

@@ -139,7 +139,7 @@ class Follower:
             changed=sum(_has_changed(pair) is True for pair in pairs),
             added=tuple(pair.match.output_row.fqn for pair in pairs if pair.match.before is None),
             removed=tuple(pair.match.output_row.fqn for pair in pairs if pair.match.after is None),
-            settings=tuple(compare_settings(self._last.state, current.state, (None, None))[0][:MAX_SETTINGS]),
+            settings=tuple(compare_settings(self._last.state, current.state, (None, None)).changes[:MAX_SETTINGS]),
             not_compared=(*row.not_compared, *reasons),
         )
 
