@@ -6,27 +6,30 @@ from collections.abc import Sequence
 
 import msgspec
 
+from statecli.commands.audit.config import Setting
 from statecli.report import Cell, Group, Line, Page, Report, ReportColumn, Table
 from statecli.report.documents.config import build_config_document
-
-#: A key of the file, its value, and the path of the file, or `default`.
-Setting = tuple[str, object, str]
 
 
 def build_config_report(settings: Sequence[Setting], path: str | None) -> Report:
     """Return the report of the configuration."""
     columns = (ReportColumn("key"), ReportColumn("value"), ReportColumn("from"))
-    rows = tuple((key, format_value(value), source) for key, value, source in settings)
-    plain_rows = tuple((key, _make_cell(value), source) for key, value, source in settings)
+    plain_rows = tuple((setting.key, _make_cell(setting.value), setting.source) for setting in settings)
     title = (
         path or "no configuration: no statecli.toml and no [tool.statecli] in a pyproject.toml, in this folder or above"
     )
-    lines = tuple(Line(row, mood="" if row[2] != "default" else "dim") for row in rows)
+    lines = tuple(
+        Line(
+            (setting.key, format_value(setting.value), setting.source),
+            mood="" if setting.source != "default" else "dim",
+        )
+        for setting in settings
+    )
     return Report(
         title=title,
         document=lambda: build_config_document(settings, path),
         table=lambda: Table(columns, plain_rows, has_findings=False),
-        page=lambda: Page("configuration", columns, (Group("settings", f"{len(rows)} keys", lines),), ()),
+        page=lambda: Page("configuration", columns, (Group("settings", f"{len(lines)} keys", lines),), ()),
     )
 
 

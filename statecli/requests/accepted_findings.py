@@ -12,7 +12,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
 from statecli.requests.options import InspectOptions, VerifyOptions
-from statecli.requests.outcome import OutputFile
+from statecli.requests.outcome import AcceptedFindings
 from statecli.targets.target_result import Accepted, drop_accepted
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def check_reason(path: str | None, reason: str | None) -> None:
 
 def list_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
-) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
+) -> AcceptedFindings:
     """Return each accepted finding with its reason, and the baseline file if --write-baseline requests it.
 
     Raises UnreadableError or MalformedError if a baseline cannot be read.
     """
     if not options.ignore and options.baseline is None and options.write_baseline is None:
-        return (), ()
+        return AcceptedFindings()
     return requests.match_accepted.match_accepted(findings, state, options)
 
 

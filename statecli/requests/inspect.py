@@ -58,7 +58,8 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     with caller.progress(values=request.stats or request.to is not None) as progress:
         inspection = _inspect(request, progress, extra)
     caller.check_states(inspection.state)
-    accepted, files = list_accepted(inspection.findings, inspection.state, options)
+    accepted_findings = list_accepted(inspection.findings, inspection.state, options)
+    accepted = accepted_findings.accepted
     inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted), accepted=accepted)
     report = build_inspect_report(inspection, build_row_view(options), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
@@ -67,7 +68,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
         inspection,
         report,
         failures=describe_failures(inspection.broken, "read"),
-        files=files,
+        files=accepted_findings.files,
         warning=requests.match_accepted.describe_former_names(options) if options.ignore else None,
     )
 

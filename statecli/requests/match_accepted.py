@@ -13,7 +13,7 @@ from statecli.core.model_state import ModelState
 from statecli.report import rules
 from statecli.report.problems import group_findings
 from statecli.requests.options import COMMAND_NAMES, InspectOptions, VerifyOptions
-from statecli.requests.outcome import OutputFile
+from statecli.requests.outcome import AcceptedFindings, OutputFile
 from statecli.rules.dictionary import DICTIONARY
 from statecli.targets.target_result import Accepted, TargetResult, TargetStatus, drop_accepted
 
@@ -34,11 +34,11 @@ def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None
 
 def match_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
-) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
+) -> AcceptedFindings:
     """See `accepted_findings.list_accepted`."""
     accepted_findings = _list_ignored(findings, state, options)
     if options.baseline is None and options.write_baseline is None:
-        return accepted_findings, ()
+        return AcceptedFindings(accepted_findings)
     causes = list(_name_causes(drop_accepted(findings, accepted_findings), state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
     audit = Audit((TargetResult(state.target, TargetStatus.AUDITED, findings=tuple(cause for _, cause in causes)),))
@@ -49,13 +49,13 @@ def match_accepted(
         accepted_before = baseline.build_baseline(audit, accepted_before, options.reason or "", unfiltered=False)
         files = (OutputFile(options.write_baseline, baseline.encode_baseline(accepted_before, options.write_baseline)),)
     if accepted_before is None:
-        return accepted_findings, files
+        return AcceptedFindings(accepted_findings, files)
     reasons = {
         id(entry.finding): entry.reason
         for entry in baseline.accept_findings(audit, accepted_before, unfiltered=False).targets[0].accepted
     }
     in_baseline = (Accepted(finding, reasons[id(cause)]) for finding, cause in causes if id(cause) in reasons)
-    return (*accepted_findings, *in_baseline), files
+    return AcceptedFindings((*accepted_findings, *in_baseline), files)
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:

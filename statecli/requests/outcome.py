@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from statecli.commands.diff.snapshot import StateDigests
     from statecli.requests.options import Options
+    from statecli.targets.target_result import Accepted
 
 _Result = TypeVar("_Result", covariant=True)
 
@@ -33,6 +34,13 @@ class OutputFile(msgspec.Struct, frozen=True):
 
     path: str
     pieces: Iterable[bytes]
+
+
+class AcceptedFindings(msgspec.Struct, frozen=True):
+    """Accepted findings with their reasons, and the baseline file to write, if any."""
+
+    accepted: tuple[Accepted, ...] = ()
+    files: tuple[OutputFile, ...] = ()
 
 
 class Outcome(msgspec.Struct, Generic[_Result], frozen=True):

@@ -55,7 +55,8 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         else:
             verification = verify_run.run(request, lambda _: step(), extra.inputs)
     caller.check_states(verification.state)
-    accepted, files = list_accepted(verification.findings, verification.state, options)
+    accepted_findings = list_accepted(verification.findings, verification.state, options)
+    accepted = accepted_findings.accepted
     verification = drop_accepted_of_checks(verification, accepted)
     verification = replace(verification, requested=options.check, accepted=accepted)
     report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.fail_on)
@@ -67,6 +68,6 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         failures=list_inconclusive(verification, options.check),
         findings_first=True,
         reported=True,
-        files=files,
+        files=accepted_findings.files,
         warning=requests.match_accepted.describe_former_names(options) if options.ignore else None,
     )

@@ -120,17 +120,26 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     is_judged: bool = False
 
 
-def list_settings(loaded_config: LoadedConfig) -> list[tuple[str, object, str]]:
+class Setting(msgspec.Struct, frozen=True):
+    """Key of the configuration, its value, and its source: the path of the file, or `default`."""
+
+    key: str
+    value: object
+    source: str
+
+
+def list_settings(loaded_config: LoadedConfig) -> list[Setting]:
     """Return each key of the configuration, with its value and its source: the file, or `default`."""
-    rows: list[tuple[str, object, str]] = []
+    rows: list[Setting] = []
     for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):
         value = getattr(loaded_config.config, field)
         if key != "policy":
-            rows.append((key, value, loaded_config.source(key)))
+            rows.append(Setting(key, value, loaded_config.source(key)))
             continue
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         rows += [
-            (f"policy.{inner}", getattr(value, name), loaded_config.source("policy", inner)) for name, inner in names
+            Setting(f"policy.{inner}", getattr(value, name), loaded_config.source("policy", inner))
+            for name, inner in names
         ]
     return rows
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from statecli.commands.audit.config import Setting
 from statecli.core.version import __version__
 
 
@@ -27,7 +28,7 @@ class ConfigDocument(msgspec.Struct, frozen=True):
     settings: tuple[SettingRow, ...]
 
 
-def build_config_document(settings: Sequence[tuple[str, object, str]], path: str | None) -> ConfigDocument:
+def build_config_document(settings: Sequence[Setting], path: str | None) -> ConfigDocument:
     """Return the document of the configuration: each key, its value, and its source."""
-    rows = tuple(SettingRow(key, msgspec.to_builtins(value), source) for key, value, source in settings)
+    rows = tuple(SettingRow(setting.key, msgspec.to_builtins(setting.value), setting.source) for setting in settings)
     return ConfigDocument("statecli.config/1", __version__, path, rows)
