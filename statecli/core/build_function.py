@@ -1,4 +1,4 @@
-"""Write a function to paste that builds a model whose arguments cannot be typed. Imports no model code."""
+"""Write a function for the user to paste. It builds a model whose arguments cannot be typed. Imports no model code."""
 
 from __future__ import annotations
 

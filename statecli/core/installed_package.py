@@ -81,7 +81,7 @@ def describe_unusable_installation() -> str | None:
 
 
 def check_import() -> None:
-    """Raise ImportError if the package cannot be used; the command prints the same text as an error instead."""
+    """Raise ImportError if the package cannot be used. The command `statecli` prints the same text as an error."""
     program = os.path.basename(sys.argv[0]).partition(".")[0] if sys.argv else ""
     # `-m`: Python has not found the module to run yet.
     problem = None if program in ("statecli", "-m") else describe_unusable_installation()

@@ -89,7 +89,7 @@ def _pair_names(
     registered: Collection[str],
     renamed: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
-    """Return the class's names for each entry, and the names that differ from the class by a wrapper's prefix."""
+    """Return the class's names for each entry, and the names that differ from these only by a wrapper's prefix."""
     names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
     matchable_rows = [n for n in rows if tensors[n].fqn not in renamed]
     renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}

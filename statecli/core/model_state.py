@@ -304,7 +304,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):
-    """Unusual but readable fact about a target, recorded by a reader and judged by rules.
+    """Unusual but readable fact about a target. A reader records the oddity, and rules decide whether to report it.
 
     `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name. `place` is
     unset if the oddity concerns no bytes, and `origin` if it concerns no source line.
@@ -403,7 +403,7 @@ class ModelState(msgspec.Struct, frozen=True):
         return frozenset(oddity.fqn for oddity in self.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
     def find_state_dict(self, section: str) -> StateDict:
-        """Return the facts about the state_dict of a section; only the section's name if the format records none."""
+        """Return the facts about a section's state_dict, or only the section's name if the format records no facts."""
         return next((item for item in self.state_dicts if item.section == section), StateDict(section))
 
     @property

@@ -79,7 +79,7 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def map_stale_views(state: ModelState) -> dict[str | None, Finding]:
-    """Return, by name, the finding about each stale view: a second name or view with the old memory after a move."""
+    """Return, by name, the finding about each stale view: a name or view that keeps the old memory after a move."""
     return {finding.fqn: finding for finding in report_broken_ties(state) if finding.rule == STALE_VIEW.name}
 
 

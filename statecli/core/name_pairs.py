@@ -110,7 +110,7 @@ def _join_parts(parts: Iterable[str]) -> str:
 
 
 def _find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """Return the shortest common prefix of all names whose removal leaves a registered name; "" if there is none."""
+    """Return the shortest common prefix without which at least one name is registered; "" if there is none."""
     prefix = ""
     for _ in range(MAX_PREFIX_PARTS):
         if not names or any(name[len(prefix) :] in registered for name in names):

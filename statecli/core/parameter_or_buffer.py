@@ -100,7 +100,7 @@ def list_model_sections(state: ModelState) -> list[str]:
 
 
 def classify_tensors(state: ModelState) -> ModelState:
-    """Return the state after deciding the kind of each entry whose kind was only assumed, by the best evidence."""
+    """Return the state with new kinds where the kind was only assumed. The best evidence decides each kind."""
     tensors = list(state.tensors)
     parameter, assumed = Kind.PARAMETER, Evidence.ASSUMED
     unclassified = [
@@ -288,10 +288,10 @@ def is_copy(section: str) -> bool:
 
 
 def select_loaded_sections(sections: Sequence[str]) -> list[str]:
-    """Return the model sections that a training loop would load: a single section if the names decide.
+    """Return the model sections that a training loop would load: a single section if one has a known name.
 
     Training loops load `model`, or else `state_dict` (Lightning stores the weights before averaging in
-    `current_model_state`). Otherwise, all sections that are not an average of another section.
+    `current_model_state`). Otherwise, return all sections that are not an average of another section.
     """
     for name in ("model", "state_dict"):
         if name in sections:
@@ -461,7 +461,7 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
 
 
 def match_optimizer_entries(state: ModelState) -> dict[TensorKey, str]:
-    """Return the parameter's name for each unnamed optimizer tensor, by section and name, if order and shapes decide.
+    """Return the parameter's name for each unnamed optimizer tensor, by section and name, if order and shapes allow it.
 
     An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. Empty for formats
     that sort their tensors, and for several models or optimizers.

@@ -149,12 +149,12 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
 
 
 def list_classes(path: str) -> Iterator[str]:
-    """Yield the name of each class of a file with a base class, which may be a module class of another file."""
+    """Yield the name of each class of a file that has a base class. The base may be a module class of another file."""
     yield from (node.name for node in _parse(path) if isinstance(node, ast.ClassDef) and node.bases)
 
 
 def list_factories(path: str) -> Iterator[str]:
-    """Yield the name of each public function of a file without required arguments."""
+    """Yield the name of each public function of a file that has no required arguments."""
     functions = (node for node in _parse(path) if isinstance(node, ast.FunctionDef))
     for function in functions:
         if not function.name.startswith("_") and not _list_required_arguments(function.args):
@@ -206,7 +206,7 @@ def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
 
 
 def _list_module_names(classes: Mapping[str, ast.ClassDef]) -> list[str]:
-    """Return the classes that derive from a module class: one of the file, of torch.nn, or named like `...Model`."""
+    """Return the classes that derive from a module class: from the file or torch.nn, or with a name like `...Model`."""
     modules: list[str] = []
     for name, node in classes.items():
         bases = [write_code(base) for base in node.bases]
@@ -241,7 +241,7 @@ class _ReturnedModels(msgspec.Struct, frozen=True):
         return any(self._is_model(value, values, (*callers, name)) for value in returned_values)
 
     def _is_model(self, value: ast.expr, values: Mapping[str, list[ast.expr]], callers: tuple[str, ...]) -> bool:
-        """Return True for `Net(…)`, `nn.Linear(…)`, `Net(…).eval()`, `timm.create_model(…)` and their variables."""
+        """Return True for `Net(…)`, `Net(…).eval()`, `timm.create_model(…)`, and for variables with such a value."""
         if isinstance(value, ast.Name):
             remaining_values = {name: assigned_values for name, assigned_values in values.items() if name != value.id}
             return any(self._is_model(assigned, remaining_values, callers) for assigned in values.get(value.id, ()))
@@ -269,7 +269,7 @@ def _format_annotation(argument: ast.arg) -> str:
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class in the file of which `argument` of `owner`'s constructor takes an instance; else None.
+    """Return the class whose instance `owner`'s constructor takes as `argument`; None for a class outside the file.
 
     The class is the annotation, or the only configuration with the fields that the code reads from the argument.
     """
@@ -298,7 +298,7 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
 
 
 class _CallWriter:
-    """Writer of the code that calls a class with its required arguments. It notes the classes of the call.
+    """Writer of the code that calls a class with its required arguments. `names`: classes that the code calls.
 
     `takes_object`: an argument of the call is an object whose class is not in the file.
     """

@@ -173,7 +173,7 @@ class _WholeWeights:
     def has_sibling(
         self, module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int
     ) -> bool:
-        """Return True if a complete weight of this layout is in the block, or at least half of all are complete."""
+        """Return True if the block has a complete weight of the layout, or if half of the layout's weights are complete."""
         dtype = tensors_by_name[names.codes].dtype
         is_same_block = (id(names), dtype, _name_group(module)) in self._groups
         return is_same_block or self._kinds[id(names), dtype] >= incomplete

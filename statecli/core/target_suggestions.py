@@ -269,7 +269,7 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
 
 
 def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Suggestion:
-    """Suggest `net.py:Net(3)`. If the class needs an object and `call` has no arguments, suggest how to build it."""
+    """Suggest `net.py:Net(3)`. If the class needs an object and `call` has no arguments, suggest a function."""
     if module.partition(".")[0] in _REGISTRIES and not call and name in _REGISTRY_FUNCTIONS:
         registry = module.partition(".")[0]
         return Suggestion(f"{name} does not build a model without a name; for a model, write {registry}:resnet18")

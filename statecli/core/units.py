@@ -1,4 +1,4 @@
-"""Format facts for people: sizes, counts, shapes, names."""
+"""Format facts as human-readable text: sizes, counts, shapes, names."""
 
 from __future__ import annotations
 

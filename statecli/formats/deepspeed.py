@@ -80,7 +80,7 @@ class Files(NamedTuple):
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether the folder has rank files, or has subfolders with rank files and no whole model itself."""
+    """Return whether the folder has rank files, or subfolders with rank files but no whole model of its own."""
     if not files.is_folder(path):
         return False
     if _has_ranks(path) or _find_misleading_tracker(path) is not None:
@@ -272,7 +272,7 @@ class ModelSection:
 
     @property
     def copied_names(self) -> Iterator[str]:
-        """Names of parameters with a float32 copy in the optimizer. If the file lists none, all possible names."""
+        """Names of parameters with a float32 copy in the optimizer, or all possible names if the file lists none."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return
@@ -336,7 +336,7 @@ class ModelSection:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Give tensors separate storages, as ZeRO packs a group into one. Tensors at equal positions stay tied."""
+        """Give a tensor its own storage, because ZeRO packs a group into one. Tensors at equal positions stay tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # drop the note on the view
@@ -406,7 +406,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether the checkpoint is universal, by its subfolder `zero/` or, without optimizer files, by its name."""
+    """Return whether the checkpoint is universal: by its subfolder `zero/`, or by its name without optimizer files."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)

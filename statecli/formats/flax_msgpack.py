@@ -329,7 +329,7 @@ def _is_split(node: object, depth: int = 0) -> bool:
 
 
 def _is_whole(key: str, node: object) -> bool:
-    """Return whether a map is one section, not a map of sections as in a TrainState: {"params": {"params": ...}}."""
+    """Return whether a map is one section, not a map of sections (in a TrainState, {"params": {"params": ...}})."""
     is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
@@ -361,7 +361,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
 
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
-    """Build a row for each tensor. If two dotted names are equal, the second tensor is named by its keys instead."""
+    """Build a row for each tensor. If another tensor has the same dotted name, write the keys in brackets."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:

@@ -203,7 +203,7 @@ class _Header:
         return tuple(value for (value,) in layout.iter_unpack(self.read_bytes(count * layout.size, label)))
 
     def check_reach(self, end: int, label: str) -> bytes:
-        """Return the header's bytes up to `end` or further. Raises MalformedError beyond the file or a limit."""
+        """Return the header's bytes up to `end` or further. Raises MalformedError if `end` is too large."""
         if end <= len(self._raw):
             return self._raw
         if end > self._source.size:
@@ -487,11 +487,11 @@ _Span = tuple[int, int, str]
 def _find_damaged_entries(
     entries: Sequence[tuple[_Line, TensorInfo]], data_bytes: int, alignment: int
 ) -> dict[str, str]:
-    """Return messages for tensors that are unreadable or end beyond the file, and that contradict their neighbours.
+    """Return a message for each tensor that is unreadable or ends beyond the file, if other entries contradict it.
 
     A tensor begins where the tensor before ends, with or without padding. If the last entry contradicts the entry
-    before, the list may have lost or gained a byte, so the place of the first tensor is unknown, and no tensor can be
-    read. `entries`: all entries of the list, also those with the name of another.
+    before, the list may have lost or gained a byte. The place of the first tensor is then unknown, and no tensor can be
+    read. `entries`: all entries of the list, even entries with a repeated name.
     """
     reasons: dict[str, str] = {}
     end_before: int | None = 0

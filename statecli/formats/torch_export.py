@@ -261,7 +261,7 @@ class _Reader:
     # --- tensors ----------------------------------------------------------------------------------------------------
 
     def _read_configured(self, model: str, folder: str, payloads: _Payloads) -> None:
-        """Read the weights or constants of a program. Its config file says which record has each of them."""
+        """Read the weights or constants of a program. The program's config file names the record of each tensor."""
         name = f"data/{folder}/{model}_{folder}_config.json"
         entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
@@ -451,7 +451,7 @@ def _read_object(node: object, fqn: str, label: str) -> dict[str, Any]:
 
 
 def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
-    """Refuse another dtype or device than the first tensor of the record has, because torch uses these for both."""
+    """Refuse a dtype or device that differs from the record's first tensor, because torch takes both from the first."""
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(

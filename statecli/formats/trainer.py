@@ -94,7 +94,7 @@ def _find_folders(path: str) -> dict[str, str]:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the files of the model and of the training, relative to the folder. Raises as `sharded.members`."""
+    """List the files of the model and of the training, relative to the folder. Raises as `sharded.members` does."""
     model = sharded.members(path) if _has_weights(path) else _list_within(path, _find_sharded_model(path))
     return (*model, *(member for name in _find_parts(path) for member in _list_within(path, name))) if model else ()
 

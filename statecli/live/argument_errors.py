@@ -191,7 +191,7 @@ def _quote_names(value: object) -> Any:
 def _advise_modules(
     spec: ModelSpec, callee: Callee, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
-    """Return advice with a model spec that passes modules for arguments whose default is None; else None."""
+    """Return advice to pass modules for arguments whose default is None; None if no value is known."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
@@ -365,7 +365,7 @@ def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tupl
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:
-    """Return [spec of the model class] for one of its methods, such as `SchNet.from_qm9_pretrained`; else []."""
+    """Return [spec of the class] for a method of a model class, such as `SchNet.from_qm9_pretrained`; else []."""
     owner: Any = sys.modules.get(spec.module)
     for name in spec.attribute.split(".")[:-1]:
         owner = getattr(owner, name, None)
@@ -475,7 +475,7 @@ def _has_parameter(callee: Callee, name: str) -> bool:
 
 
 def _find_arguments_passed_on(spec: ModelSpec, callee: Callee, error: TypeError) -> list[str]:
-    """Return the missing arguments of a constructor that a class or decorator calls with its `**kwargs`; else []."""
+    """Return a constructor's missing arguments, if the callee passes `**kwargs` on to the constructor; else []."""
     match = _MISSING.match(get_exception_text(error))
     constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
     if match is None or match["function"] not in constructors:

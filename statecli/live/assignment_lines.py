@@ -50,7 +50,7 @@ class Origins:
         self._is_continued = False
 
     def continue_for_instance(self) -> Origins:
-        """Return origins for another instance of the model, which start with the lines recorded for each class."""
+        """Return origins for another instance of the model, with the lines already recorded for each class."""
         continued_origins = Origins(self._typed_paths)
         continued_origins._by_class = dict(self._by_class)
         continued_origins._is_continued = True
@@ -119,7 +119,7 @@ class Origins:
         return self._callers.get((id(module), name)) if is_known else None
 
     def is_repeated(self, module: nn.Module, name: str) -> bool:
-        """Return True if attribute `name` was assigned repeatedly. An unknown instance is judged by its class."""
+        """Return True if attribute `name` was assigned repeatedly. For an unknown instance, use its class."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return (id(type(module)), name) in self._repeated_by_class

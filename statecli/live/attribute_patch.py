@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute while the block runs. Afterwards the owner has, inherits or lacks it as before."""
+    """Replace an attribute while the block runs. Afterwards restore the owner's value, or delete the replacement."""
     attributes = vars(owner)  # getattr would return a static or class method of a class without its decorator
     is_own, previous_value = name in attributes, attributes.get(name)
     setattr(owner, name, value)

@@ -212,14 +212,14 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
 
 
 def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
-    """Return the other code on the lines of a statement: before it, and after it from `;` on."""
+    """Return the code before and after a statement on its lines. The code after the statement begins with `;`."""
     code_before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
     code_after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
     return code_before, code_after if code_after.lstrip().startswith(";") else ""
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
-    """Return True if the value is a local variable used again later: a copy made now may lack items added later."""
+    """Return True if the value is a local variable that later code uses, because that code may add items."""
     function, value = file.find_around(node, ast.FunctionDef), node.value
     names = (
         [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function and isinstance(value, ast.Name) else []
@@ -265,7 +265,7 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
 
 
 def find_class_file(kind: type) -> str | None:
-    """Return the source file of a class; None if it has none."""
+    """Return the source file of a class; None for a class without a source file."""
     try:
         return inspect.getsourcefile(kind)
     except (TypeError, OSError):
@@ -395,7 +395,7 @@ def reads(value: ast.expr | None, name: str) -> bool:
 
 
 def find_torch_nn_name(filename: str) -> str | None:
-    """Return how the file spells `torch.nn`: "nn" if it is unreadable, None if it imports neither torch nor nn."""
+    """Return the file's spelling of `torch.nn`: "nn" for an unreadable file, None without an import of torch or nn."""
     file = _parse_file(filename)
     return "nn" if file is None else _find_torch_nn_name(file)
 

@@ -75,7 +75,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with a corrected model spec that builds, because the first correction may be refused too."""
+    """Return the error with a corrected spec that builds, because the correction in the error may fail to build."""
     if ".py:" in error.line:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
@@ -148,7 +148,7 @@ def _check_device(torch: Any, text: str) -> None:
 
 
 def _check_class(spec: ModelSpec, obj: object) -> None:
-    """Raise ModelError, with model classes to name instead, if instances of the class are not modules."""
+    """Raise ModelError if instances of the class are not modules, and suggest model classes."""
     from torch import nn
 
     if not isinstance(obj, type) or issubclass(obj, nn.Module) or type(obj) is not type:

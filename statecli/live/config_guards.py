@@ -85,7 +85,7 @@ def silence_logging(logging: Any) -> Iterator[None]:
 
 @contextmanager
 def limit_registrations(config: str) -> Iterator[None]:
-    """Raise ModelError if the block registers too many modules and parameters, or takes too long for them."""
+    """Raise ModelError if the block registers too many modules and parameters, or takes too much processor time."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()
@@ -110,7 +110,7 @@ def limit_registrations(config: str) -> Iterator[None]:
 
 @contextmanager
 def use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
-    """Set torch's default dtype to the dtype of the saved weights in the block, as `from_pretrained` does."""
+    """Use the dtype of the saved weights as torch's default dtype in the block, as `from_pretrained` does."""
     dtype = getattr(torch, str(document.get("dtype") or document.get("torch_dtype")), None)
     before = torch.get_default_dtype()
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:

@@ -174,7 +174,7 @@ def _check_model_type(path: str, config_class: type, document: Mapping[str, Any]
 
 
 def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mapping[str, Any]) -> Any:
-    """Build a configuration class from the JSON object `document`. A nested object becomes its field's dataclass."""
+    """Build an instance of a configuration class, and of its fields' dataclasses, from the JSON object `document`."""
     parameters = list_parameters(config_class)
     names = [parameter.name for parameter in parameters]
     unknown = [key for key in document if key not in names]

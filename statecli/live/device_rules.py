@@ -142,7 +142,7 @@ class DeviceWatch:
         return self._sources.setdefault(id(tensor), (tensor, TensorSource(file_variable=variable)))[1]
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return the tensors that make CUDA refuse the operator. Each is recorded or raised as `CudaRefusal`."""
+        """Return the tensors that make CUDA refuse the operator. Record a mismatch for each, or raise `CudaRefusal`."""
         tensors = list_tensors(*args, *kwargs.values())
         off_device_tensors = [tensor for tensor in tensors if tensor.device != self.device]
         if not off_device_tensors:
@@ -156,7 +156,7 @@ class DeviceWatch:
         return strays
 
     def find_off_cpu(self, func: object, args: object, kwargs: object) -> list[torch.Tensor]:
-        """Return the device tensors that the operator needs on the CPU. Each is recorded or raised as `CudaRefusal`."""
+        """Return the device tensors that the operator needs on the CPU. Record them, or raise `CudaRefusal`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
             return []
@@ -343,7 +343,7 @@ def _is_written(argument: Any) -> bool:
 def _find_strays_in_lists(
     func: object, args: object, kwargs: object, device: torch.device, moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the off-device tensors of a `_foreach_` operator. Each index of its lists is checked as a call."""
+    """Return the off-device tensors of a `_foreach_` operator. The list items at one index are checked as one call."""
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
     lists = [list_tensors(value) for value in values.values() if isinstance(value, (list, tuple))]
@@ -365,7 +365,7 @@ def _find_strays_in_lists(
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing call that must share a device. If the table is on it, indices need not be."""
+    """Return the tensors of an indexing call that must share a device: not the indices, if the table is on `device`."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
         # The indices are legal: the table, and the values written to the table, are on the wrong device.

@@ -106,7 +106,7 @@ class _Guard:
         return True
 
     def is_active_or(self, *, was_offline: bool) -> Any:
-        """Return a value for `HF_HUB_OFFLINE` that is true while downloads are refused, or always if `was_offline`."""
+        """Return a value for `HF_HUB_OFFLINE`: true while downloads are refused, and always true if `was_offline`."""
         guard = self
 
         class Offline:
@@ -168,7 +168,7 @@ def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _find_argument(source: str, error: BaseException) -> Refusal | None:
-    """Return the refusal, with the argument of the outermost call that requests weights; None if no call does."""
+    """Return the refusal with the argument that requests weights, from the outermost call; None if not found."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         argument = find_request(frame.f_locals)
         if argument is not None:
@@ -178,7 +178,7 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
 
 
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
-    """Return the argument that requests weights and the value that avoids a download (False or None), else None."""
+    """Return the argument that requests weights, and the value that avoids a download; None if not found."""
     for name, value in tuple(arguments.items()):
         if names_weights(name) and (value is True or (value and isinstance(value, (str, Enum)))):
             return name, False if value is True else None

@@ -134,7 +134,7 @@ def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def _silence_torch_loggers() -> Iterator[None]:
-    """Silence torch's log of operators that need data, because such operators are tried with data next."""
+    """Silence torch's log of operators that need data, because statecli then tries these operators with data."""
     with contextlib.ExitStack() as stack:
         for name in _LOGGERS:
             stack.enter_context(replace_attribute(logging.getLogger(f"torch.{name}"), "disabled", True))
@@ -142,7 +142,7 @@ def _silence_torch_loggers() -> Iterator[None]:
 
 
 class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that turns real tensors into fake tensors, because FakeTensorMode would compute with them."""
+    """Dispatch mode that turns real tensors into fake tensors, because FakeTensorMode computes with real tensors."""
 
     def __init__(self, watch: DeviceWatch, mode: FakeTensorMode) -> None:
         super().__init__(watch)
@@ -158,7 +158,7 @@ class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_real_tensor(values: Iterable[Any]) -> bool:
-    """Return True if an operator's arguments contain a real tensor, or anything but fake tensors and plain data."""
+    """Return False if an operator's arguments are only fake tensors and plain data, also inside lists; else True."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor or kind in PLAIN_TYPES:

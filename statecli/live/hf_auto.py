@@ -238,7 +238,7 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
-    """Return the message that `name` is not a transformers class; it says whether the file or the user named it."""
+    """Return the message that `name`, typed by the user or read from the file, is not a transformers class."""
     if document.get("auto_map"):
         return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
     class_text = f"not a model class of transformers {version}"

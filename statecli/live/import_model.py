@@ -243,7 +243,7 @@ def _find_initials(name: str, names: Iterable[str]) -> list[str]:
 
 
 class _Hint(msgspec.Struct, frozen=True):
-    """Text to append to an error, and the suggested name. `module` defines the name; None: the object that lacks it."""
+    """Text to append to an error, and the suggested name. If `module` is None, the name is of the inspected object."""
 
     text: str
     near: str | None = None
@@ -308,7 +308,7 @@ def _find_named_class(module: object, name: str) -> _Hint | None:
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: object, hint: _Hint) -> str:
-    """Return the model spec with the suggested name in place of the wrong name; "" if it is not callable."""
+    """Return the model spec with the suggested name in place of the wrong name; "" if its object is not callable."""
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
@@ -343,7 +343,7 @@ def _find_moved_class(module: object, name: str) -> _Hint | None:
 
 
 def _find_unloaded_class(package: object, name: str) -> _Hint | None:
-    """Suggest a class called `name`, or with these initials, in a module that is not imported yet."""
+    """Suggest a class whose name equals `name`, or has these initials, in a module that is not imported yet."""
     start = f"{getattr(package, '__name__', '')}."
     for folder in getattr(package, "__path__", ()):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "[!_]*.py"), recursive=True)):

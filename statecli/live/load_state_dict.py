@@ -135,7 +135,7 @@ def _get_dtype(tensor: TensorInfo) -> torch.dtype:
 
 
 class _Refusal:
-    """Load of the whole module. Keeps torch's error and the report if the module refuses the checkpoint."""
+    """Recorder of a load of the whole module: torch's error and the report, if the module refuses the checkpoint."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -258,7 +258,7 @@ def _skip_copies() -> Iterator[None]:
 
 
 def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, source: torch.Tensor) -> Exception | None:
-    """Return torch's error for copying one element from `source`'s dtype and layout to those of `to`, else None."""
+    """Copy one element with the dtypes and layouts of `source` and `to`. Return torch's error, or None on success."""
     pair = [torch.empty((1,) * source.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, source)]
     try:
         copy(*pair)

@@ -1,4 +1,4 @@
-"""Measure which tensors of a model move and which are saved. Both are tried on an instance that only statecli uses.
+"""Measure which tensors of a model move and which are saved, with an instance that only statecli uses.
 
 `.to("cuda")` calls `module._apply(fn)`, overridden or not. So does the stand-in for a move: its `fn` returns fresh
 memory of the same kind for each tensor. A tensor still in the old memory would not follow a move. Unlike a move to
@@ -25,7 +25,7 @@ from statecli.live.walk import WalkResult, walk
 
 @dataclass
 class MoveTrial:
-    """Result of moving a model on trial: the storage of each tensor before and after the move.
+    """Result of a test move of a model: the storage of each tensor before and after the move.
 
     Attributes:
         before: Storage key of each name before the move.
@@ -40,7 +40,7 @@ class MoveTrial:
     reason: str | None = None
 
     def follows_device(self, fqn: str) -> bool | None:
-        """Return True if the tensor `fqn` moved, None if inconclusive or the tensor is gone."""
+        """Return True if the tensor `fqn` moved; None if no move was possible, or if the move removed the name."""
         if self.reason is not None or fqn not in self.after or fqn not in self.before:
             return None
         tensor, key = self.after[fqn]
@@ -78,7 +78,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 
 
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
-    """Move `built.module` on trial with the stand-in for a move. If it fails, try other moves on new instances."""
+    """Test the stand-in move on `built.module`. If this move fails, test other moves on new instances."""
     reasons: list[str] = []
     stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing

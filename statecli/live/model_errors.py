@@ -82,13 +82,13 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
-    """Return the last install command in an ImportError's message, because the last has no extras; else None."""
+    """Suggest the last install command in an ImportError, because that command has no extras; None without commands."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 
 
 def _suggest_package(error: BaseException) -> str:
-    """Return advice to install a missing package, or a package for this version of torch, else an empty text."""
+    """Return advice to install a missing package, or a package that fits this version of torch; "" for other errors."""
     unfit = _OPERATOR.search(get_exception_text(error)) if isinstance(error, RuntimeError) else None
     if unfit is not None:
         command = install_packages("torch", unfit["package"], upgrade=True)

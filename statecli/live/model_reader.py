@@ -221,7 +221,7 @@ def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], S
 def read_without_move(
     built: BuiltModel, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """Describe a live model without trying a move, because a copy would change the model.
+    """Describe a live model without a test move, because statecli cannot copy the model.
 
     `why_not` is noted as the reason. Raises ModelError.
     """
@@ -258,7 +258,7 @@ def _measure_own_move(table: _Table) -> None:
 
 
 def _try_move(table: _Table) -> measure.MoveTrial:
-    """Move the built module on trial. If it is a copy of a live model, record how the copy differs."""
+    """Make a test move of the built module. If the module is a copy of a live model, record how the copy differs."""
     built = table.built
     if built.original is None:
         return measure.try_stand_in_move(built, table.walk)
@@ -651,7 +651,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
 
 
 def _describe_device_special_case(follows_move: bool, device_: torch.device) -> str:
-    """Describe a class with special code for a device (`if not t.is_meta`): only one of two moves moved the tensor."""
+    """Explain that only one of two moves moved the tensor: the class has special code for a device (`t.is_meta`)."""
     copy, move = "a copy to new memory on the same device", f"the move to {device_}"
     first, second = (copy, move) if follows_move else (move, copy)
     return f"follows {first}, but not {second}, because the class has special code for {device_.type}"

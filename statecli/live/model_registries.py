@@ -30,7 +30,7 @@ _EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Return the model registry of a package, or of the registry's own module; None if there is none."""
+    """Find a model registry by the name of its package or of its module; None for other names."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 
@@ -72,14 +72,14 @@ def find_target(name: str) -> str | None:
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
-    """Return the names of the registry's module and build function, for a model spec that `find_builder` accepts."""
+    """Return the names of a registry's module and of its build function. `find_builder` must accept the spec."""
     registry = _find_registry(spec.module)
     assert registry is not None  # noqa: S101 - `find_builder` has found the registry
     return registry.module, f"{registry.module}.{registry.build}"
 
 
 def _refuse_function(spec: ModelSpec, registry: Registry, module: object) -> None:
-    """Raise ModelError because a function of the registry, which lists or builds models, got no model name."""
+    """Raise ModelError for a spec that names a function of the registry (to list or build models), not a model."""
     names = list(getattr(module, registry.names)())
     example = f"{spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
     problem = (

@@ -116,7 +116,7 @@ class Scope:
         return object_name.module or self.spec.module
 
     def _look_up(self, object_name: ObjectName) -> FoundObject | None:
-        """Return the object that a name refers to; `_MISSING` if only the first part is known, None if no part is."""
+        """Return the object of a name; `_MISSING` if only the name's first part is known, None if no part is known."""
         if object_name.module is not None:
             owner = self._import(object_name.module)
             return (

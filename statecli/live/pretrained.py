@@ -76,7 +76,7 @@ def _iter_conversions(module: Any, entries: Entries, answer: LoadReport) -> Iter
 
 
 def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
-    """Return True if one tensor keeps its shape, or if merged or split tensors have equally many elements in all."""
+    """Return True if a single tensor keeps its shape, or if merged or split tensors keep the number of elements."""
     if len(sources) == len(targets) == 1 and sources[0].shape == tuple(targets[0].shape):
         return True
     is_merge_or_split = len(sources) > 1 or len(targets) > 1
@@ -84,7 +84,7 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
-    """Group names by the names into which transformers converts them; {} if its version converts no names."""
+    """Group names by the names into which transformers converts them; {} if the installed version converts no names."""
     rename = hf_auto.build_renaming(module, dict(meta))
     if rename is None:
         return {}

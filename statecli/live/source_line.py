@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class SourceLine(NamedTuple):
-    """A line of a source file: its path, as Python records the path of the code, and the number from 1."""
+    """Line of a source file: the file's path as Python records it for the code, and the line number from 1."""
 
     file: str
     line: int

@@ -39,7 +39,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call in a docstring; None if unreadable. A list with code keeps one literal item.
+    """Return the arguments of a call in a docstring; None if unreadable. A list with code keeps only its first literal.
 
     `code` begins after the parenthesis of the call.
     """

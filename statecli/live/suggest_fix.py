@@ -55,7 +55,7 @@ MAX_COMPARED_PARTS = 64
 
 @dataclass(frozen=True)
 class MemoryNames:
-    """Other names of a tensor's memory. After a move they would no longer share it with the registered name.
+    """Other names of a tensor's memory. A move would separate these names from the registered name.
 
     `names`: the first `MAX_NAMES_IN_FIX`; `count`: number of all names; `are_same_object`: all refer to the same
     tensor. `is_disjoint`: the memory also holds other tensors that share no element with this tensor.
@@ -193,7 +193,7 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Return how to treat the value: as DIFFERENT in each build, like a random value, if methods accumulate in it.
+    """Correct `rebuild` by the uses of the value: DIFFERENT, as for a random value, if methods accumulate in it.
 
     IDENTICAL if the class saves the value in its own way, because a buffer would save the value a second time.
     """
@@ -418,7 +418,7 @@ def _have_common_elements(members: list[torch.Tensor]) -> bool:
 
 
 def _suggest_for_modules(container: object, site: _Site) -> str:
-    """Return the fix for a container of modules. If it adds state_dict keys, it says how to load older checkpoints."""
+    """Return the fix for a container of modules, and how to load older checkpoints if the fix adds state_dict keys."""
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
@@ -875,6 +875,6 @@ _ABSENT = object()
 
 
 def _find_class_value(unregistered: UnregisteredTensor, name: str) -> Any:
-    """Return the class attribute of this name, which register_buffer would refuse; `_ABSENT` if there is none."""
+    """Return the class attribute of this name, because register_buffer refuses the name; `_ABSENT` if there is none."""
     bases = (vars(base) for base in type(unregistered.owner).__mro__)
     return next((base[name] for base in bases if name in base), _ABSENT)

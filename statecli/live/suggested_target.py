@@ -1,6 +1,6 @@
-"""Find a suggested model spec that builds, because the first suggestion may fail too.
+"""Find a suggested model spec that builds, because some suggestions fail to build.
 
-Each spec is tried by building it. The error of a failed spec may suggest another spec, which is tried too.
+Each spec is tried by building it. The error of a failed spec may suggest another spec, which is tried next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def advise_line(word: str, *, question: str = "") -> Advice:
 
 
 def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelError:
-    """Return the error with advice that works; the error itself if its advice works or if nothing better is known.
+    """Return the error with better advice; the same error if its advice works or if no better advice is known.
 
     `build` builds the model of a spec, without values, or raises StateError.
     """

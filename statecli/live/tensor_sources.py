@@ -172,7 +172,7 @@ def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None
 
 
 def find_file_variable(tensor: torch.Tensor) -> FileVariable | None:
-    """Return (variable, file) for the variable that holds `tensor` in a running user file or a file imported there."""
+    """Find the variable that holds `tensor` in the running user files, or in user files that they import."""
     looked_in: set[int] = set()
     for frame in _iter_user_frames(sys._getframe(1)):
         for scope in (frame.f_globals, *_iter_imported_globals(frame.f_globals)):
@@ -184,7 +184,7 @@ def find_file_variable(tensor: torch.Tensor) -> FileVariable | None:
 
 
 def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> FileVariable | None:
-    """Return (variable, file) for the variable that holds `tensor` in a file of the model or a file imported there."""
+    """Find the variable that holds `tensor` in the files of the model's classes, or in user files that they import."""
     for part in module.modules():
         scope = vars(sys.modules.get(type(part).__module__, sys))
         filename = scope.get("__file__")
@@ -198,7 +198,7 @@ def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> FileV
 
 
 def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the globals of the user's modules imported by a file."""
+    """Yield the globals of each user module that a file has imported."""
     for value in list(scope.values()):
         names = vars(value) if issubclass(type(value), ModuleType) else {}
         filename = names.get("__file__")

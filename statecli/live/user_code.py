@@ -29,7 +29,7 @@ def _use_search_path(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_process(spec: ModelSpec) -> Iterator[None]:
-    """Run user code in the block, which may import the files next to it; restore the process afterwards.
+    """Run user code in the block, and restore the process afterwards. The code may import the files next to it.
 
     The code downloads nothing, as `refuse_downloads` says.
     """
@@ -43,7 +43,7 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_streams() -> Iterator[None]:
-    """Restore the process after code of the user, as `protect_process` does; the search path stays unchanged."""
+    """Restore the process after user code as `protect_process` does, except the search path."""
     with _restore_process(), hide_library_lines(), _redirect_prints(), _forbid_exit():
         yield
 

@@ -44,7 +44,7 @@ def advise_line(spec: ModelSpec, callee: object, error: BaseException) -> Advice
 
 
 def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
-    """Yield model specs that may avoid a download: with another option, or with None or False for a default."""
+    """Yield model specs that may avoid a download: with another option, or with None or False in place of a default."""
     yield from write_options(spec, callee)
     for parameter in list_parameters(callee) if not spec.is_file else ():
         if parameter.default is True or type(parameter.default) is str:
@@ -53,7 +53,7 @@ def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
-    """Return the model spec of a method's class: `diffusers:UNet2DModel` for its `from_pretrained`; else None."""
+    """Return the spec of a method's class: `diffusers:UNet2DModel` for its `from_pretrained`; None for other specs."""
     owner = spec.attribute.rpartition(".")[0]
     return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 

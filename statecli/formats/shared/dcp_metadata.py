@@ -189,7 +189,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
 
     def build_call(self, function: object, args: object, pos: int, how: str = "reduce") -> Obj:
-        """Build a call as `Machine` does. Unless it gets an enum member, `getattr` stays among the imports."""
+        """Build a call as `Machine` does. Report `getattr` as an import unless it only gets enum members."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():

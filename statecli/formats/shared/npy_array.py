@@ -186,7 +186,7 @@ def _parse_element(descr: object) -> NpyElement:
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Element type in numpy's `descr`: its name as numpy prints it, its size in bytes, and if it contains objects."""
+    """Element type in numpy's `descr`: its name as numpy prints it, its size in bytes, and whether it has objects."""
 
     dtype: str
     size: int

@@ -65,9 +65,9 @@ def is_written_by_torch(head: bytes) -> bool:
 
 
 def has_pickles(source: ByteSource) -> bool:
-    """Return whether torch.load may unpickle a member of the archive that tarfile names, or may name, `storages`.
+    """Return whether the archive has a member that torch.load may unpickle and that tarfile may call `storages`.
 
-    Also True if tarfile may find other members than `iter_members`.
+    Also True if tarfile may find members that `iter_members` does not find.
     """
     try:
         return any(

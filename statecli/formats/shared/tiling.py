@@ -66,7 +66,7 @@ def format_box(box: IndexBox) -> str:
 
 
 def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[IndexBox, Sequence[IndexBox]]] | None:
-    """Split `place` into slabs along the first axis where a plane cuts no box. Return None without such an axis."""
+    """Split `place` into slabs along the first axis where a plane cuts no box; None if there is no such axis."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
@@ -100,7 +100,7 @@ def _build_slab(place: IndexBox, axis: int, low: int, high: int) -> IndexBox:
 
 
 def _find_problem(place: IndexBox, boxes: Sequence[IndexBox]) -> str | None:
-    """Return the fault of boxes that no plane separates, or None if they fill `place`, as a pinwheel does."""
+    """Return why boxes that no plane separates do not fill `place`; None if they do, as boxes in a pinwheel may."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
     for first, second in combinations(boxes[:MAX_PAIRED_BOXES], 2):

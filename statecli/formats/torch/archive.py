@@ -69,7 +69,7 @@ def check_folder(archive: Archive) -> None:
 def check_version(archive: Archive) -> None:
     """Refuse a malformed version of the zip container, and a version newer than statecli knows.
 
-    torch reads `.data/version` instead of `version` if it exists: in a trace with stored inputs.
+    If the archive has a record `.data/version` (a trace with stored inputs), torch reads it in place of `version`.
     """
     text = read_word(archive, ".data/version" if find_record(archive, ".data/version") else "version")
     if text is None:

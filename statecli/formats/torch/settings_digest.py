@@ -69,7 +69,7 @@ class Digests:
         return _format_digest(self._hash_leaf(node))
 
     def keep(self, node: object) -> Any:
-        """Keep a reference to the node. Digests are stored by `id`, which must not be used again."""
+        """Keep a reference to the node: digests are stored by `id`, and Python reuses the `id` of a freed object."""
         self._kept_nodes.append(node)
         return node
 

@@ -83,7 +83,7 @@ class WholeTensor(msgspec.Struct, gc=False):
 
 
 class LayoutKey(msgspec.Struct, frozen=True, gc=False):
-    """Key of a ContiguousLayout: `id()` of the objects in a rebuild call that determine it, and the element count."""
+    """Key of a ContiguousLayout: the element count, and `id()` of the objects that define the layout."""
 
     storage_class: int
     location: int
@@ -190,7 +190,7 @@ class TensorDecoder:
         return self.is_torch(node) or is_array(node)
 
     def is_torch(self, node: object) -> bool:
-        """Return whether the object becomes a torch.Tensor, as `load_state_dict` requires, not an array or storage."""
+        """Return whether the object becomes a torch.Tensor, which `load_state_dict` requires, or False for an array."""
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
@@ -434,7 +434,7 @@ class TensorDecoder:
         return {name: value for name, value in attributes.items() if name not in own_names}
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
-        """Collect the tensors in a tensor's attributes, and in their lists and dicts, with the parts of each tensor."""
+        """Collect the tensors in a tensor's attributes, also inside lists and dicts, and the parts of these tensors."""
         parts: list[tuple[str, TensorData]] = []
         # Limited by depth, because attributes of parameters may be parameters that have attributes, and so on.
         pending_values = list(attributes.items()) if self.depth < MAX_NESTING else []
