@@ -68,7 +68,7 @@ class Packing(msgspec.Struct, frozen=True, gc=False):
     """How a storage is packed in `length` bytes of its file.
 
     `how` is "deflate" (a zip's method 8), or `ARCHIVE`: the bytes are a whole archive of torch.save with a single
-    tensor, whose offset is looked up when the tensor is read.
+    tensor. The tensor's offset is looked up when the tensor is read.
     """
 
     how: str
@@ -367,7 +367,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Values that a checkpoint records besides its tensors (`__metadata__`, epoch, lr), by dotted path.
 
     `types` holds the key types of each path that is ambiguous as text: one letter per character, and a dot between two
-    keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is
+    keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`. The default `t.i` is omitted. `kinds` is
     the type of the container at a path: `dict`, `list`, or a class. `companion_names`: names of the files of a folder
     whose settings are stored below these names.
     """

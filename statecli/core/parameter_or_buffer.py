@@ -1,7 +1,7 @@
 """Decide whether each entry of a checkpoint is a parameter or a buffer, for formats without a record of kinds.
 
-A bare state_dict is a flat list of names. The evidence is used in the order of `Evidence`: the class given with
-`--model`, the pickled type, the optimizer in the same file, a naming convention. Without evidence, an entry is assumed
+A bare state_dict is a flat list of names. The order of the evidence is that of `Evidence`: the class given with
+`--model`, the pickled type, the optimizer in the same file, naming conventions. Without evidence, an entry is assumed
 to be a parameter and shown as assumed.
 """
 
@@ -30,8 +30,8 @@ from statecli.core.model_state import (
 )
 from statecli.core.quantized_codes import may_be_quantized
 
-#: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
-#: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
+#: Last components of names that are buffers in every model seen: of torch's norms and spectral_norm, and of persistent
+#: buffers in transformers, timm, diffusers and vector-quantize-pytorch.
 BUFFER_NAMES = frozenset(
     [
         "running_mean",
@@ -302,14 +302,14 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
     """Return the positions of the tensors that the optimizer certainly trains; empty if this cannot be decided.
 
-    If the optimizer saved names, all names must be in the file. Otherwise shapes decide: the optimizer's ids follow the
-    order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the leftmost
-    and the rightmost placement agree. Safetensors sorts entries; there the number of tensors of each shape decides.
+    If the optimizer saved names, all names must be in the file. Otherwise shapes decide. The optimizer's ids follow the
+    order of `parameters()`, so each group is a subsequence of the entries. The assignment is unique if the leftmost and
+    the rightmost placement agree. Safetensors sorts entries; for its files the number of tensors of each shape decides.
 
-    To avoid chance matches, at least half of the entries must be accounted for, and at least half of the ids, and two
-    or more, must have a shape. A group that follows another group but fits only before the other group is not evidence:
-    a loss with parameters may own the group, and its ids would turn buffers of the model into parameters. Shapes cannot
-    reveal ids that fit the entries in order and belong partly to another model.
+    To avoid chance matches, the ids must cover at least half of the entries. At least half of the ids, and two or more,
+    must have a shape. A group that follows another group but fits only before that group is not evidence. A loss with
+    parameters may own the group, whose ids would turn buffers of the model into parameters. Shapes cannot reveal ids
+    that fit the entries in order and belong partly to another model.
     """
     names = {name for group in optimizer.groups for name in group.names or group.params if isinstance(name, str)}
     if names:

@@ -173,7 +173,7 @@ class _WholeWeights:
     def has_sibling(
         self, module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int
     ) -> bool:
-        """Return True if the block has a complete weight of the layout, or if half of the layout's weights are complete."""
+        """Return True if the block has a complete weight of the layout, or half of all such weights are complete."""
         dtype = tensors_by_name[names.codes].dtype
         is_same_block = (id(names), dtype, _name_group(module)) in self._groups
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
@@ -310,8 +310,8 @@ def _has_layout(layout: QuantizedLayout, parts: Mapping[QuantizedPart, TensorInf
 def _choose_incomplete(tensors_by_name: Mapping[str, TensorInfo], whole_weights: _WholeWeights) -> LayoutNames | None:
     """Return the layout of codes whose weight lacks tensors or has misfitting tensors; None for a plain weight.
 
-    A tensor called `weight` is codes if other tensors of the layout belong to the tensor, or if the dtype is an integer
-    or float8 and whole weights have the layout.
+    A tensor called `weight` is codes if other tensors of the layout belong to the tensor. It is also codes if its dtype
+    is an integer or float8, and if whole weights have the layout.
     """
 
     def rank(names: LayoutNames) -> tuple[int, int]:

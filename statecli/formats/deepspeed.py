@@ -4,7 +4,7 @@
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO
 splits the optimizer's float32 copies and moments across the ranks, each a flat vector for each group, in
 `*zero_pp_rank_R_mp_rank_XX_optim_states.pt`. Stages 1 and 2 concatenate a group's parameters and split the whole at
-equal lengths; stage 3 splits each parameter, and stores its values nowhere else: each rank has a
+equal lengths. Stage 3 splits each parameter and stores the values nowhere else. Each rank then has a
 `zero_pp_rank_R_mp_rank_XX_model_states.pt` with empty tensors. Source: deepspeed/utils/zero_to_fp32.py,
 runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) of deepspeed 0.19.
 """

@@ -1,6 +1,6 @@
 """Flax's msgpack (`flax.serialization.to_bytes`): nested maps of arrays, such as a TrainState or a model's variables.
 
-An array is an extension of type 1 with [shape, name of the dtype, bytes]; an array of a gigabyte and more is cut into
+An array is an extension of type 1 with [shape, name of the dtype, bytes]. An array of a gigabyte and more is cut into
 flat pieces. Type 2 is a complex number, type 3 a scalar of numpy. Lists and tuples become maps of "0", "1"... Source:
 flax/serialization.py of flax 0.12. Arrays are skipped and located by their positions; their values are not loaded.
 """

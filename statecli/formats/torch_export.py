@@ -1,11 +1,11 @@
 """torch.export: the `.pt2` archive of a program, with the role of each tensor in the module.
 
 A zip archive in torch's layout, `archive_format` "pt2". `models/M.json` is program M, whose signature names parameters,
-buffers (persistent or not) and lifted constants; `data/weights/M_weights_config.json` and the same for `constants`
-locate each tensor: dtype, sizes, strides, and a record with a plain storage or with an archive of torch.save
-(`use_pickle`). torch 2.8 wrote one archive of torch.save for all tensors (`data/weights/M.pt`), torch 2.7 and older a
-plain zip of `serialized_exported_program.json`, `serialized_state_dict.pt` and other records. Example inputs
-(`sample_inputs`) are not state, and not listed. Sources: torch/export/pt2_archive/_package.py and
+buffers (persistent or not) and lifted constants. `data/weights/M_weights_config.json`, and the same file for
+`constants`, locate each tensor: dtype, sizes, strides and a record. The record is a plain storage or an archive of
+torch.save (`use_pickle`). torch 2.8 wrote one archive of torch.save for all tensors (`data/weights/M.pt`). torch 2.7
+and older wrote a plain zip of `serialized_exported_program.json`, `serialized_state_dict.pt` and other records. Example
+inputs (`sample_inputs`) are not state, and not listed. Sources: torch/export/pt2_archive/_package.py and
 torch/_export/serde/schema.py of torch 2.13.
 """
 

@@ -1,12 +1,12 @@
 """A folder of a training loop: the model's weights, and the files needed to resume the training.
 
-transformers' Trainer (`checkpoint-500`): optimizer.pt, scheduler.pt, scaler.pt, rng_state.pth or one for each rank,
-training_args.bin; accelerate's `save_state`: optimizer.bin, scheduler.bin, sampler.bin, random_states_0.pkl,
-custom_checkpoint_0.pkl, and numbered from the second on (`model_1.safetensors`, `optimizer_1.bin`). All are archives of
-torch.save; each is a section, with the name of its file without the suffix. Under FSDP the model and the optimizer are
-folders of torch.distributed.checkpoint, numbered from 0 (`pytorch_model_fsdp_0`, `optimizer_0`), or whole in one file
-(`pytorch_model_fsdp.bin`). Sources: `Trainer._save_checkpoint` of transformers 5, `save_accelerator_state` and
-`save_fsdp_model` of accelerate 1.
+transformers' Trainer (`checkpoint-500`) writes optimizer.pt, scheduler.pt, scaler.pt, training_args.bin and
+rng_state.pth (or one for each rank). accelerate's `save_state` writes optimizer.bin, scheduler.bin, sampler.bin,
+random_states_0.pkl and custom_checkpoint_0.pkl. Its further files have numbers (`model_1.safetensors`,
+`optimizer_1.bin`). All are archives of torch.save. Each file is a section, with the name of its file without the
+suffix. Under FSDP the model and the optimizer are folders of torch.distributed.checkpoint, numbered from 0
+(`pytorch_model_fsdp_0`, `optimizer_0`), or whole in one file (`pytorch_model_fsdp.bin`). Sources:
+`Trainer._save_checkpoint` of transformers 5, `save_accelerator_state` and `save_fsdp_model` of accelerate 1.
 """
 
 from __future__ import annotations

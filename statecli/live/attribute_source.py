@@ -38,11 +38,11 @@ class Assignment:
 class AttributeUse:
     """Use of an attribute in a source file, other than the assignment that creates it.
 
-    `action`: `read`, `stored` (as a whole, in a result or under a key), `set` (assigned), `augment` (`+=`), `item` (an
-    item is assigned), `left operand` and `right operand` (of `+`), `out` (the argument of this name), `batch_norm`,
-    `instance_norm` (an argument of either), `torch argument` (see `refuses_parameter_list`), or the name of the called
-    method. `function`: the function around it; `constructs`: `__init__` runs this function. `value`: the assigned
-    expression, or the function of torch; `arguments`: the number of arguments of the method.
+    `action`: `read`, `stored` (as a whole, in a result or under a key), `set` (assigned), `augment` (`+=`) or `item`
+    (an item is assigned). For operands and arguments: `left operand` and `right operand` (of `+`), `out`, `batch_norm`,
+    `instance_norm`, or `torch argument` (see `refuses_parameter_list`). For a method: its name. `function`: the
+    function around the use; `constructs`: `__init__` runs this function. `value`: the assigned expression, or the
+    function of torch; `arguments`: the number of arguments of the method.
     """
 
     action: str

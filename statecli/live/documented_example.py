@@ -54,7 +54,7 @@ def _iter_calls(callee: Callee) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
 
 
 def _resolve(scope: Scope, value: object) -> Any:
-    """Return an argument with full names. Reduce a list with unknown names to its first known item. Raises StateError."""
+    """Return an argument with full names. Reduce a list with unknown names to one known item. Raises StateError."""
     if type(value) is list:
         resolved_items = []
         for item in value:

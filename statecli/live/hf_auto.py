@@ -1,6 +1,6 @@
 """Build a transformers class from config.json without weights, and map names in a checkpoint to its parameter names.
 
-Nothing in the configuration is downloaded or run: the class must be part of transformers, entries that fetch kernels,
+Nothing in the configuration is downloaded or run. The class must be part of transformers. Entries that fetch kernels,
 backbones or a quantizer are removed or refused, and the hub is off during the build.
 """
 

@@ -47,8 +47,8 @@ def hide_library_lines() -> Iterator[None]:
 class _OwnLines:
     """Stream that passes the user's lines on to stderr and drops the lines of libraries.
 
-    The latest object is kept: `print` in a thread of the model may still use the stream after the block, and Python
-    before 3.14 does not keep the stream for `print` (github.com/python/cpython/issues/130163).
+    The latest object is kept: `print` in a thread of the model may still use the stream after the block. Python before
+    3.14 does not keep the stream for `print` (github.com/python/cpython/issues/130163).
     """
 
     _latest: ClassVar[_OwnLines | None] = None

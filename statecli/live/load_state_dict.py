@@ -1,8 +1,8 @@
 """Find out which errors the `load_state_dict` of a built module would report for a checkpoint.
 
 Hooks and overrides of `_load_from_state_dict` rename, fill in and drop entries by version and by other entries, so they
-must run. The module gets a state_dict with the names, shapes and dtypes of the checkpoint and tensors on meta, without
-any value of the checkpoint, and no element is copied.
+must run. The module gets a state_dict of meta tensors with the names, shapes and dtypes of the checkpoint. The
+state_dict has no values, and no element is copied.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `.to("cuda")` calls `module._apply(fn)`, overridden or not. So does the stand-in for a move: its `fn` returns fresh
 memory of the same kind for each tensor. A tensor still in the old memory would not follow a move. Unlike a move to
-meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does, so tied weights and aliases come out as
-on CUDA. The fresh memory is never written to, so the stand-in is nearly free.
+meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does. Tied weights and aliases therefore come
+out as on CUDA. The fresh memory is never written to, so the stand-in is nearly free.
 """
 
 from __future__ import annotations

@@ -162,9 +162,9 @@ class _Table:
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
     """Compare two more builds of a model; {} for a large model, or if statecli did not call the constructor.
 
-    If there are unregistered tensors, the builds draw the random values of large parameters: without them, a table
-    computed from a large parameter would look identical. A model above `_MAX_DRAWN_BYTES` is not compared then. For
-    buffers alone, values are not drawn, because the builds of a language model would take longer than all else.
+    If there are unregistered tensors, the builds draw the random values of large parameters. Without these values, a
+    table computed from a large parameter would look identical. A model above `_MAX_DRAWN_BYTES` is not compared then.
+    If there are only buffers, values are not drawn, because the builds of a language model would take too long.
     """
     if built.settings_after_init is None or built.init_device != "cpu":
         return {}

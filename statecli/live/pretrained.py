@@ -1,7 +1,7 @@
 """Remove from the report of a strict load all names that transformers' `from_pretrained` ignores or converts.
 
-Only for models of transformers' own `PreTrainedModel`: these models list names that they do not save or may lack, and
-the package renames and merges entries on load. The rules come from the installed package; nothing is converted.
+Only for models of transformers' own `PreTrainedModel`. These models list names that they do not save or may lack.
+transformers renames and merges entries on load. The rules come from the installed package; nothing is converted.
 """
 
 from __future__ import annotations

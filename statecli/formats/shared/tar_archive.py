@@ -36,7 +36,7 @@ _SIZE_FIELD = compile_on_use(rb" size=([^\n]*)")
 _PLAIN_SIZE = compile_on_use(rb"\d{1,19}")
 _RENAMED_OR_SPARSE = compile_on_use(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
 #: Beginning of a checksum field that tarfile may accept as a number: base 256, or octal digits as Python's int reads
-#: them, up to a NUL.
+#: them. The digits end at a NUL.
 _MAY_BE_NUMBER = compile_on_use(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
 
 

@@ -1,6 +1,6 @@
 """Digests of a pickle's settings: equal contents have equal digests, different contents have different digests.
 
-The order of a dict and of a set is ignored, a list equals a tuple, 1 equals 1.0 and True does not equal 1; shared
+The order of a dict and of a set is ignored. A list equals a tuple, and 1 equals 1.0, but True does not equal 1. Shared
 objects count as copies. Every part is written with its type and its length, so that different contents are written
 differently.
 """

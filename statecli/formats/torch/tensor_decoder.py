@@ -202,8 +202,8 @@ class TensorDecoder:
         """Return the Python attributes that the pickle saves for a tensor, mostly a Parameter or a subclass.
 
         A placeholder replaces each tensor among the attributes, because tensors are compared as parts. Torch's marks of
-        parameters and buffers are left out (they are facts of the tensor), and a distributed tensor has none (its
-        attributes are its place among processes).
+        parameters and buffers are left out, because they are facts of the tensor. A distributed tensor has no
+        attributes here: they give its place among processes.
         """
         if type(node) is not Obj or depth == MAX_NESTING:
             return {}
