@@ -82,7 +82,7 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
 def write_function(
     module: str, call: str, names: Sequence[str], used_names: Sequence[str] | set[str] = (), imports: str = ""
 ) -> str:
-    """Return the line of Python that builds a model by `call`, the file to add it to, and the target to type.
+    """Return the line of Python that builds a model by `call`, the file for this line, and the target to type.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `used_names`: names of functions of the file. `imports`: lines of other imports, which end in "; ".

@@ -1,4 +1,4 @@
-"""Compute as IEEE 754 defines, also if the calling process treats denormal numbers as zero.
+"""Compute as IEEE 754 defines, even if the calling process treats denormal numbers as zero.
 
 `torch.set_flush_denormal(True)`, and libraries built with -ffast-math, make the processor treat denormal numbers as
 zero: 2e-39 and 3e-39 are then equal in C, numpy and Python. The mode belongs to a thread; new threads and forked

@@ -29,7 +29,7 @@ def escape(text: str) -> str:
 
 
 def escape_line(text: str) -> str:
-    """Return `escape(text)` for a whole line; text that a CI runner executes as a command is escaped too."""
+    """Return `escape(text)` for a whole line. Also escape text that a CI runner executes as a command."""
     text = escape(text)
     if "::" not in text and "##" not in text:
         return text
@@ -67,7 +67,7 @@ def are_safe_names(texts: Collection[str]) -> bool:
 
 
 def truncate_middle(text: str, width: int) -> str:
-    """Return the text with at most `width` characters. The middle is cut; more of the end is kept, as FQNs need."""
+    """Return the text, cut in the middle to at most `width` characters. Keep more of the end, because FQNs need it."""
     if len(text) <= width:
         return text
     start = max((width - 1) // 3, 0)

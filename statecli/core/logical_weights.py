@@ -181,7 +181,7 @@ def _describe_scaled(source: _Source) -> _Facts:
 
 
 def _find_target_dtype(text: Scalar) -> str | None:
-    """Return the type of the codes from torchao's JSON text for a weight (`int4` for codes in bytes); else None."""
+    """Return the type of a weight's codes (`int4` for codes in bytes) by torchao's JSON text; None if not recorded."""
     if not isinstance(text, str) or "target_dtype" not in text:
         return None
     try:
@@ -220,7 +220,7 @@ def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings:
 
 
 def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> set[int]:
-    """Return the block sizes that the configuration names, and those in common use."""
+    """Return the block sizes that the configuration names, and the usual block sizes."""
     keys = ("weight_block_size", "block_structure")
     configured_sizes = {
         value

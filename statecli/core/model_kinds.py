@@ -89,7 +89,7 @@ def _pair_names(
     registered: Collection[str],
     renamed: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
-    """Return the class's names for each entry, and the names that differ from these only by a wrapper's prefix."""
+    """Return the class's names for each entry, and the entries' names that differ by a wrapper's prefix."""
     names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
     matchable_rows = [n for n in rows if tensors[n].fqn not in renamed]
     renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
@@ -172,7 +172,7 @@ def _format_shape(tensor: TensorInfo) -> str:
 
 
 def _list_ties_left_out(present_names: Set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
-    """Return each tied name that safetensors leaves out, and the tied name that it keeps."""
+    """Return each tied name that safetensors leaves out, and the tied name that safetensors keeps."""
     ties = []
     for fqn, tensor in registered.items():
         kept_name = next((name for name in tensor.tied_to if name in present_names), None)

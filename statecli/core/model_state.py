@@ -98,7 +98,7 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def place(self) -> Place | None:
-        """Bytes of a file that hold the storage (in packed form, if packed); None if no single file holds it."""
+        """Bytes of a file that hold the storage (in packed form, if packed); None if no file holds all of it."""
         if not self.path or self.boxes is not None:
             return None
         return Place(self.path, self.offset, self.length if self.packing is None else self.packing.length)
@@ -347,7 +347,7 @@ class OptimizerFacts(msgspec.Struct, frozen=True):
 
 
 class StateDict(msgspec.Struct, frozen=True):
-    """Facts about the state_dict in a section, other than its tensors, that `load_state_dict` uses.
+    """Facts that `load_state_dict` uses about the state_dict in a section, besides the tensors.
 
     `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
     the keys of values other than tensors, `holders` the keys among `others` of values that may contain tensors.

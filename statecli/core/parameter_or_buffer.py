@@ -394,7 +394,7 @@ def _strip_wrappers(fqn: str) -> str:
 
 
 def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the positions that `parameters()` yields, and for each the positions of the tensors tied to it.
+    """Return the positions that `parameters()` yields, and for each of them the positions of the tied tensors.
 
     `parameters()` yields a tied tensor once, under its first name.
     """
@@ -417,7 +417,7 @@ def _has_shapes(claimed_shapes: Sequence[Shape], row_shapes: Sequence[Shape]) ->
 
 
 def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
-    """Return the leftmost and the rightmost positions at which the group's shapes fit in order; None if they do not."""
+    """Return the leftmost and the rightmost positions at which the group's shapes fit in order; else None."""
     leftmost = _find_subsequence(group.shapes, shapes)
     rightmost = _find_subsequence(group.shapes[::-1], shapes[::-1])
     if leftmost is None or rightmost is None:
@@ -426,7 +426,7 @@ def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[i
 
 
 def _find_subsequence(shapes: Sequence[Shape], candidates: Sequence[Shape]) -> list[int] | None:
-    """Return the leftmost positions in `candidates` at which the shapes occur in order; None if they do not."""
+    """Return the leftmost positions in `candidates` at which the shapes occur in order; else None."""
     positions, position = [], 0
     for shape in shapes:
         while position < len(candidates) and shape is not None and candidates[position] != shape:

@@ -25,7 +25,7 @@ _seek_lock = _thread.allocate_lock()
 
 
 def read_at(descriptor: int, length: int, offset: int) -> bytes:
-    """Return at most `length` bytes from byte `offset` of an open file, in any thread; fewer only at its end."""
+    """Return at most `length` bytes from byte `offset` of an open file, in any thread; fewer only at the file's end."""
     data = _read_once(descriptor, length, offset)
     if len(data) == length or not data:
         return data

@@ -171,7 +171,7 @@ def find_syntax_error(path: str) -> SyntaxError | None:
 
 
 def _parse(path: str) -> list[ast.stmt]:
-    """Return the statements of a file, including statements under `if` and `try`; [] if it is not valid Python."""
+    """Return the statements of a file, including statements under `if` and `try`; [] for invalid Python."""
     try:
         return [*_iter_statements(_parse_file(path))]
     except _PARSE_ERRORS:
@@ -194,7 +194,7 @@ def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def map_classes(source: str) -> dict[str, ast.ClassDef]:
-    """Return the classes in source code by name; {} if it is not valid Python."""
+    """Return the classes in source code by name; {} for invalid Python."""
     try:
         return _map_classes([*_iter_statements(ast.parse(source).body)])
     except _PARSE_ERRORS:
@@ -331,7 +331,7 @@ class _CallWriter:
 
 
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:
-    """Return the required arguments of a class, from its `__init__` or dataclass fields, or those of its bases."""
+    """Return the required arguments of a class, from its `__init__` or dataclass fields, and from its bases."""
     required: list[ast.arg] = []
     for ancestor in configuration_fields.list_ancestors(node, classes):
         own_init = configuration_fields.find_init(ancestor, {})

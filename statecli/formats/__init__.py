@@ -123,7 +123,7 @@ def _read_format(format: Format, path: str, section: str | None) -> ModelState:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the files of the folder's checkpoint, as paths relative to the folder. Return () if it has none.
+    """List the files of the folder's checkpoint, as paths relative to the folder. Return () without a checkpoint.
 
     Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """

@@ -239,7 +239,7 @@ class ModelFileFacts(msgspec.Struct, frozen=True):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Shapes by name. A shared parameter has the shape of the parameter that `shared` maps it to."""
+        """Shapes by name. A shared parameter has the shape of its parameter in `shared`."""
         own_shapes = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
         return own_shapes | {
             name: own_shapes[partner] for name, partner in self.shared.items() if partner in own_shapes
@@ -336,7 +336,7 @@ class ModelSection:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Give a tensor its own storage, because ZeRO packs a group into one. Tensors at equal positions stay tied."""
+        """Give a tensor its own storage, because ZeRO packs tensors together. Tensors at equal positions stay tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # drop the note on the view
@@ -406,7 +406,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether the checkpoint is universal: by its subfolder `zero/`, or by its name without optimizer files."""
+    """Return whether a checkpoint is universal: by its subfolder `zero/`, or, without optimizer files, by its name."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)

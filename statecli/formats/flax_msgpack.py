@@ -347,7 +347,7 @@ def _find_model_level(root: object) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
 
 
 def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_Leaf]:
-    """Move the tensors below the dotted path `section_path` into a section of this name, unless it already exists."""
+    """Move the tensors below the dotted path `section_path` into a section of this name, unless the section exists."""
     if not section_path or any(f"{leaf.title}.".startswith(f"{section_path}.") for leaf in leaves):
         return leaves
     keys = tuple(section_path.split("."))

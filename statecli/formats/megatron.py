@@ -134,7 +134,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelState:
-    """Add an unreadable tensor row for each zarr array to the state of the values that are not sharded."""
+    """For each zarr array, add an unreadable tensor row to the state with the values that are not sharded."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
     sections = dict.fromkeys((*common.sections, "model"))

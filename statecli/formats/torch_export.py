@@ -461,7 +461,7 @@ def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, na
 
 
 def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
-    """Build the call that rebuilds the tensor, so that it gets the same checks as a call in a pickle."""
+    """Build the call that rebuilds the tensor, so that the tensor gets the same checks as in a pickle."""
     dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
     if type(dtype) is not int or dtype not in DTYPES:
         raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which torch 2.13 never writes")

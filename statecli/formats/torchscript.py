@@ -83,7 +83,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """Read the module's tensors, whose kinds are in the text of its classes, and the constants of its code.
+    """Read the module's tensors and the constants of its code. The text of the classes shows the tensors' kinds.
 
     Raises UnreadableError for archives of other writers and damaged archives.
     """

@@ -36,7 +36,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class AttributeUse:
-    """Use of an attribute in a source file, other than the assignment that creates it.
+    """Use of an attribute in a source file, other than the assignment that creates the attribute.
 
     `action`: `read`, `stored` (as a whole, in a result or under a key), `set` (assigned), `augment` (`+=`) or `item`
     (an item is assigned). For operands and arguments: `left operand` and `right operand` (of `+`), `out`, `batch_norm`,
@@ -368,7 +368,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
 
 
 def _is_stored(file: _SourceFile, value: ast.expr) -> bool:
-    """Return True if code returns the value, assigns it to a key, or assigns a dict, list or tuple that contains it."""
+    """Return True if code returns the value, assigns it to a key, or assigns a dict, list or tuple with the value."""
     node, parent = value, file.parents[value]
     while isinstance(parent, (ast.Dict, ast.List, ast.Tuple)):
         node, parent = parent, file.parents[parent]

@@ -1,4 +1,4 @@
-"""Limit sizes, downloads and log messages while a model is built from a configuration file, and set its dtype.
+"""Limit sizes, downloads and log messages, and set the dtype, while a model is built from a configuration file.
 
 A configuration may come from anywhere. A number in the file must not make statecli build for hours, and no entry may
 fetch code or weights.

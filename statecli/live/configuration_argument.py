@@ -67,7 +67,7 @@ def _write_function(spec: ModelSpec, argument: str) -> str:
 
 
 def list_parameters(callee: Callee) -> list[inspect.Parameter]:
-    """Return the callee's parameters except `*args` and `**kwargs`; [] if it has no signature."""
+    """Return the callee's parameters except `*args` and `**kwargs`; [] for a callee without a signature."""
     try:
         parameters = inspect.signature(callee).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Build the model that a configuration file names, on any device, with the library that defines its class.
+"""Build the model that a configuration file names, on any device, with the library that defines the class.
 
 `bert/config.json` (transformers, diffusers, timm) and `minilm/modules.json` (sentence-transformers) are specs, and so
 are `transformers:BertModel(config='bert')` and `diffusers:UNet2DModel('unet/config.json')`. Nothing is downloaded, and

@@ -1,4 +1,4 @@
-"""Build a transformers class from config.json without weights, and map names in a checkpoint to its parameter names.
+"""Build a transformers class from config.json without weights, and map names in a checkpoint to parameter names.
 
 Nothing in the configuration is downloaded or run. The class must be part of transformers. Entries that fetch kernels,
 backbones or a quantizer are removed or refused, and the hub is off during the build.

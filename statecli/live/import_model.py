@@ -106,7 +106,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
 
 
 def _find_relative_level(path: str) -> int:
-    """Return the largest number of dots in the relative imports of a file; 0 if it has none."""
+    """Return the largest number of dots in the relative imports of a file; 0 without relative imports."""
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())

@@ -23,7 +23,7 @@ class Entries(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """Report of a strict load: missing names, unexpected names, names of another shape, and torch's other messages.
+    """Report of a strict load: missing names, unexpected names, names with a wrong shape, and torch's other messages.
 
     All are empty if the load succeeds. A message in `refused` has its name if it is about a single name. `extra`: extra
     states in the modules, not tested with `set_extra_state`. For a model of transformers: `unsaved`: names that it does

@@ -756,7 +756,7 @@ def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
 
 
 def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.MemoryNames:
-    """Return the other names of the memory of `row`: aliases of its tensor, then other tensors in its storage."""
+    """Return other names of the row's memory: aliases of its tensor, then other tensors in its storage."""
     names = [*row.aliases, *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row)]
     is_same_tensor = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
     is_disjoint = sharing.count < table.find_rows_sharing(row).count

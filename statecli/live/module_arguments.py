@@ -47,7 +47,7 @@ def _is_called(kind: type, name: str) -> bool:
 
 
 def _spell_with_module(scope: Scope, text: str) -> str:
-    """Return the model spec with a module in place of the string: the module that it names, or an example module."""
+    """Return the model spec with a module in place of the string: the module that the string names, or an example."""
     try:
         (value,), _ = parse_arguments(text, text, f"{text})")
     except (UsageError, ValueError):

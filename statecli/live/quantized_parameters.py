@@ -50,7 +50,7 @@ def read_quantized_parameters(module: nn.Module) -> dict[str, QuantizedParameter
 
 
 def read_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Map the name of each small `weight_shape` tensor, which compressed-tensors registers, to its values."""
+    """Map the name of each small `weight_shape` tensor (registered by compressed-tensors) to the tensor's values."""
     sizes = {}
     for entry in walk_registered(module):
         tensor = entry.tensor

@@ -61,7 +61,7 @@ def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild
 
 
 class _SkipLargeFills(TorchFunctionMode):
-    """Skip fills of `torch.empty` tensors larger than all compared tensors, because they dominate a build's time."""
+    """Skip fills of `torch.empty` tensors larger than all compared tensors: such fills dominate a build's time."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()

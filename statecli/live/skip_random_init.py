@@ -29,7 +29,7 @@ _FILLS = ((torch.Tensor, "normal_"), (torch.Tensor, "uniform_"), (nn.init, "_no_
 
 @dataclass
 class SkippedFills:
-    """Number of skipped fills. If it is 0, skipping them cannot explain a constructor's failure."""
+    """Number of skipped fills. The number 0 shows that skipping did not make a constructor fail."""
 
     count: int = 0
 

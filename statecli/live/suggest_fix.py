@@ -121,7 +121,7 @@ _KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "ret
 
 @dataclass(frozen=True)
 class _ContainerFix:
-    """Fix for all tensors of a container. If `needs_single_name`, a tensor with other names needs another fix."""
+    """Fix for all tensors of a container. If `needs_single_name`, the fix is wrong for tensors with several names."""
 
     text: str | None
     needs_single_name: bool = False
@@ -673,7 +673,7 @@ def _format_container(class_prefix: str, container: object, site: _Site) -> str:
 
 
 def _format_empty(kind: str, container: object, site: _Site) -> str | None:
-    """Return `self.name = nn.<kind>()` if the container starts empty and `nn.<kind>` supports its uses, else None."""
+    """Return `self.name = nn.<kind>()` if the container starts empty and `nn.<kind>` supports its uses; else None."""
     source = site.source
     if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
         return None

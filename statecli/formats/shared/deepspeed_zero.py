@@ -234,7 +234,7 @@ class VectorPiece(msgspec.Struct, frozen=True):
 
 
 class ParameterPart(NamedTuple):
-    """A parameter and its pieces in the ranks' vectors, in order. If it cannot be joined, `fault` has the reason."""
+    """A parameter and its pieces in the ranks' vectors, in order. If they cannot be joined, `fault` has the reason."""
 
     name: str
     shape: Shape

@@ -131,7 +131,7 @@ class Reading:
             stack.extend(reversed(children))
 
     def _limit_characters(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the children. Raises MalformedError if all names together are too long. Each name repeats its path."""
+        """Yield the children. Raises MalformedError if their names (with the paths) are too long in total."""
         for step, child in children:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:

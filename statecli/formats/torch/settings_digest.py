@@ -269,7 +269,7 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
 
 
 def get_unusual_state(node: Obj) -> Any:
-    """Return the state that BUILD sets on an object, or None if it is only attributes."""
+    """Return the state that BUILD sets on an object, or None if the state is only attributes."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)

@@ -102,7 +102,7 @@ class Geometry(NamedTuple):
 
 
 class TensorDecoder:
-    """Decoder of rebuild calls, which checks them against the storages of one file.
+    """Decoder of rebuild calls. It checks each call against the storages of one file.
 
     The storages and their `dtypes` are those of `StorageResolver`. Each call is decoded once, because a tied Parameter
     is the same call under two names. All errors are `MalformedError`, and name the FQN and both numbers.
