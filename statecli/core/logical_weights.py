@@ -1,7 +1,7 @@
 """Describe each quantized weight as a single weight: its shape, its elements, the type of its codes, and its tensors.
 
-The shape of packed codes is in other tensors of the weight: in `quant_state` (bitsandbytes), `weight_shape`
-(compressed-tensors), or the shape follows from the shapes of codes, scales and zero points together. Otherwise the
+The shape of packed codes is in other tensors of the weight: `quant_state` (bitsandbytes) or `weight_shape`
+(compressed-tensors). Or the shape follows from the shapes of codes, scales and zero points together. Otherwise the
 shape is not known.
 """
 

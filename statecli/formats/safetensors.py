@@ -171,8 +171,8 @@ def _parse_plain_header(raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str,
     """Parse a header in the form that libraries write, in a quarter of the strict parser's time and memory.
 
     Raises `_NotPlain`, MalformedError or msgspec's errors for any other header, even if the strict parser would accept
-    the header. msgspec silently keeps the last of two equal keys. Colons reveal them: each key has one, and all others
-    are in names and metadata texts, because no text with a backslash (an escape) is accepted.
+    the header. msgspec silently keeps the last of two equal keys. Colons reveal equal keys: each key has a colon, and
+    all others are in names and metadata texts. No text with a backslash (an escape) is accepted.
     """
     if not raw.isascii() or b"\\" in raw:
         raise _NotPlain

@@ -119,7 +119,7 @@ class Origins:
         return self._callers.get((id(module), name)) if is_known else None
 
     def is_repeated(self, module: nn.Module, name: str) -> bool:
-        """Return True if attribute `name` was assigned repeatedly. For an unknown instance, use its class."""
+        """Return True if attribute `name` was assigned repeatedly. For an unknown instance, use its class's record."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return (id(type(module)), name) in self._repeated_by_class

@@ -56,7 +56,7 @@ class AttributeUse:
 
 @dataclass(frozen=True)
 class SourceScope:
-    """Class and function that contain a source line, and the function's name for the instance (`self`)."""
+    """Class and function that contain a source line, and the name of the instance in the function (`self`)."""
 
     class_name: str | None = None
     function: str = ""

@@ -60,7 +60,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee)
 
 
 def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> ModelError:
-    """Return the error with model specs in which values replace unknown names; unchanged if no value is known.
+    """Return the error with model specs in which values replace unknown names; the same error if no value is known.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """

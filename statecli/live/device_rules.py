@@ -90,7 +90,7 @@ _LIFT_OPERATORS = _split_words("lift lift_fresh lift_fresh_copy")
 
 @dataclass
 class DeviceWatch:
-    """Check the device of each tensor that the operators of a forward use.
+    """Check the device of each tensor that the operators of a forward pass use.
 
     A refused operator raises `CudaRefusal`, or is recorded in `mismatches` to let forward go on.
 

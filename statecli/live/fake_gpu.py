@@ -127,7 +127,7 @@ def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Watch a forward on a real GPU in the block. Arguments that CUDA would refuse are moved, as on the fake GPU."""
+    """Watch a forward pass on a real GPU in the block. Move arguments that CUDA would refuse, as on the fake GPU."""
     with DeviceWatchMode(watch):
         yield MoveRecord(lambda: None)
 

@@ -146,7 +146,7 @@ def _suggest_near(transformers: object, name: str, document: Mapping[str, Any], 
 
 
 def _knows_type(transformers: Any, document: Mapping[str, Any]) -> bool:
-    """Return True if transformers knows the configuration's model_type, or the configuration has none."""
+    """Return True if transformers knows the configuration's model_type, or if the configuration has no model_type."""
     kind = document.get("model_type")
     return type(kind) is not str or kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
 

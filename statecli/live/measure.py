@@ -30,7 +30,7 @@ class MoveTrial:
     Attributes:
         before: Storage key of each name before the move.
         after: Tensor and storage key of each name after the move, without names removed by the move.
-        keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be judged.
+        keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be measured.
         reason: Why no move could be tried; None after a move.
     """
 

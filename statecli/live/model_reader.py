@@ -391,7 +391,7 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> SourceLine | N
 
 
 def _find_user_place(table: _Table, owner: nn.Module, attribute: str, place: SourceLine | None) -> SourceLine | None:
-    """Return the user's line that led to an assignment in a library; `place` if unknown or not in a library.
+    """Return the user's line that led to an assignment in a library; `place` in other cases.
 
     This is the line that called the library, else the line that assigned the nearest parent module.
     """

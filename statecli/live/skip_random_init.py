@@ -1,7 +1,7 @@
 """Build models without drawing the large random initial values.
 
-Random numbers take nine tenths of the time to construct a large model, and names, kinds, shapes, dtypes, storages and
-lines are independent of random numbers. So during a build `normal_`, `uniform_` and `nn.init.trunc_normal_` skip large
+Random numbers take nine tenths of the time to construct a large model. Names, kinds, shapes, dtypes, storages and lines
+do not depend on random numbers. So during a build `normal_`, `uniform_` and `nn.init.trunc_normal_` skip large
 `nn.Parameter`s; their memory is fresh zero pages, free until the first access. Reused memory is zeroed, so that no code
 computes with garbage. Small parameters, plain tensors and subclasses are drawn, because user code may branch on them.
 `--stats` draws everything.

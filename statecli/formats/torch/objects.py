@@ -54,7 +54,7 @@ def build_state(
     """Build the state of a pickled object: every tensor, grouped into sections.
 
     `requested_section` must be a section if given. `dtypes` are the dtypes of storage classes. A pickle without a
-    tensor has the oddity `no-tensors`, unless it is the state of an optimizer; a tensor that contradicts the file's
+    tensor has the oddity `no-tensors`, unless it is the state of an optimizer. A tensor that contradicts the file's
     storages has `damage`. `reads_all_storages`: the loader also reads storages without a tensor, so a storage that
     contradicts the file raises MalformedError.
     """
