@@ -67,7 +67,7 @@ def are_safe_names(texts: Collection[str]) -> bool:
 
 
 def truncate_middle(text: str, width: int) -> str:
-    """Return the text, cut in the middle to at most `width` characters. Keep more of the end, because FQNs need it."""
+    """Return the text, cut in the middle to at most `width` characters. Keep more of the end, where FQNs differ."""
     if len(text) <= width:
         return text
     start = max((width - 1) // 3, 0)

@@ -147,7 +147,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         origin: Origin | UnsetType,
         about: str | UnsetType,
     ) -> Finding:
-        """Return a finding for this finding and others with the same cause. The result keeps this finding's place."""
+        """Return a finding that stands for this finding and others with the same cause, at this finding's place."""
         return Finding(
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )

@@ -350,7 +350,7 @@ class StateDict(msgspec.Struct, frozen=True):
     """Facts that `load_state_dict` uses about the state_dict in a section, besides the tensors.
 
     `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
-    the keys of values other than tensors, `holders` the keys among `others` of values that may contain tensors.
+    the keys of values other than tensors; `holders` are the keys among `others` whose values may contain tensors.
     `is_module`: a module pickled whole; only its class knows these facts. `keys` lead from the loaded object to the
     state_dict: () if the object is the state_dict, None if no keys lead there or they are unknown.
     """
@@ -399,7 +399,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Names of tensors recomputed by torch before each forward: old weight_norm, spectral_norm, pruning."""
+        """Names of tensors recomputed by torch before each forward pass: old weight_norm, spectral_norm, pruning."""
         return frozenset(oddity.fqn for oddity in self.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
     def find_state_dict(self, section: str) -> StateDict:

@@ -239,7 +239,7 @@ class ModelFileFacts(msgspec.Struct, frozen=True):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Shapes by name. A shared parameter has the shape of its parameter in `shared`."""
+        """Shapes by name. A shared parameter has the shape of its source in `shared`."""
         own_shapes = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
         return own_shapes | {
             name: own_shapes[partner] for name, partner in self.shared.items() if partner in own_shapes

@@ -329,7 +329,7 @@ def _is_split(node: object, depth: int = 0) -> bool:
 
 
 def _is_whole(key: str, node: object) -> bool:
-    """Return whether a map is one section, not a map of sections (in a TrainState, {"params": {"params": ...}})."""
+    """Return whether a map is one section, not a map of sections (TrainState: {"params": {"params": ...}})."""
     is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 

@@ -283,7 +283,7 @@ def has_attribute(name: ModuleName) -> bool:
 
 
 def _get_member(obj: Any, name: str) -> Any:
-    """Return an attribute, or import the submodule of this name. Raises AttributeError if there is neither.
+    """Return an attribute, or import the submodule of this name. Raises AttributeError if both are missing.
 
     A library may build a deprecated module only when the module is imported by its full name.
     """

@@ -146,7 +146,7 @@ class _Table:
         return self._suggestions
 
     def get_rebuild(self, row: _Row) -> Rebuild:
-        """Return how the tensor compares between two more builds of the model. The first call makes the builds.
+        """Return how two more builds of the model agree about the tensor. The first call makes the builds.
 
         UNKNOWN if the tensor requires grad or is in an unregistered module: its fix does not depend on the builds.
         """

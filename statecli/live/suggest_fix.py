@@ -742,7 +742,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: boo
 
 
 def _is_complete(site: _Site, container: object) -> bool:
-    """Return True if the assigned expression is the whole container and no other statement changes it later."""
+    """Return True if the assigned expression is the whole container and no later statement changes the container."""
     if site.source is None or site.source.is_reused or site.is_filled():
         return False
     if issubclass(type(container), collections.defaultdict):
@@ -773,7 +773,7 @@ def _suggest_for_class_attribute(
 
 
 def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str:
-    """Return the fix for a tensor in a closure or a default: a method or a hook must read it from the module."""
+    """Return the fix for a tensor in a closure or a default: a method or hook must read the tensor from the module."""
     step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
     name, is_module = _get_captured_name(step), issubclass(type(step.value), nn.Module)
     if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):

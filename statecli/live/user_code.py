@@ -43,7 +43,7 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_streams() -> Iterator[None]:
-    """Restore the process after user code as `protect_process` does, except the search path."""
+    """Restore the process after user code as `protect_process` does, except for the search path."""
     with _restore_process(), hide_library_lines(), _redirect_prints(), _forbid_exit():
         yield
 
@@ -97,7 +97,7 @@ def _restore_process() -> Iterator[None]:
 
 @contextmanager
 def _redirect_prints() -> Iterator[None]:
-    """Send print(), os.write(1, …) and output of C libraries to stderr: stdout holds only the result."""
+    """Send print(), os.write(1, …) and output of C libraries to stderr, because stdout holds only the result."""
     stderr = sys.stderr
     with redirect_stdout(stderr):
         try:

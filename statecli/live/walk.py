@@ -511,7 +511,7 @@ def _open_object(step: WalkStep, classes: dict[int, type]) -> list[WalkStep]:
 
 
 def _is_empty(obj: Any) -> bool:
-    """Return True for an empty container, such as most hook dicts of a module, or a function that holds no objects."""
+    """Return True for an empty container, such as a module's hook dicts, and for a function that holds no objects."""
     kind = type(obj)
     if kind is types.FunctionType:  # methods of transformers' classes would be most of the opened objects
         return _is_empty_function(obj)
