@@ -304,7 +304,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):
-    """Unusual but readable fact about a target. A reader records the oddity, and rules decide whether to report it.
+    """Unusual but readable fact about a target, recorded by a reader and judged by rules.
 
     `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name. `place` is
     unset if the oddity concerns no bytes, and `origin` if it concerns no source line.
