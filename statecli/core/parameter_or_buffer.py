@@ -241,7 +241,7 @@ def _find_all_trained(
 def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
     """Return one optimizer merged from all optimizers, in a list; [] if there is only one, or too many.
 
-    The merged optimizer counts only if it trains a whole model: a single one may train too few tensors to match.
+    The merged optimizer counts only if it trains a whole model: a single optimizer may train too few to match.
     """
     if not 1 < len(optimizers) <= MAX_MERGED_OPTIMIZERS:
         return []
