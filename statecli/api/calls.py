@@ -78,7 +78,7 @@ def to_paths(targets: object) -> tuple[str, ...]:
 
 
 def list_targets(targets: object) -> tuple[object, ...]:
-    """Return the targets of audit and lock: a single target, or all of an iterable."""
+    """Return the targets of audit and lock: a single target, or each item of an iterable."""
     if isinstance(targets, (str, os.PathLike)) or is_live(targets) or not isinstance(targets, Iterable):
         return (targets,)
     return tuple(targets)
@@ -152,7 +152,7 @@ def _to_count(number: object) -> int:
 
 
 def build_options(options: type[_Options], values: Mapping[str, Any]) -> _Options:
-    """Build the options of a command from Python values by argument or field name. Raises UsageError."""
+    """Build the options of a command from Python values. Keys are names of arguments or fields. Raises UsageError."""
     all_parameters = parameters_of(options)
     parameters = {each.argument: each for each in all_parameters} | {each.field: each for each in all_parameters}
     return options(**{parameters[name].field: _convert(parameters[name], value) for name, value in values.items()})
@@ -230,7 +230,7 @@ def diff(before: object, after: object, **arguments: Any) -> Diff:
 
 
 def _name_side(side: object, saved_objects: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
-    """Return the text of a side of a diff: the path of a live object's file, or the name of a snapshot."""
+    """Return the text of a side of a diff: the path of a saved object, the name of a snapshot, or the given text."""
     if not isinstance(side, Snapshot):
         return save_if_live(side, saved_objects)
     if side.path is not None:
@@ -308,7 +308,7 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
 
 
 def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:
-    """Return a context that restores torch's settings and the model after model code, if torch is installed."""
+    """Return a context that restores torch's settings and the model after running model code, if torch is installed."""
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:

@@ -1,4 +1,4 @@
-"""State of a live object at some time, for a later comparison."""
+"""Snapshot of a live object (a model, an optimizer or a state_dict), for a later comparison."""
 
 from __future__ import annotations
 

@@ -508,7 +508,7 @@ class Browser(App[None]):
         self._read_list("reading statistics", readable, read, end)
 
     def action_layers(self) -> None:
-        """Show the table of layers. First read (or compare) the missing values of listed tensors in layers."""
+        """Read or compare the missing values of the listed tensors in layers. Then show the table of layers."""
         model, missing = self.model, self.model.list_layers_to_read()
         if model.difference is not None and missing:
             self._compare_list(model.difference, missing, self._show_layers)
@@ -655,7 +655,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text over the screen. Any key closes the text; most keys then also act on the list."""
+        """Show a text over the screen. Any key closes the text; most keys then have their usual effect."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:
@@ -664,7 +664,7 @@ class Browser(App[None]):
         self.push_screen(Overlay(text), act)
 
     def action_escape(self) -> None:
-        """Stop the reading of a list. Otherwise undo the sorting, or else remove the filter."""
+        """Stop the reading of a list. Without a reading, undo the sorting; without a sorting, remove the filter."""
         if self._reader.reads_list:
             self._reader.read_list(None)
             self._end_list(lambda: "stopped")

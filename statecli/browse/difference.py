@@ -115,7 +115,7 @@ class Difference:
         self._layer_norms = {layer: math.hypot(*tensor_norms) for layer, tensor_norms in norms.items()}
 
     def _find_layer(self, position: int) -> LayerKey:
-        """Return the tensor's section and layer: its name up to the first number, or the name of its module."""
+        """Return the tensor's section and layer. The layer is the name up to the first number, or the module's name."""
         change = self.changes[position]
         parts = change.fqn.split(".")
         end = next((n for n, part in enumerate(parts[:-1], 1) if part.isdecimal()), len(parts) - 1)

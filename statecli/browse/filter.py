@@ -162,7 +162,7 @@ class Filter:
 
     @cached_property
     def _dtypes(self) -> Sequence[TensorInfo]:
-        """For each dtype in the state, a tensor that has it."""
+        """A tensor of each dtype in the state."""
         return tuple({tensor.dtype: tensor for tensor in self._tensors}.values())
 
     def _test_name(self, word: str) -> Test:

@@ -61,7 +61,7 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
 
 
 def _list_names(state: ModelState) -> list[str]:
-    """Return the name of each tensor in the form that globs match: after its section if there are several sections."""
+    """Return the name of each tensor as globs match it. If there are several sections, the section comes first."""
     by_section = len(state.sections) > 1
     return [glob_names(tensor.fqn, tensor.section, by_section=by_section)[-1] for tensor in state.tensors]
 
@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob that matches the name. `?` replaces control characters, which a terminal obeys when pasted."""
+    """Return a glob that matches the name. `?` replaces control characters: a terminal obeys pasted ones."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(
@@ -86,7 +86,7 @@ def _escape_glob(name: str) -> str:
 
 
 def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
-    """Return globs that cover the marked names, each with the position of its first name, in this order.
+    """Return (position, glob) for globs that cover the marked names. The position is that of the glob's first name.
 
     Modules and repeated layers that are marked completely get one glob each; the largest are tried first.
     """

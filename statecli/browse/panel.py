@@ -79,7 +79,7 @@ def _wrap(line: PanelLine, width: int) -> Iterator[PanelLine]:
 
 
 def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
-    """Yield the pieces of a line with a long word. It breaks after `/`, but never inside the line number at the end."""
+    """Yield the pieces of a line with a long word: broken after `/` if possible, and not in the last line number."""
     while len(text) > width:
         end = text.rfind("/", 0, width) + 1
         if end <= len(indent) + 1:

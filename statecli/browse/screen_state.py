@@ -123,7 +123,7 @@ class ScreenModel:
 
     @property
     def shows_tree(self) -> bool:
-        """True if the tree is shown: no filter, no flat list chosen, and the order is the target's or by size."""
+        """True if the tree is shown: without a filter or a flat list, in the target's order or sorted by size."""
         return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, ListColumn.SIZE)
 
     @property
@@ -145,7 +145,7 @@ class ScreenModel:
         return self.get_row(min(self.cursor, self.count - 1)) if self.count else None
 
     def get_name(self, position: int) -> str:
-        """Return the name of a tensor, after its section if there are several sections."""
+        """Return the name of a tensor. If there are several sections, the section comes first."""
         tensor = self.tensors[position]
         return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
 
@@ -493,7 +493,7 @@ class ScreenModel:
         return [n for n in difference.list_missing(self.filtered_positions) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
-        """Return the roles (tensors that each layer has) whose changes are known. The change replaces the RMS."""
+        """Return the roles (tensors that each layer has) whose changes are known, with changes in place of RMS."""
         return list_roles(
             replace(tensor, stats=Stats(mean=change, std=0.0, nan=0, inf=0) if change is not None else None)
             for n, tensor in enumerate(self.tensors)

@@ -43,7 +43,7 @@ class UnusualValues:
         self._signs: dict[NodeKey, str] = {}
 
     def add(self, position: int) -> None:
-        """Take the statistics of a tensor into account. Outliers are found by `find_outliers`."""
+        """Record whether the tensor has NaN or infinity. `find_outliers` finds the outliers."""
         for kind, positions in self._positions.items():
             if getattr(self.stats[position], kind):
                 positions.add(position)

@@ -28,13 +28,13 @@ class ReaderThread:
         self._thread: threading.Thread | None = None
 
     def read(self, job: Callable[[], Apply]) -> None:
-        """Run the job. It replaces a job that has not begun, because the cursor has left that job's tensor."""
+        """Run the job. The job replaces a waiting job, because the cursor has left the tensor of the waiting job."""
         with self._job_condition:
             self._job = job
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
-        """Run the steps in order. They replace the steps of an earlier list; None only ends the earlier list."""
+        """Run the steps in order, in place of the steps of an earlier list. None only ends the earlier list."""
         with self._job_condition:
             self._list = steps
             self._start()

@@ -70,7 +70,7 @@ def _format_answer(shell: str, current: str, words: Sequence[str]) -> str:
 
 
 def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
-    """Return the answer for Bash, which splits words at `:` and `=`. Each candidate extends the piece `fragment`."""
+    """Return the answer for Bash, which splits words at `:` and `=`. Each candidate begins like `fragment`."""
     *words, current = _join_words([*words, fragment])
     start = fragment if fragment.strip(":=") else ""
     typed_word = _unquote(current)
@@ -84,7 +84,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
 
 
 def _list_files(typed_word: str, start: int) -> Completion | None:
-    """Return the files whose names begin as typed. Names that need quotes are left out. None if no name is left."""
+    """Return the files whose names begin as typed, except names that need quotes; None without such a file."""
     folder, name = os.path.split(typed_word[start:])
     if not name.strip(":="):
         return None
@@ -145,7 +145,7 @@ def _find_candidates(words: Sequence[str], current: str) -> Completion:
 
 
 def _complete_command(words: Sequence[str]) -> Completion:
-    """Return the commands of statecli, or of the group in `words`; no candidates after any other word."""
+    """Return the commands of statecli, or of the group that `words` names; after other words, an empty result."""
     group = " ".join(words)
     return Completion(candidates=tuple(list_commands(group)) if group in ("", *GROUPS) else ())
 

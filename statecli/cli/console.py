@@ -85,7 +85,7 @@ def print_summary(report: Report, path: str) -> None:
 
 
 def is_next_to_errors(target: OutputTarget) -> bool:
-    """Return True if an output for people goes to the same place as standard error: a terminal, a pipe or a log."""
+    """Return True if a human-readable output goes to the same place as stderr: a terminal, a pipe or a log."""
     for_people = target.output in (None, render.Output.TABLE, render.Output.PLAIN) and target.path is None
     if not for_people or sys.stderr is None:
         return False
@@ -179,7 +179,7 @@ def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator
 
 
 class _StageLine:
-    """Line on stderr that names the slow stage that runs now."""
+    """Line on stderr with the name of the current slow stage."""
 
     def __init__(self) -> None:
         self._is_shown = False
@@ -213,7 +213,7 @@ def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Ca
 
 
 class _ReadBytes:
-    """Counter of value bytes: bytes of finished tensors, or bytes received from remote files if that is more."""
+    """Counter of value bytes: bytes of finished tensors or bytes received from remote files, the larger of the two."""
 
     def __init__(self) -> None:
         self.total = self._finished_bytes = self._finished_before = self._fetched_before = 0

@@ -84,7 +84,7 @@ def build_page(name: str) -> HelpPage:
 
 
 def list_commands(group: str) -> Iterator[tuple[str, str]]:
-    """Yield each command of a group with its summary; for "", statecli's own commands and the groups themselves."""
+    """Yield each command of a group with its summary. For "", yield the groups, and the commands outside of groups."""
     help_by_command = {}
     for name, options in COMMANDS.items():
         parent, _, last = name.rpartition(" ")

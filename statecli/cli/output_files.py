@@ -1,4 +1,4 @@
-"""Find the output files: of `-o`, and of each `--report FORMAT=FILE`. Check them before the command reads anything."""
+"""Find the output files of `-o` and of `--report FORMAT=FILE`, and check them before the command reads anything."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def check_place(path: str, option_text: str) -> None:
 
 
 def _is_part(path: str, folder: str) -> bool:
-    """Return True for a file of the model in `folder`; an earlier report there is not part of the model."""
+    """Return True for a file of the model in `folder`; False for other files there, such as an earlier report."""
     if not os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), "")):
         return False
     name = os.path.basename(path)

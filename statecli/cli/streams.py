@@ -62,7 +62,7 @@ class Stream:
         is_terminal: bool | None = None,
         is_stdout: bool = True,
     ) -> None:
-        """Write to `raw`. If `raw` is only a buffer, `columns` and `is_terminal` describe the final stream."""
+        """Write to `raw`. For a buffer, `columns` and `is_terminal` describe the stream that gets its content."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding

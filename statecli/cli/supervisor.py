@@ -166,7 +166,7 @@ def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int)
 
 
 def _create_sender(pipe: int, mark: bytes) -> Send:
-    """Return a function that sends messages. It binds functions of `os` now, because model code may replace them."""
+    """Return a function that sends messages. It uses the functions that `os` has now: model code may replace them."""
     owner, getpid, write, pack = os.getpid(), os.getpid, os.write, _HEADER.pack
     lock = _thread.RLock()
 

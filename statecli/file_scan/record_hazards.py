@@ -65,7 +65,7 @@ class RecordUse(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_place(cls, where: str) -> RecordUse:
-        """Return how a program uses the pickle, from `where`: the names of its record and its archives."""
+        """Return how a program uses the pickle. `where` has the names of the pickle's record and archives."""
         if not _ANY_USE.search(where):
             return _NO_USE
         names = (_EXAMPLE_INPUTS, _CONSTANTS, _TENSORS, _OBJECTS, _LOCATIONS)
@@ -76,7 +76,7 @@ _NO_USE = RecordUse(False, False, False, False, False)
 
 
 def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | None) -> tuple[Hazard, ...]:
-    """Return the data in a pickle that makes loaders do harm, by itself or because of the archive around the pickle."""
+    """Return the data in a pickle that makes loaders do harm. Some data does harm only in certain archives."""
     hazards = list(scanner.find_hazards(keys_are_source=use.is_example))
     is_read_in_cpp = use.is_object or (records is not None and is_of_script(records))
     if records is not None:

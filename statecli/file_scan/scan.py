@@ -130,7 +130,7 @@ def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
 
 
 def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
-    """Yield the hazards of a file that some loaders take for another format, by its name, first or last bytes."""
+    """Yield the hazards of a file whose name, first or last bytes make some loaders read it as another format."""
     head = file_region.head
     if (reason := find_code_in_text(file_region.path, file_region)) is not None:
         yield Hazard(reason, help="remove the file unless you trust its author")
@@ -151,7 +151,7 @@ def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[H
 
 
 def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
-    """Return the pickles of a file, and of the archives in its `places`. `only_stored`: only of these archives."""
+    """Return the pickles of a file and of the archives at `places`; if `only_stored`, skip the rest of the file."""
     try:
         with ByteSource(path) as source:
             source.prefetch(
@@ -430,7 +430,7 @@ class FileScan:
     # Archives.
 
     def _scan_tar(self, piece: Piece) -> None:
-        """Scan the members of a tar, as torch 0.1.9 and older save, and report the file as not read to its end.
+        """Scan the members of a tar, as saved by torch up to 0.1.9. Report the file as not read to its end.
 
         torch.load tries tarfile first, for every file. In `storages` and `tensors`, torch.load unpickles more data than
         the first pickles.

@@ -233,7 +233,7 @@ class Flow:
         unreachable_values: Iterable[Value],
         excused_calls: Set[int] = frozenset(),
     ) -> None:
-        """Check all calls and states of the pickle, and the values that belong to neither. Raises OutOfSteps.
+        """Check all calls and states of the pickle, and the values outside of calls and states. Raises OutOfSteps.
 
         `excused_calls`: ids of the calls in the form that torch.compile writes.
         """
@@ -272,7 +272,7 @@ class Flow:
                 self.computed_data.append(data)
 
     def _explain_unexpected_values(self, call: Obj, name: str) -> str | None:
-        """Return the problem with arguments that C code uses unchecked; None if Python or numpy may write them."""
+        """Return the problem with arguments that C code uses unchecked; None for arguments that picklers write."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             return "has an error position outside its text, so printing this exception may read memory outside the text"
         if not dates.has_valid_value(name, call):
@@ -417,7 +417,7 @@ class Flow:
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
-        """Check the later call of a functools.partial, if its function is clean; others are reported anyway."""
+        """Check the later call of a functools.partial with a clean function. Other functions are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "is the function of a functools.partial whose arguments are not plain data"
@@ -472,7 +472,7 @@ class Flow:
             self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
-        """Check that each part of a sparse tensor is a tensor of the file, which the rule `sparse-indices` can check.
+        """Check that the file stores the parts of a sparse tensor, so that the rule `sparse-indices` can check them.
 
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """
@@ -596,7 +596,7 @@ class Flow:
         return None
 
     def _is_handle_state(self, state: Value) -> bool:
-        """Return True for a valid state of a hook handle: the dict of the hook, the number of the hook, other dicts.
+        """Return True for a valid state of a hook handle: (dict of the hook, number of the hook, other dicts of hooks).
 
         The next hook of any module gets the next number. After infinity all hooks have the same number, so removing any
         hook removes the last one.

@@ -113,7 +113,7 @@ def describe_computed_text(where: str) -> Hazard:
 
 
 def _read_path(where: str, value: Value, use: str, steps: Steps) -> tuple[str | None, Hazard | None]:
-    """Return the text of a path, or the hazard of a value that is not a path. Both are None without a value.
+    """Return the text of a path, or the hazard of a value that is not a path. If `value` is None, both are None.
 
     `use`: the action of a loader on the path, as `X deletes`.
     """

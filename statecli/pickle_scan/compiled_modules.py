@@ -49,7 +49,7 @@ def is_module(call: Obj) -> bool:
 
 
 def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int, Obj]:
-    """Return, by id, the calls for compiled modules and their parts; {} if torch.compile never writes one of them.
+    """Return, by id, the calls for compiled modules and their parts; {} if torch.compile never writes such calls.
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.
     """
@@ -101,7 +101,7 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
 
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for an object of the compiler whose state has only plain values and other such objects."""
+    """Return True for an object of the compiler whose state has only plain values and other objects of the compiler."""
     if type(value) is not Obj or get_name(value.cls) not in _PART_CLASSES:
         return False
     if value.args or not _has_only_arguments(value, "newobj"):

@@ -102,7 +102,7 @@ def has_computed_data(state: tuple[Value, ...]) -> bool:
 
 
 def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
-    """Return the bytes of a numpy array, little-endian and in C order; None if the state has this order already."""
+    """Return a numpy array's bytes in little-endian C order; None if the bytes in the state already have this order."""
     shape, dtype, is_fortran, data = numpy_dtype_states.split_array_state(state)
     is_swapped = type(dtype) is Obj and numpy_dtype_states.is_swapped(dtype)
     return _compute_array(shape, dtype, data, is_fortran=bool(is_fortran), is_swapped=is_swapped)

@@ -18,7 +18,7 @@ _FOLD_BIT = 0x80
 
 
 def has_valid_value(name: str, call: Obj) -> bool:
-    """Return True if the bytes of a date or time are valid, or if the call creates neither.
+    """Return True unless the call creates a date or time from invalid bytes.
 
     Numbers instead of bytes are checked by the constructor itself.
     """

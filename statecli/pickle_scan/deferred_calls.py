@@ -1,4 +1,4 @@
-"""Check the functions that a pickle stores for a later call: a `functools.partial` is checked as this later call.
+"""Check the functions that a pickle stores for a later call. For a `functools.partial`, check this later call.
 
 A program that loads a checkpoint calls stored functions: an activation, a method of a configuration. So a partial may
 hold a function of tensors or a class of torch modules, with numbers, tensors and dtypes as arguments. With an object as
@@ -74,7 +74,7 @@ class DeferredCalls:
         self._fitting: dict[ArgumentTest, set[int]] = {}
 
     def builds_data(self, function: str, args: Value, kwargs: Value) -> bool:
-        """Return True if calling `function` with these arguments, and any more, only computes or builds data.
+        """Return True if `function`, called with these and any further arguments, only computes or builds data.
 
         Raises OutOfSteps.
         """
@@ -123,7 +123,7 @@ def is_callable(value: Value, root: RootLookup) -> bool:
 
 
 def is_callback(name: str) -> bool:
-    """Return True for a function or class that a pickle may store but not call, except functions of tensors."""
+    """Return True for a function or class that a pickle may store but must not call, except functions of tensors."""
     is_stored = known_names.may_be_named(name) and not known_names.computes_tensors(name)
     return is_stored and not name.startswith(("typing.", "types."))
 

@@ -36,7 +36,7 @@ def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str |
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True for a dict that sets no attribute of its class. Picklers write those as arguments of the call."""
+    """Return True for a state that sets no attribute of its class: picklers pass these attributes as arguments."""
     return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
 
 

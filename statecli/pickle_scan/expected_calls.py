@@ -1,4 +1,4 @@
-"""Describe how picklers use each name in `known_names`: its arguments, states, items and functions to call.
+"""Describe how picklers use names of `known_names`: which arguments they pass, and which states and items they set.
 
 `call_flow` compares each call of a pickle with these calls. Any other call may run a method of an object that the file
 chooses.
@@ -116,7 +116,7 @@ def is_clean(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function that may return a shared object, because it is not known to create a new one."""
+    """Return True for a clean function that is not known to create a new object, so that its result may be shared."""
     is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
     return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 
@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of containers or numbers gets an object as argument, whose methods the class would call.
+    """Return True if a class of containers or numbers gets an object as argument: the class would call its methods.
 
     Pickle writes literals here. The object may be a range or a tensor, which stand for any number of elements.
     """

@@ -246,7 +246,7 @@ def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> It
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:
-    """Return True for an argument that torch passes by position, also if it has a name."""
+    """Return True for an argument that torch passes by position, even if the argument has a name."""
     return entry.get("kind") == 1 or entry.get("name") == ""
 
 
@@ -292,7 +292,7 @@ def _find_wrong_type(document: object, steps: Steps) -> str | None:
 
 
 def _check_other_objects(document: object, steps: Steps) -> Iterator[Misuse]:
-    """Yield a misuse if a signature or a graph's outputs have an object of the file, which torch compiles as code.
+    """Yield a misuse if a signature or a graph's outputs have an object of the file: torch compiles its repr() as code.
 
     An object is allowed if an input of the graph around it has its name; outside of graphs, an input of the main graph.
     The inputs of a graph and the arguments of a node are skipped: the former define the names, `find_misuses` checks
@@ -319,7 +319,7 @@ def _check_other_objects(document: object, steps: Steps) -> Iterator[Misuse]:
 
 
 def _is_custom_operator(name: str) -> bool:
-    """Return True for an operator outside of torch's `aten` and `higher_order`, which torch may pass to an operator."""
+    """Return True for an operator outside of `aten` and `higher_order`: other operators may take it as argument."""
     return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
 
 

@@ -319,7 +319,7 @@ _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "un
 
 
 def find_program_calls(document: object, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
-    """Yield the calls and imports of loading or calling a program, except tensor computation. Raises OutOfSteps."""
+    """Yield the calls and imports that loading or running a program causes, except tensor math. Raises OutOfSteps."""
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
     for text in dict.fromkeys(_select_texts(texts, TextRequirement.EXPRESSION)):
         steps.take(Budget.TEXT, 1 + len(text))  # to parse and measure a character takes 4 to 10 µs
@@ -492,7 +492,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
 
 
 def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps: Steps) -> Iterator[ProgramCall]:
-    """Yield the first name that continues a tensor's name (`a.b` for `a`), for which torch gets an attribute.
+    """Yield the first name that continues a tensor's name (`a.b` for `a`): torch gets `b` as attribute of the tensor.
 
     If a module has the name of a tensor, torch calls the tensor as the module.
     """

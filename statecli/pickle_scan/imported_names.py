@@ -125,7 +125,7 @@ class Scanner(Machine):
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
-        """Yield each imported name once, in order; skip names that only spell others or that torch.compile writes."""
+        """Yield each imported name once, in order. Skip names of torch.compile, and functions that only spell names."""
         flow = self.flow
         names = self.globals.values()
         compiled = {} if self.duplicate_keys else find_module_calls(flow.calls, self._builds)
@@ -148,7 +148,7 @@ class Scanner(Machine):
                 yield mention
 
     def note_unusual_opcode(self, name: str, pos: int) -> None:
-        """Record the first opcode (before byte `pos`) with an effect that picklers never write."""
+        """Record the first opcode (before byte `pos`) with the unusual effect `name`, which picklers never write."""
         if name not in self._unusual_mentions:
             why = known_names.describe_harm("pickle", name)
             self._unusual_mentions[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
@@ -181,7 +181,7 @@ class Scanner(Machine):
             return None
 
     def has_wrong_location(self) -> bool:
-        """Return True if the pickle, which has source locations of TorchScript code, refers to a text that it lacks."""
+        """Return True if a source location of TorchScript code refers to a text that the pickle does not have."""
         try:
             return debug_texts.has_wrong_number(self.root, self.flow.steps)
         except OutOfSteps as error:
@@ -243,7 +243,7 @@ class Scanner(Machine):
     # Operations that the machine refuses.
 
     def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
-        """Return a node for the call of any callee; for a call that only spells a name, return that name."""
+        """Return a node for a call of any value. If the call only spells a name (a nested class), return the name."""
         self.call_count += 1
         if type(function) is Global:
             if how != "newobj" and get_plain_name(function) in known_names.SPELLING_FUNCTIONS:
@@ -326,7 +326,7 @@ class Scanner(Machine):
         return self.intern_name("types", name, pos) if name else None
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Return the Global of a name like the base class does, also for a name given as bytes (Python 2)."""
+        """Return the Global of a name like the base class does. The name may be bytes, as Python 2 writes it."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         imported = super().intern_name(module, name, pos)
         if self.protocol > _LAST_PYTHON_2_PROTOCOL and rename_python2(module, name) != (module, name):
@@ -448,7 +448,7 @@ class Scanner(Machine):
 
 
 def _is_annotation(value: Value) -> bool:
-    """Return True if a value may be part of an annotation: a name, a plain value, or a tuple or annotation of these.
+    """Return True if a value may be part of an annotation: a name, a plain value, or a tuple or call of such values.
 
     Other objects are refused, because Python would call their methods for `|` and for the text of an error.
     """
@@ -645,7 +645,7 @@ _WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumera
 
 
 def _list_called_names(call: Obj) -> set[str]:
-    """Return the names that a call runs: its function, and the functions that it calls among its arguments."""
+    """Return the names that a call runs: the called function, and each argument that this function calls."""
     names: set[str] = set()
     pending = [call]
     while pending and len(names) < MAX_INDIRECT_CALLS:

@@ -1,4 +1,4 @@
-"""Check that a pickle stores functions and other callables only in the attributes in which honest pickles do.
+"""Check that a pickle stores functions and other callables only in attributes in which torch stores callables.
 
 Python code calls the value under a name of an object: `forward` of a module, the hooks in `_forward_hooks`, each module
 in `_modules`, `get` of any object in place of a dict. An attribute of the instance hides the method of its class. So a
@@ -175,7 +175,7 @@ class Attributes:
         return has_tensor_name or name.startswith(_TENSOR_PREFIXES) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
-        """Return True for a value that torch stores as a hook, or for a name reported elsewhere (not clean)."""
+        """Return True for a value that torch stores as a hook, and for a name that is reported as not clean."""
         if type(value) not in (Global, Obj):
             return type(value) in (bool, int, type(None))
         name = self._root(value) or ""

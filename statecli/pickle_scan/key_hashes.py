@@ -1,4 +1,4 @@
-"""Compute Python's hashes of dictionary keys whose hashes a file can choose, to find keys with the same hash."""
+"""Compute Python's hashes of dictionary keys, because a file can choose many keys with the same hash."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class KeyHashes:
         return hash(tuple(_Hashed(self.compute_hash(child, nesting)) for child in children))
 
     def _hash_set(self, children: Iterable[Value], nesting: int) -> int:
-        """Return the hash of a frozenset; 0 if it is unknown which elements with the same hash are equal."""
+        """Return the hash of a frozenset; 0 if statecli cannot decide whether elements with the same hash are equal."""
         groups: dict[int, list[Value]] = {}
         for child in children:
             group = groups.setdefault(self.compute_hash(child, nesting), [])
@@ -98,7 +98,7 @@ class KeyHashes:
 
 
 def reads_contents(key: Value) -> bool:
-    """Return True if the hash of a key depends on its contents, not on its address like the hash of a tensor."""
+    """Return True if Python hashes a key by its contents, False if by its address, as for a tensor."""
     return type(key) in (tuple, SetOf) or (type(key) is Obj and not _is_hashed_by_address(_get_class_name(key)))
 
 

@@ -158,7 +158,7 @@ _STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(_OTHER_MODULE_NAMES.spli
 
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
-    """Return True if a checkpoint may contain `module.name`: the name builds data, or is named but not called."""
+    """Return True if a checkpoint may contain `module.name`: the name builds data, or is not called."""
     qualified = f"{module}.{name}"
     if may_be_named(qualified) or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified):
         return not called
@@ -180,7 +180,7 @@ def is_member(qualified: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_class(qualified: str) -> bool:
-    """Return True for a class of torch that only stores its arguments, also under its name in older releases."""
+    """Return True for a class of torch that only stores its arguments. Names from older releases of torch count too."""
     # Older releases of torch have the contents of torch.ao directly in torch.
     return qualified in CLASSES or qualified.replace("torch.", "torch.ao.", 1) in CLASSES
 
@@ -193,7 +193,7 @@ def computes_tensors(qualified: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_be_named(qualified: str) -> bool:
-    """Return True for a name that a checkpoint may contain but not call."""
+    """Return True for a name that a checkpoint may contain but must not call."""
     return qualified in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(qualified) is not None
 
 
@@ -263,7 +263,7 @@ def _look_up_harm(parts: list[str]) -> str | None:
 
 
 def _look_up_alias(parts: list[str]) -> str | None:
-    """Return the harm of a Python class or module that a name reaches through another module."""
+    """Return the harm of Python's module or class inside a name, such as `os` in `torch.os.system`; else None."""
     for at, part in enumerate(parts):
         if part in _HARMS and part in _STANDARD_LIBRARY and at + 1 < len(parts):
             return _look_up_harm(parts[at:])

@@ -1,4 +1,4 @@
-"""Attributes of modules that torch runs (`_graph`), which a tensor or submodule of a program must not replace.
+"""Names of module attributes that torch uses (`_graph`). A program must not give such a name to a tensor or submodule.
 
 torch assigns the constants of a program to the module by the names in the signature, over any other attribute. The
 modules of `torch.export.unflatten` call each other by their paths. A test compares the list with the installed torch.

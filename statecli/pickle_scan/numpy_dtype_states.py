@@ -71,7 +71,7 @@ class ArrayTypes:
         self._referenced_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
-        """Return True for an array's state as numpy writes it, with a known dtype and as many objects as elements.
+        """Return True for a valid state of an array: with a known dtype and, for objects, with an object per element.
 
         numpy reads beyond a short list. Types from other sources (a class of `numpy.dtypes`, a function that returns
         its argument) are unknown, because their elements may be pointers.
@@ -180,7 +180,7 @@ def _holds_objects(dtype: Value) -> bool:
 
 
 def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
-    """Return True if no field overlaps an object. A span has a field's start, its end, and whether it has objects."""
+    """Return True if no field overlaps a field with objects. A span is (start, end, whether the field has objects)."""
     if not any(has_objects for _, _, has_objects in spans):
         return True
     spans = sorted(span for span in spans if span[0] < span[1])
@@ -211,7 +211,7 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
-    """Return True if the state ends as numpy writes it: the unit of a date dtype, or at most a metadata dict."""
+    """Return True for a valid end of the state: a unit for dates; a metadata dict or nothing for other dtypes."""
     metadata = state[8:]
     if code not in _DATE_CODES:
         return not metadata or (len(metadata) == 1 and type(metadata[0]) is dict)

@@ -55,7 +55,7 @@ def raise_fetch_errors() -> Iterator[None]:
 
 
 class Region(ByteSource):
-    """Part of an open file, or inflated bytes, read like a file. `base` is its offset; None for inflated bytes."""
+    """Part of an open file, or inflated bytes, read like a file. `base`: offset of the part; None if inflated."""
 
     __slots__ = ("_data", "_source", "base", "span")
 
@@ -96,7 +96,7 @@ class Region(ByteSource):
         return Region(self._source, self.span.offset + offset, length)
 
     def with_data(self, data: bytes) -> Region:
-        """Return a region at the same place in the file, with inflated or decoded bytes instead."""
+        """Return a region for the same place in the file. Its bytes are `data`, for example after inflation."""
         return Region(self._source, self.span.offset, self.span.length, data)
 
 

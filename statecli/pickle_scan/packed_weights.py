@@ -1,4 +1,4 @@
-"""Check the numbers from which torch's C++ code packs weights: strides, groups and the like in a state.
+"""Check the numbers from which torch's C++ code packs weights, such as the strides and groups in a state.
 
 Packing divides by strides and groups, and reads a sparse matrix by unchecked indices. So a state is valid if a
 convolution can have each number; classes not listed here are unknown. Sources: aten/src/ATen/native/quantized of torch
@@ -52,7 +52,7 @@ ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 
 def strip_tags(value: Value) -> Value:
-    """Return the value inside all calls of TorchScript that only record its type."""
+    """Remove the calls with which TorchScript records a type, and return the value inside."""
     while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAG_FUNCTIONS:
         value = value.args[0]
     return value

@@ -135,7 +135,7 @@ class _Walk:
         return self._count(items) if items and type(node) is Obj and node.args else items
 
     def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the items with text keys in place of objects that equal a text; of equal keys, the last counts."""
+        """Return the items with a text in place of each key object that equals the text. The last equal key counts."""
         if not any(type(key) is Key and type(key.value) is Obj for key in items):
             return items
         self._count(items)

@@ -277,7 +277,7 @@ class ProgramValue(NamedTuple):
         return []
 
     def may_be(self, *classes: str) -> bool:
-        """Return True for a dict that is an object of one of these schema classes, or that has an unknown class."""
+        """Return True for a dict whose schema class is one of `classes`, or unknown."""
         if type(self.value) is not dict or isinstance(self.kind, DictOf):
             return False
         return self.kind in classes if type(self.kind) is str else True

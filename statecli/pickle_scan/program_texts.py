@@ -71,7 +71,7 @@ def _is_parameter(text: str) -> bool:
 
 
 def _is_module_path(text: str) -> bool:
-    """Return True for a path whose parts are module names, each with an optional number of its call (`@1`)."""
+    """Return True for a path of module names, each of which may end with the number of a call (`@1`)."""
     numbered = (part.partition("@") for part in text.split("."))
     return _is_plain(text) and all(_CALL_NUMBER.fullmatch(at + number) for _, at, number in numbered if at)
 
@@ -118,12 +118,12 @@ def find_module_call(text: str) -> str | None:
 
 
 def strip_call_numbers(path: str) -> str:
-    """Return the path without the numbers of calls (`@1`), because unflatten sets a tensor on all calls of a module."""
+    """Return the path without the numbers of calls (`@1`), as unflatten sets a tensor for all calls of a module."""
     return _CALL_NUMBER.sub("", path)
 
 
 def _are_origins(text: str) -> bool:
-    """Return True if no string in the JSON can end a string in the source code around it."""
+    """Return True if no text in the JSON can end the source code's string literal around the JSON."""
     if "\\" not in text and "'''" not in text:  # without escapes, a JSON string has no quote and no line break
         return True
     try:
@@ -133,7 +133,7 @@ def _are_origins(text: str) -> bool:
 
 
 def _are_annotations(text: str) -> bool:
-    """Return False for annotations that set compiler options, which can run commands, or a stream that is not a number.
+    """Return False for annotations with compiler options (these can run commands) or an invalid stream number.
 
     inductor writes the number of a stream into source unchanged.
     """
@@ -156,7 +156,7 @@ def _iter_json(text: str) -> Iterator[Any]:
 
 
 def find_end_of_raw_string(traces: list[str]) -> str | None:
-    """Return a stack trace that can end the C++ raw string around it, so that code can follow; else None.
+    """Return a stack trace that can end its C++ raw string, so that C++ reads the rest as code; else None.
 
     C++ reads the text after `)"` as code, and refuses the code unless this or another stack trace hides the mark at the
     end of each raw string. Python code often has `)"`, but hardly ever both.

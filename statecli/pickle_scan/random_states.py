@@ -50,7 +50,7 @@ def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
 
 
 def is_python_state(state: Value) -> bool:
-    """Return True if Python writes this state for `random.Random`, because version 2 computes with any object."""
+    """Return True if Python writes this state for `random.Random`. With version 2, Python computes with any object."""
     match state:
         case (2 | 3, tuple(numbers), None | float()):
             is_plain = type(state) is tuple and type(state[0]) is int
@@ -89,14 +89,14 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
 
 
 def read_number(value: Value) -> int | float | None:
-    """Return the number that a value stands for, also a scalar of numpy; None for other values."""
+    """Return the number that a value, such as a scalar of numpy, stands for; None for other values."""
     key = wrap_key(value) if type(value) is Obj else value
     number = key.plain if type(key) is Key else key
     return number if type(number) in (int, float, bool) else None
 
 
 def _may_equal_old_name(value: Value) -> bool:
-    """Return True for the name MT19937, and for an array of one text, which numpy compares by its element."""
+    """Return True for a value that numpy may find equal to the name MT19937: the name, or an array of a single text."""
     if type(value) is not Obj:
         return type(value) is str and value == _OLD_NAMES[0]
     parts = value.state

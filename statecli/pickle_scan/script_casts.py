@@ -29,7 +29,7 @@ _CALL = compile_on_use(r"\w\(")
 
 
 class UncheckedCast(msgspec.Struct, frozen=True):
-    """Cast in line `line` of text `number` in an archive. The value may be of another class or length."""
+    """Cast without a check: in line `line` of text `number` of an archive. Its value may not have the cast's type."""
 
     number: int
     line: int

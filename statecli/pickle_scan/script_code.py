@@ -297,7 +297,7 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
 
 
 def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]]:
-    """Yield the parts that loading evaluates without a call of the function, each with the harm of a call in it.
+    """Yield the parts that loading evaluates without calling the function, each with the harm that a call in it does.
 
     These parts are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of
     parameters has no other values than defaults. `float("inf")` is a value.
@@ -357,7 +357,7 @@ def _find_computing_calls(function: _Function, source: _Source, names: Collectio
 
 
 def _find_packing_calls(function: _Function, source: _Source, record: str, steps: Steps) -> Iterator[Call]:
-    """Yield calls that may pack a convolution with numbers other than those in the state of its module.
+    """Yield calls that may pack a convolution with numbers that are not from the state of its module.
 
     Numbers of the state are checked where the pickle is read (`packed_weights`), by the module's name.
     """
@@ -511,7 +511,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the offset after the string at `at`. If it has no end, skip one quote (two of a triple quote)."""
+        """Return the offset after the string at `at`. For a string without end, skip a quote (two of three)."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):

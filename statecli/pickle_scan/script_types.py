@@ -1,4 +1,4 @@
-"""Find objects of another class, and tuples of another length, than a TorchScript archive's code declares.
+"""Find objects whose class, and tuples whose length, differs from the declaration in a TorchScript archive's code.
 
 torch.jit.load gives the attributes of an object the values of the pickle without a check. Compiled code reads an
 attribute by its number, and unpacks a tuple of the declared length, so the code reads other memory if the value is an
@@ -96,7 +96,7 @@ def read_types(codes: Iterable[tuple[str, bytes]], steps: Steps) -> ScriptTypes:
 
 
 def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | None]]:
-    """Yield the name and the definition of each class; None as definition if torch never writes one of the lines.
+    """Yield the name and the definition of each class. The definition is None if torch never writes a line of it.
 
     `blank` is the text without strings and comments.
     """
@@ -113,7 +113,7 @@ def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | No
 
 
 def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass | None:
-    """Return the class that these lines define; None if torch never writes one of the lines."""
+    """Return the class that these lines define; None if a line has a form that torch never writes."""
     attributes = _read_attributes(lines)
     if attributes is None:
         return None
@@ -129,7 +129,7 @@ def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass |
 
 
 def _read_signature(lines: Iterable[str]) -> tuple[str, str] | None:
-    """Return a method's name, and its parameters and result without the type of self and without defaults."""
+    """Return a method's name, and the text of its parameters and result, without defaults and the type of `self`."""
     parts: list[str] = []
     for line in lines:
         parts.append(line.strip())
@@ -140,7 +140,7 @@ def _read_signature(lines: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _read_attributes(lines: list[tuple[int, str]]) -> dict[str, ScriptType] | None:
-    """Return the attributes that the lines of a class declare; None if torch never writes one of the lines."""
+    """Return the attributes that the lines of a class declare; None if a line has a form that torch never writes."""
     attributes: dict[str, ScriptType] = {}
     if lines and lines[0][0] != _INDENT:
         return None
@@ -251,7 +251,7 @@ def find_mismatch(calls: Iterable[Obj], builds: Iterable[Build], types: ScriptTy
 
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
-    """Return True if the call creates an object in C++ too. A call of an Enum must pass the value of a known member."""
+    """Return True if torch's C++ code also creates an object for the call. An Enum needs a known member's value."""
     if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None

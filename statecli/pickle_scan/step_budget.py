@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError
 
 
 class Budget(Enum):
-    """Kind of step, with the number of such steps allowed for a file: work of 10 to 30 seconds at most."""
+    """Kind of step, and the number of such steps that a file may cause. This number takes at most 10 to 30 seconds."""
 
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.
@@ -73,7 +73,7 @@ class Steps:
                 raise self.exceeded
 
     def set_unfinished(self, count: Callable[[], int]) -> None:
-        """Set the function that counts the opcodes of the current pickle, which `take` counts only at its end."""
+        """Set the function that counts the current pickle's opcodes. `take` counts them only at the pickle's end."""
         self._unfinished, self._flow_limit = count, 0
 
     def get_limit(self, budget: Budget) -> int:

@@ -43,7 +43,7 @@ def read_text(value: Value) -> Value:
 
 
 def is_plain_text(value: Value) -> bool:
-    """Return True for a text, or for a call that creates a text without attributes of its own."""
+    """Return True for a text, or for a call that creates a text and sets no attributes."""
     if type(value) is not Obj:
         return type(value) is str
     name, args = split_call(value)

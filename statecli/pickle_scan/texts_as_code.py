@@ -89,7 +89,7 @@ def check_class_path(where: str, name: str) -> Hazard | None:
 
 
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a text that LightningCLI gives to an argument, or of each name in its YAML list.
+    """Yield the hazards of a text that LightningCLI gives to an argument; for a YAML list, the hazards of each name.
 
     Only the type of the argument decides whether jsonargparse imports the text, reads the file or takes the text as is.
     Honest hyperparameters name files: names of files are notes.

@@ -113,7 +113,7 @@ def _expand_sequence(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | No
 
 
 def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
-    """Yield a call's arguments with their positions, except an argument whose elements fill the container."""
+    """Yield a call's arguments with their positions, except the argument from which the call fills a container."""
     name, place = get_name(node.cls), None
     if name in _SEQUENCE_CLASSES and as_sequence(node) is not None and as_sequence(node) is not node.elems:
         place = 0
@@ -150,7 +150,7 @@ def get_name(node: object) -> str:
 
 
 def read_raw_bytes(node: object) -> bytes | None:
-    """Return the bytes of a node, also bytes that protocol 2 writes as an encoded text; None for other nodes."""
+    """Return the bytes of a node: literal bytes, or bytes that protocol 2 writes as an encoded text; else None."""
     if type(node) is bytes:
         return node
     if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
@@ -240,7 +240,7 @@ def is_module(node: object) -> bool:
 
 
 def get_attribute(node: Obj, name: str) -> Any:
-    """Return an attribute, or None. Other attributes are not copied, because many objects can share a state."""
+    """Return an attribute, or None. The state is not copied, because many objects can share a state."""
     if get_name(node.cls) == GRAPH_MODULE and node.args:
         states: tuple[Any, ...] = (node.args[0],)
     else:

@@ -50,7 +50,7 @@ CALLABLE_TYPES = frozenset([Global, Obj])
 
 
 def is_enum_call(function: Value, args: Value) -> bool:
-    """Return True for the call of a TorchScript Enum member, whose value stands in place of the tuple of arguments."""
+    """Return True for the call of a TorchScript Enum, in which a value stands in place of the tuple of arguments."""
     return (
         type(args) in (int, float, str) and type(function) is Global and f"{function.module}.".startswith("__torch__.")
     )

@@ -26,7 +26,7 @@ class NumberType(msgspec.Struct, frozen=True):
 
 
 def read_number_type(node: Value) -> NumberType | None:
-    """Return the number type that a call of numpy.dtype creates; None for other nodes and forms numpy never writes.
+    """Return the number type that a call of numpy.dtype creates; None for other nodes and for unusual forms.
 
     Called with other arguments, numpy.dtype returns a built-in type that ignores its state. A state may also turn a
     number into a type with subarrays and fields.

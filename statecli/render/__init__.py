@@ -26,7 +26,7 @@ class RenderOptions(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Target of a renderer. It takes text for people, which it encodes, or bytes in UTF-8."""
+    """Target of a renderer. `text` takes human-readable text and encodes the text; `utf8` takes bytes in UTF-8."""
 
     def text(self, text: str) -> None: ...
 

@@ -131,7 +131,7 @@ def build_picture(chart: Bars | Spread) -> Picture:
 
 
 class _Bar(msgspec.Struct, frozen=True):
-    """A value with its name. `word` replaces a value that is not finite, and is a remark about any other value."""
+    """A value with its name. `word` replaces an infinite or NaN value; for a finite value, `word` is a remark."""
 
     label: str
     value: float

@@ -1,4 +1,4 @@
-"""`-f json`: a document with a line for each tensor, which people can also read, grep and diff."""
+"""`-f json`: a document with a line for each tensor, also easy to read, grep and diff."""
 
 from __future__ import annotations
 

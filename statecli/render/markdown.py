@@ -1,4 +1,4 @@
-"""`-f markdown`: Markdown for pull requests and job summaries, with the same groups and folded rows as the table.
+"""`-f markdown`: Markdown for pull requests and job summaries. As in the table, repeated layers share a row.
 
 Words that could be markup, a link, a mention or an issue become code spans, because files and users choose names. The
 output fits a pull-request comment and counts the omitted lines.

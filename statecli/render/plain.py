@@ -1,4 +1,4 @@
-"""`-f plain`, the default outside of a terminal: a line for each row. Nothing is cut off or folded."""
+"""`-f plain`, the default outside of a terminal: a line for each row. Nothing is cut off, and layers are not joined."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _build_notification(trouble: Trouble) -> dict[str, Any]:
 
 
 def _build_results(report: Report, problems: Sequence[Problem], index: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield a result for each of `problems`, which ends with the accepted findings.
+    """Yield a result for each problem. The last problems are the accepted findings.
 
     If any result is suppressed, all other results have an empty `suppressions`, as the standard requires.
     """

@@ -1,4 +1,4 @@
-"""`-f table`, the default on a terminal. Rows are grouped, folded, coloured and fitted to the terminal's width.
+"""`-f table`, the default on a terminal: rows in groups, in colours, fitted to the width. Repeated layers share a row.
 
 Names are never cut to fit a column.
 """
@@ -100,7 +100,7 @@ class _Layout:
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist_shared_column(self) -> bool:
-        """Replace a column with one value in all rows by a text above the table. Return False if none fits."""
+        """Replace a column with one value in all rows by a text above the table. Return False without such a column."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
             shared_format = self.page.columns[c].shared_format
@@ -111,7 +111,7 @@ class _Layout:
         return False
 
     def _hoist_grouped_column(self) -> bool:
-        """Replace a column with one ordinary value per group by a text above the table. Return False if none fits."""
+        """Replace a column with one ordinary value per group by a text on top. Return False without such a column."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
@@ -123,7 +123,7 @@ class _Layout:
         return False
 
     def _hoist_column_of_each_group(self) -> bool:
-        """Replace a column with one value per group by texts in the group headings. Return False if none fits."""
+        """Replace a column with one value per group by texts in the headings. Return False without such a column."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             shared_format = self.page.columns[c].shared_format
@@ -474,7 +474,7 @@ def _keep_parentheses(text: str) -> str:
 
 
 def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a row with their styles. Only the signs of a row get its colour, or else only its name."""
+    """Yield the parts of a row with their styles. Only the signs are coloured; without signs, only the name."""
     if style in ("dim", "bold"):
         yield text, style
         return

@@ -154,7 +154,7 @@ def _has_page(options: DiffOptions) -> bool:
 
 
 def build_view(options: DiffOptions) -> DiffView:
-    """Return the options for showing the diff to people."""
+    """Return the options of the human-readable diff."""
     return DiffView(
         **asdict(build_row_view(options)),
         unchanged=options.unchanged,

@@ -30,7 +30,7 @@ def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
 
 
 def compare_files(before: str, after: str, compare: Compare, name: str = "") -> Iterator[str]:
-    """Yield lines about two files. `compare` compares two checkpoints; pointers, as of git-lfs, are compared as text.
+    """Yield lines about two files. `compare` compares two checkpoints; pointer files (git-lfs) are compared as text.
 
     For a missing file, git passes the null device; the lines list the other file. `name`: the path in the repository.
     Two folders (`git difftool -d`) are compared file by file.

@@ -32,7 +32,7 @@ def run(options: GitExternalDiffOptions, caller: Caller) -> Outcome[None]:
 
 
 def _list_lines(arguments: Sequence[str], compare: Compare) -> Iterator[str]:
-    """Yield lines about one file of `git diff`, from the arguments that git gives an external diff driver.
+    """Yield lines about one file of `git diff`. `arguments`: those that git gives an external diff driver.
 
     These are the path, then file, id and mode of the old version and of the new version; for a renamed file also its
     new path and a text; for a file with a merge conflict the path alone. Equal ids mean equal contents.

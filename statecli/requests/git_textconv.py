@@ -149,7 +149,7 @@ def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
 
 
 class LfsPointer(msgspec.Struct, frozen=True):
-    """A git-lfs pointer: the SHA-256 and the size in bytes of the file that it stands for."""
+    """A git-lfs pointer: the SHA-256 and the size in bytes of the file that the pointer replaces."""
 
     digest: str
     size: int

@@ -70,7 +70,7 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
 
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
-    """Raise EngineError for a part of another build of statecli. Raise UnreadableError if `first` is of another run."""
+    """Raise EngineError if another build of statecli wrote the part, UnreadableError if `first` is from another run."""
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
     own_version = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
@@ -218,7 +218,7 @@ def _list_names(options: ShardedOptions) -> list[str]:
 
 
 def _check_code(options: ShardedOptions, allowed_names: Sequence[str]) -> None:
-    """Raise UsageError unless `--allow-code` names exactly the code in the part files. A file must not start code."""
+    """Raise UsageError unless `--allow-code` names exactly the code in the part files: a file must not run code."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
     _refuse_code(plugins.difference(allowed_names))
@@ -333,7 +333,7 @@ class _MergedResults:
         return result
 
     def check_all_used(self) -> None:
-        """Raise UnreadableError if the command did not use a result, unless a failure made it leave tasks out."""
+        """Raise UnreadableError if the command did not use a result. After a failure, unused results are allowed."""
         if self._has_failed or self._passes < len(self._plan):
             return
         for key, index in self._unused_keys.items():

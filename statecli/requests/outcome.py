@@ -50,11 +50,11 @@ class Outcome(msgspec.Struct, Generic[_Result], frozen=True):
         result: The Inspection, Diff, Verification, Audit or Lock.
         report: Report of the result; None if the command writes `content` instead.
         content: The bytes of a command without a report, in pieces.
-        text: Function that returns text for people, for a number of columns; of a command without a report.
+        text: Function that returns human-readable text for a width in columns; for a command without a report.
         failures: A line for each failed part of the work; with any, the exit status is 2.
         has_findings: True if a command without a report wrote a finding that sets exit status 1.
         findings_first: True if findings set exit status 1 even if there are failures.
-        reported: True if the report for people, or a line written before, contains the failures.
+        reported: True if the human-readable report, or a line written before, contains the failures.
         notes: Findings for standard error.
         warning: A line for standard error about the command line itself.
         saved: A line for a terminal about the content, after saving to a file; "" without a line.

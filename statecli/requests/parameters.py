@@ -118,7 +118,7 @@ def list_given(options: Options) -> list[Parameter]:
 
 
 def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list[str]:
-    """Return all texts among the values of the wanted parameters, including the texts in tuples."""
+    """Return all texts in the values of the parameters that `is_wanted` selects, including the texts in tuples."""
     values = [getattr(options, each.field) for each in parameters_of(type(options)) if is_wanted(each)]
     items = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in items if isinstance(item, str)]
@@ -141,7 +141,7 @@ def check_inputs(options: Options) -> None:
 
 
 def check_standard_input(options: Options) -> None:
-    """Raise UsageError if two targets are standard input, or if other processes would have to read it."""
+    """Raise UsageError if two targets are standard input, or if other processes would have to read standard input."""
     words = list_texts(options, lambda parameter: parameter.is_target and parameter.reads_file)
     count = sum(word.partition("#")[0] == STANDARD_INPUT for word in words)
     if count > 1:

@@ -22,7 +22,7 @@ def check_rows(options: InspectOptions | DiffOptions) -> None:
 
 
 def build_row_view(options: InspectOptions | DiffOptions) -> RowView:
-    """Return the options for showing the rows to people."""
+    """Return the options of the human-readable rows."""
     return RowView(
         unfold=options.all,
         tree=options.tree,

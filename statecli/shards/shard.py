@@ -72,7 +72,7 @@ class Shard:
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
     def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
-        """Return the bytes of the shard file, at the end of a command. `changed_files` changed while it read them.
+        """Return the bytes of the shard file, at the end of a command. `changed_files`: changed during the command.
 
         Raises `UnreadableError` for a file that changed meanwhile, because its results belong to neither version.
         """

@@ -205,7 +205,7 @@ def _check_count(path: str, head: Head, own_count: int) -> None:
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file with their line ends; the last line may lack it."""
+    """Yield the lines of a file with their line ends; the last line may have no line end."""
     remainder, count = b"", 0
     for piece in _read_pieces(path):
         *complete_lines, remainder = (remainder + piece).split(b"\n")

@@ -250,7 +250,7 @@ EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the inner folders, hidden or not, that module files name, because a library loads modules from them.
+    """Return the inner folders that module files name, because a library loads modules from them. They may be hidden.
 
     `names` are the files of the folder.
     """
@@ -336,7 +336,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
 
 
 def advise_class(path: str) -> str:
-    """Return the advice to name the model class too, because config.json does not."""
+    """Return the advice to name the model class too, because config.json does not name a class."""
     line = quote_for_shell(f"transformers:BertModel(config={path!r})")
     return f"name the class too, for example {line}"
 

@@ -100,6 +100,6 @@ def _split(url: str) -> SplitResult:
 
 
 def may_share_credentials(url: str, other: str) -> bool:
-    """Return whether credentials for `url` may be sent to `other`: the same scheme and server, or https after http."""
+    """Return whether credentials for `url` may go to `other`: to the same scheme and server, or from http to https."""
     first, second = parse_origin(url), parse_origin(other)
     return first == second or (first[1] == second[1] and (first[0], second[0]) == ("http", "https"))

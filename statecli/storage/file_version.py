@@ -47,7 +47,7 @@ def refuse_changed(versions: Mapping[str, FileVersion | None]) -> None:
 
 @contextmanager
 def refuse_files_that_change() -> Iterator[None]:
-    """Raise `UnreadableError` after the block if a file changed since the block opened the file first."""
+    """Raise `UnreadableError` after the block if a file has changed since its first opening in the block."""
     with files.record_opened_files() as opened_versions:
         yield
     refuse_changed(opened_versions)

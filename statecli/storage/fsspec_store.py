@@ -241,7 +241,7 @@ def create_listing(folders: dict[str, bool]) -> Listing:
 
 
 def _translate_error(why: Exception, scheme: str) -> Exception:
-    """Convert an fsspec error to an error of statecli, because its text may contain secrets."""
+    """Convert an fsspec error to an error of statecli, because fsspec's text may contain secrets."""
     if isinstance(why, (UnreadableError, MissingDependency, Transient)):
         return why.with_traceback(None)  # drops the frames, which contain the URL
     if isinstance(why, FileNotFoundError):

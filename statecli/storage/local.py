@@ -89,7 +89,7 @@ def explain_process_link(path: str) -> str | None:
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
-    """Return the folder (/proc, /sys, /dev) that contains an absolute path, else None. `is_last`: path ends here."""
+    """Return the folder (/proc, /sys, /dev) that contains an absolute path, else None. `is_last`: no step follows."""
     if not path.startswith(_PROCESS_FOLDERS):
         return None
     if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):

@@ -44,7 +44,7 @@ _ZIP_MAGIC = b"PK\3\4"
 
 
 class ShiftedRun(NamedTuple):
-    """Bytes that lie `distance` bytes later in the file than a directory says, up to the stated offset `stop`."""
+    """Bytes, up to the stated offset `stop`, that begin `distance` bytes later than the archive's directory states."""
 
     stop: int
     distance: int
@@ -191,7 +191,7 @@ class RemoteFile:
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> Span:
-        """Return a longer span to fetch instead of the missing bytes; the span ends before the next cached byte."""
+        """Return the span to fetch for the missing bytes: often longer, but never beyond the next cached byte."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -275,7 +275,7 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> Span:
-        """Return the true start of the bytes from `offset` on, and the true end of the part that is shifted equally."""
+        """Return the true start of the bytes from `offset` on, and the true end of the bytes with the same shift."""
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
                 return Span(offset + shift, min(min(stop, end) + shift, self.size))
@@ -286,7 +286,7 @@ class RemoteFile:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def find_crc32(self, offset: int, end: int) -> int | None:
-        """Return the CRC-32 of the bytes `offset` to `end`; None if some were neither read as values nor cached."""
+        """Return the CRC-32 of the bytes `offset` to `end`; None if not all were read as values or are cached."""
         if self.checksums is None:
             return None
         is_confirmed = self._locate(offset, end) == (offset, end) and not self._find_guards(offset, end)
@@ -438,7 +438,7 @@ class _Windows(threading.local):
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop finished windows, then the least recently used. Dropping unread bytes makes new windows smaller."""
+        """Drop finished windows, then the least recently used windows. If unread bytes are lost, shrink new windows."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)

@@ -44,7 +44,7 @@ class Listing(NamedTuple):
 
 
 def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVersion:
-    """Return one version with the markers of both. Raises UnreadableError if the versions contradict each other."""
+    """Return a version with the markers of both versions. Raises UnreadableError if these contradict each other."""
     if expected is None:
         return actual
     old, new = ((marker or "").split("\n") for _, marker in (expected, actual))
@@ -91,7 +91,7 @@ class _Stores:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Return the object store for a URL; URLs of one server share it. Raises MissingDependency, UnreadableError."""
+    """Return the object store for a URL; URLs of a server share a store. Raises MissingDependency, UnreadableError."""
     return lifetime.for_command(_Stores).open(url)
 
 

@@ -65,7 +65,7 @@ def secrets() -> Secrets:
 
 
 def hide(*words: str, sure: bool = True) -> None:
-    """Remove the words, also percent-encoded, from all later text; if not `sure`, only from text of libraries."""
+    """Remove the words and their percent-encoded forms from later text. If not `sure`, change only libraries' text."""
     from urllib.parse import quote, unquote
 
     stored = secrets()

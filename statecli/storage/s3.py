@@ -248,7 +248,7 @@ def _find_answer(why: BaseException) -> tuple[str | None, int]:
 
 
 def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
-    """Convert a library's error to an error of statecli, because its text may contain secrets."""
+    """Convert a library's error to an error of statecli, because the library's text may contain secrets."""
     setup_error = _explain_setup_error(why)
     if setup_error is not None:
         return setup_error

@@ -29,7 +29,7 @@ def list_usual_names() -> tuple[str, ...]:
 def try_usual_names(
     folder: str, why: Unsure, prefetch: Callable[[Sequence[str]], None], open_file: Callable[[str], RemoteFile]
 ) -> Listing | UnreadableError:
-    """Request all usual names in a folder without a listing; return the names that exist, or an error (from `why`)."""
+    """Request all usual names in a folder; return the names that exist, or an error. `why`: error of the listing."""
     paths = {name: join(folder, name) for name in list_usual_names()}
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
@@ -50,7 +50,7 @@ def try_usual_names(
 
 
 def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
-    """Yield the names of which it is unknown whether they exist, with their errors.
+    """Yield each name for which it is unknown whether the file exists, with the error of the request.
 
     A server may answer every request for a missing file with the same refusal or page, so the most frequent answer
     counts as missing. Refusals of names with a leading dot count as missing too, because many servers refuse them.

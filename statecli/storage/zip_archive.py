@@ -236,7 +236,7 @@ class Archive:
         self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
 
     def _read_end(self) -> _End:
-        """Return the values of the zip64 end record if the file has this record, else of the end record."""
+        """Return the values of the zip64 end record; without this record in the file, those of the end record."""
         source = self._source
         for reach in (_USUAL_END_BYTES, FARTHEST_END):
             tail_at = max(0, source.size - reach)
@@ -442,7 +442,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
 
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
-    """Raise MalformedError for an extra field with another name, because only some zip readers use this field."""
+    """Raise MalformedError for an extra field that states a different name: only some zip readers use this field."""
     unicode_name = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if unicode_name and unicode_name != name.encode("utf-8", "surrogateescape"):
         raise MalformedError(f"{name!r} has a second, different name in the zip archive; programs may use either name")
@@ -619,7 +619,7 @@ def _create_unsupported_error(record: Record) -> UnreadableError:
 
 
 def ends_as_zip(source: ByteSource) -> bool:
-    """Return whether torch's zip reader or Python's would find an end record and a directory.
+    """Return whether the zip reader of torch or of Python would find an end record and a directory.
 
     Both use the last end record, and allow any bytes before the archive and after its end. torch's reader ignores the
     record's comment, and reads whole buffers.

@@ -67,7 +67,7 @@ class ModelFolders:
         self._members = cache(list_members)
 
     def iter_around(self, path: str) -> Iterator[_ModelFolder]:
-        """Yield the model folders around `path`, nearest first, even if their model does not include `path`."""
+        """Yield the folders with a model around `path`, nearest first, even if `path` does not belong to the model."""
         above = islice(files.iter_parents(path), MAX_PARENT_FOLDERS)
         yield from (_ModelFolder(folder, members) for folder in above if (members := self._members(folder)))
 
@@ -155,7 +155,7 @@ def _get_path(candidate: _Candidate) -> str:
 
 
 def _get_key(text: str) -> str:
-    """Return a key that identifies a target: its absolute path; for a class or a section its text.
+    """Return a key that identifies a target: the absolute path, or the text of a class or a section.
 
     The key of a folder ends in `/`, because an object store may have a file and a folder with the same name.
     """
@@ -179,7 +179,7 @@ def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], s
 
 
 def _get_use(path: str) -> tuple[str, str]:
-    """Return the real path of a file and its suffix. Libraries choose by the suffix how to load the file.
+    """Return the real path and the suffix of a file, because libraries choose a loader by the suffix.
 
     A name without a suffix, for example of a blob in a hub cache, does not count as another use.
     """
@@ -397,7 +397,7 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the same paths; prefetch remote paths, PREFETCHED_PATHS at a time."""
+    """Yield the given paths, after a prefetch of PREFETCHED_PATHS remote paths at a time."""
     paths = iter(paths)
     while batch := list(islice(paths, PREFETCHED_PATHS)):
         files.prefetch(path for path in batch if "#" not in path and not files.is_glob(path))

@@ -67,7 +67,7 @@ _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file that makes a file, folder or URL a model class; None if it is not a class.
+    """Return the configuration file that turns a file, folder or URL into a model class; None for any other path.
 
     A folder is a class only if it has no weights. Of files, only `config.json` and `modules.json` are classes; on local
     disk they must also name a class.

@@ -64,7 +64,7 @@ def is_in_folder(path: str, folder: str) -> bool:
 
 
 def resolve_name(name: str, folder: str) -> str:
-    """Return the path, from the current folder, of the target that a file in `folder` calls `name`."""
+    """Return the target that a file in `folder` calls `name`, as a path relative to the current folder."""
     if not find_path(name) or files.is_remote(name):
         return name
     if files.is_remote(folder):
@@ -136,7 +136,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Add a source line, or else bytes, to each finding about a tensor. A finding with either stays unchanged.
+    """Add a source line, or else bytes, to each finding about a tensor, unless the finding already has one of these.
 
     A finding without a section applies to any tensor of its name.
     """
@@ -175,7 +175,7 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 
 
 def compute_fingerprint(finding: Finding) -> str:
-    """Return a digest of a finding's rule, target, section, tensor, `about` and content, which is equal in every run.
+    """Return a digest of a finding, equal in every run: of its rule, target, section, tensor, `about` and content.
 
     The target is named relative to its repository, so that neither the current folder nor the spelling matters.
     """

@@ -264,7 +264,7 @@ class _Unpacked:
 
 
 def _open_stream(packed: bytes) -> _Stream | None:
-    """Return the stream that these bytes begin, or None. Raises UnreadableError if Python lacks its module.
+    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python lacks its module.
 
     Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
     """
@@ -301,7 +301,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _open_lzma(properties: int, size: bytes) -> Any:
-    """Return a decompressor for LZMA data, initialised with the header but a smaller dictionary."""
+    """Return a decompressor for LZMA data with these properties and this size, but with a smaller dictionary."""
     import lzma
 
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE)

@@ -22,7 +22,7 @@ _ENVIRONMENT_FILE = "pyvenv.cfg"
 
 
 def are_installed_packages(root: str, path: str) -> bool:
-    """Return whether `path` is the folder of packages in a virtual environment of a tool (.venv, tox) below `root`.
+    """Return whether `path` is the folder of packages in a virtual environment (.venv, tox) below `root`.
 
     Both paths are resolved.
     """

@@ -138,13 +138,13 @@ def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | st
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
-    """Answer of a worker, distinct from any other object."""
+    """Answer of a worker. The class distinguishes an answer from any other object."""
 
     results: Sequence[Any] | Exception
 
 
 def _restore_paths(value: object, folder: str) -> Any:
-    """Restore the command's paths in results or an error. Only messages and places contain paths."""
+    """Restore the command's paths in results or an error; only messages and the field `place` contain paths."""
     if isinstance(value, (list, tuple)):
         return [_restore_paths(item, folder) for item in value]
     if isinstance(value, Exception):
