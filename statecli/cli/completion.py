@@ -1,10 +1,11 @@
 """Complete command lines, for the scripts of `statecli completion SHELL`.
 
 A script calls `statecli __complete SHELL =CURRENT WORD...`. CURRENT is the word at the cursor, after an equals sign
-because some shells drop empty words. Each WORD is a word between the program and CURRENT. The answer has a line with
-the kind (`CandidateKind`), a line with the number of characters before a file name (9 for `--output=`), and a line for
-each candidate: the word, a tab and its help. Commands, options and values come from the table of options. Each press of
-Tab runs the completion, so it does not import Typer or torch, and does not run code of a `.py` file or a checkpoint.
+because some shells drop empty words. Each WORD is a word between the program and CURRENT. The first line of the answer
+is the kind (`CandidateKind`). The second is the number of characters before a file name (9 for `--output=`). A line for
+each candidate follows: the word, a tab and its help. Commands, options and values come from the table of options. Each
+press of Tab runs the completion. So the completion does not import Typer or torch, and runs no code of a `.py` file or
+a checkpoint.
 """
 
 from __future__ import annotations

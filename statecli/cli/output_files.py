@@ -37,8 +37,8 @@ class OutputTarget(msgspec.Struct, frozen=True):
 def list_outputs(options: Options) -> tuple[OutputTarget, ...]:
     """Return the outputs of a run. The output of `-o` or stdout is last, because its reader may close the pipe early.
 
-    Raises UsageError for an unknown format, a report without a file, two outputs in the same file, a missing folder,
-    and a file read by the command.
+    Raises UsageError for an unknown format, a report without a file, two outputs in the same file and a missing folder.
+    Also raises UsageError for a file that the command reads.
     """
     reports = [_parse_report(text) for text in getattr(options, "report", ())]
     output = getattr(options, "output", None)

@@ -6,7 +6,7 @@ parent prints the output and exits with the child's code only if the verdict fit
 without a verdict, a segmentation fault and `--timeout` give a line on stderr and exit code 2.
 
 Promise: model code that ends or crashes the process, closes or replaces streams, or runs for ever never passes. Not
-covered: model code that forges a verdict. Such code runs in the process that sends the verdict, so it can replace
+covered: model code that forges a verdict. Such code runs in the process that sends the verdict. So it can replace
 functions of statecli, or find the pipe and the mark of messages in memory. Run untrusted code in a container.
 
 The child inherits standard input and standard error. If standard input is not a terminal, the child has a process group

@@ -53,8 +53,9 @@ _EXPORT_AGAIN = "export the program again without Python objects, or contact the
 class RecordUse(msgspec.Struct, frozen=True):
     """How a program uses a pickle, according to the names of its record and of the archives around it.
 
-    In a program of torch.export, the pickle holds the example inputs, the constants (possibly Python objects that the
-    program uses), the tensors, or an object (never a tensor). In TorchScript, it holds source locations of the code.
+    In a program of torch.export, the pickle holds the example inputs, the constants, the tensors, or an object (never a
+    tensor). The constants may be Python objects that the program uses. In TorchScript, the pickle holds source
+    locations of the code.
     """
 
     is_example: bool

@@ -1,9 +1,9 @@
 """Find the Python names that the pickles of a file would import, even if the file is damaged.
 
-Listing tensors requires an undamaged file; this module reports the code that loading runs. It also reads bytes that no
-reader of tensors opens: each record of an archive, bytes after a STOP, pickles and archives inside strings and records,
-arrays of objects, archives with a false directory. Anything not read to its end is reported (`ScannedPickle.unread`).
-`imported_names.Scanner` reads each pickle.
+Listing tensors requires an undamaged file; this module reports the code that loading runs. The module also reads bytes
+that no reader of tensors opens: each record of an archive, bytes after a STOP, and arrays of objects. It reads pickles
+and archives inside strings and records, and archives with a false directory. Anything not read to its end is reported
+(`ScannedPickle.unread`). `imported_names.Scanner` reads each pickle.
 """
 
 from __future__ import annotations

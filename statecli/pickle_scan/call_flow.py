@@ -1,10 +1,10 @@
 """Find misused names in a pickle: names that are called indirectly, or stored where Python calls them.
 
-A name is clean if it is on the list of names that only build data, and its result is only stored in the loaded object.
+A name is clean if it is on the list of names that only build data, and the loaded object only stores its result.
 Attacks use clean names in other ways. They call the result, use it as the class of another object, or store it where
-Python looks up and calls an attribute. They change an object that the whole process shares, or pass a clean class an
-object that picklers never put there, so that the class runs the object's methods. Everything that a pickle runs is a
-call, a state or an item: `Flow` checks each of them, even if the loaded object does not keep the result.
+Python looks up and calls an attribute. They change an object that the whole process shares. Or they pass an unusual
+object to a clean class, which then runs the object's methods. Everything that a pickle runs is a call, a state or an
+item. `Flow` checks each of these, even if the loaded object does not keep the result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Roots(dict[int, "Global | None"]):
 class Flow:
     """Checker of the calls that a pickle makes, and of the items and states that it sets.
 
-    `misuses`: reason why a name is not clean in this pickle, by its id; `kept_names`: names used as values;
+    `misuses`: reason why a name is not clean in this pickle, by the id of the name. `kept_names`: names used as values.
     `called_names`: names that another call calls immediately.
     """
 

@@ -1,10 +1,9 @@
 """Check the paths in a checkpoint that a training library deletes or downloads when resuming from the checkpoint.
 
-Lightning takes the paths from the state of its ModelCheckpoint, MMEngine from the `runtime_info` of its message hub,
-and MMCV 1 from the `hook_msgs` of its `meta`.
-These libraries also accept other objects than texts: fsspec uses the attribute `path` of any object as the path, and
-Python opens bytes. So only a text, a path of pathlib and None are clean.
-Sources: lightning/pytorch/callbacks/model_checkpoint.py of 2.6; mmengine/hooks/checkpoint_hook.py of 0.10;
+Lightning takes the paths from the state of its ModelCheckpoint. MMEngine takes them from the `runtime_info` of its
+message hub, MMCV 1 from the `hook_msgs` of its `meta`. These libraries also accept other objects than texts: fsspec
+uses the attribute `path` of any object as the path, and Python opens bytes. So only a text, a path of pathlib and None
+are clean. Sources: lightning/pytorch/callbacks/model_checkpoint.py of 2.6; mmengine/hooks/checkpoint_hook.py of 0.10;
 mmcv/runner/hooks/evaluation.py of 1.7; fsspec/utils.py and implementations/local.py of 2025.
 """
 

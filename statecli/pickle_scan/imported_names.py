@@ -1,8 +1,8 @@
 """Find the Python names that a pickle would import, also after errors that stop `machine.Machine`.
 
-The machine stops at the first operation that honest pickles never make: a call of the result of a call, a BUILD on a
-class, an item set on a module. A hostile pickle could hide the rest after it. Here each such operation has an inert
-result, and reading continues to STOP or to bytes that no unpickler can read.
+The machine stops at the first operation that honest pickles never make. Examples are a call of the result of a call, a
+BUILD on a class and an item set on a module. A hostile pickle could hide a harmful call after this operation. Here each
+such operation has an inert result, and reading continues to STOP or to bytes that no unpickler can read.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ clean torch's own list (`safe_globals.list_allowed_names`), and names of ordinar
           more than intended; classes of torch where they are defined. Functions may be named and not
           called (`_NAMED_NOT_CALLED`); `call_flow` checks their use.
 unsafe    everything else in Python's standard library, functions of torch and numpy, names with a dunder in them, and
-          packages whose functions run code: no checkpoint needs these names, and published attacks use them.
+          packages whose functions run code. Checkpoints do not need these names; published attacks use them.
 unknown   all other names: user classes, which loading imports and runs.
 
 The deny-list alone decides nothing: a name not on the list is unknown, not clean.
@@ -61,8 +61,8 @@ _TENSOR_FUNCTION_PATTERN = compile_on_use(
 #: Classes of numpy's dtypes. Pickle names these classes, and creates a dtype with `numpy.dtype`.
 _DTYPE_CLASS_PATTERN = compile_on_use(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
 #: Further classes that only keep their arguments, too many for a list. Attributes of these classes do not match.
-#: `__torch__` is not a package of Python: `rules.pickles` refuses the name outside of archives that torch reads as
-#: TorchScript, because Python would import a file of that name.
+#: `__torch__` is not a package of Python. `rules.pickles` refuses this name outside of TorchScript archives, because
+#: Python would import a file of that name.
 _DATA_PATTERN = compile_on_use(
     r"transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     rf"|__torch__\.(?!torch\.classes\.)[\w.]+|{CPP_CLASSES}",

@@ -1,7 +1,7 @@
 """Check that the state of a numpy dtype in a pickle is a state written by numpy.
 
-numpy accepts any state. In three cases, bytes of the file become addresses, which crash or take over the process: the
-flags deny the objects among the fields; a field is outside of its record or over an object; or a type changes after its
+numpy accepts any state. In three cases, bytes of the file become addresses, which crash or take over the process. The
+flags deny the objects among the fields. A field is outside of its record or over an object. Or a type changes after its
 use in an array.
 """
 
@@ -17,7 +17,7 @@ from statecli.pickles.nodes import Global, Obj, Value
 
 #: First argument that numpy writes for a dtype: a letter, and a number of bytes or characters.
 _CODE = compile_on_use(r"[<>|=]?([?biufcSUVOMma])(\d*)\Z", re.ASCII)
-#: Function that numpy writes for a dtype of texts of any length, and the types of its arguments, none of which has
+#: Function that numpy writes for a dtype of texts of any length, and the types of its arguments. Such arguments have no
 #: methods from the file.
 STRING_DTYPE = "numpy._core._internal._convert_to_stringdtype_kwargs"
 _PLAIN_ARGUMENT_TYPES = (str, int, float, bool, type(None))

@@ -151,8 +151,8 @@ class PickleReader:
 def begins_as_pickle(source: ByteSource) -> bool:
     """Return True if the file begins with a pickle of any protocol, followed by any bytes.
 
-    The pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time,
-    ends with the file, or is the magic number of torch.save, compared by its value. Raises UnreadableError if bytes
+    The pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time, or
+    ends with the file. A pickle with the value of torch.save's magic number counts too. Raises UnreadableError if bytes
     could not be fetched.
     """
     if source.head[:1] == b"\x80":
@@ -204,8 +204,8 @@ def is_harmless(
     """Return True if data that begins like a pickle is harmless text or numbers, with no import and no call.
 
     An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
-    text without calls is harmless, because a list of packages begins like an import (`click`), unless Python may import
-    a file next to the text. `is_storage`: no loader unpickles its bytes.
+    text without calls is harmless, because a list of packages begins like an import (`click`). The text is not harmless
+    if Python may import a file next to it. `is_storage`: no loader unpickles its bytes.
     """
     # Unpicklers read other opcodes from a damaged frame. Random bytes may begin with FRAME, but a frame longer than the
     # file is not ambiguous: the unpickler in C raises there, and the scanner reads on as the unpickler in Python.

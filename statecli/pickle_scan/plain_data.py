@@ -44,8 +44,8 @@ _SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy
 _RANDOM_KEY = compile_on_use(r"python|rand|rng|seed|generator", re.IGNORECASE)
 #: Keys of a module's `_metadata` that torch writes.
 _VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_params_buffers"
-#: Keys of the state of Lightning's ModelCheckpoint whose paths are opened or removed, and the key in checkpoints of
-#: Lightning before 1.2, whose path Lightning moves there.
+#: Keys of the state of Lightning's ModelCheckpoint whose paths are opened or removed. Lightning moves the path of the
+#: old key (checkpoints before Lightning 1.2) to this state.
 _CHECKPOINT_PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")
 _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
@@ -148,8 +148,8 @@ class _Walk:
     def find_mappings(self, value: Value) -> Iterator[Mapping[Any, Any]]:
         """Yield the mappings in which a loader may look up a key: the items of the value, and dicts inside an object.
 
-        The mappings of an object are its items, and the dicts in its arguments and attributes: a UserDict looks a key
-        up there, and so do a ChainMap and a DictConfig.
+        The mappings of an object are its items, and the dicts in its arguments and attributes. UserDict, ChainMap and
+        DictConfig look up keys there.
         """
         yield from map(self.spell_keys, self._find_unspelled(value))
 

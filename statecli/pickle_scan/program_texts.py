@@ -1,10 +1,10 @@
 """Check the texts in a program of torch.export that torch or its compilers write into source code.
 
-`torch.export.load` compiles names of the graph as Python source, `torch.export.unflatten` the paths of modules, and
+`torch.export.load` compiles names of the graph as Python source, and `torch.export.unflatten` the paths of modules.
 inductor writes values, names and stack traces into Python and C++. Sources: torch/fx/graph.py,
 torch/export/unflatten.py (`_dispatch_modules`, `_assign_attr`), torch/_inductor/utils.py (`get_fused_kernel_name`,
-`get_kernel_metadata`), torch/_inductor/codegen/cpp.py, cpp_wrapper_cpu.py and
-wrapper.py (`stream_idx_to_user_obj_idx`) of torch 2.13.
+`get_kernel_metadata`), torch/_inductor/codegen/cpp.py, cpp_wrapper_cpu.py and wrapper.py (`stream_idx_to_user_obj_idx`)
+of torch 2.13.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PARAMETER = compile_on_use(r"\*{0,2}\w*")
 _TEXT_BREAKS = compile_on_use(r"[\"'\\\n\r]")
 #: The same for paths of modules, because torch writes the quotes of `L['self']` in them, between double quotes.
 _PATH_BREAKS = compile_on_use(r"[\"\\\n\r]|'''")
-#: The same for values: messages of assertions have single quotes, also at their end, and inductor writes the C++ around
+#: The same for values. Messages of assertions have single quotes, also at their end. inductor writes the C++ around
 #: them between three single quotes of Python. `??/` is a backslash for some C++ compilers.
 _VALUE_BREAKS = compile_on_use(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
-#: The same for stack traces: inductor writes a C++ wrapper with the traces between three double quotes of Python, and a
+#: The same for stack traces. inductor writes a C++ wrapper with the traces between three double quotes of Python, and a
 #: kernel between three single quotes. None of 8,142 stack traces in 266 exported programs has either.
 _TRACE_BREAKS = compile_on_use(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|'{3}")
 #: Names of functions and classes; names inside a function contain `<locals>`.
@@ -158,8 +158,8 @@ def _iter_json(text: str) -> Iterator[Any]:
 def find_end_of_raw_string(traces: list[str]) -> str | None:
     """Return a stack trace that can end its C++ raw string, so that C++ reads the rest as code; else None.
 
-    C++ reads the text after `)"` as code, and refuses the code unless this or another stack trace hides the mark at the
-    end of each raw string. Python code often has `)"`, but hardly ever both.
+    C++ reads the text after `)"` as code. C++ refuses the code unless a stack trace hides the mark at the end of each
+    raw string. Python code often has `)"`, but hardly ever both.
     """
     ends = next((trace for trace in traces if _RAW_END in trace), None)
     return ends if ends is not None and any(_RAW_BEGIN.search(trace) for trace in traces) else None

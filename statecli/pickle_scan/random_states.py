@@ -28,7 +28,7 @@ _MAX_SEED_POOL = 1024
 _SEED = "SeedSequence"
 #: Count of the numbers in the state of Python's generator: a table of 624, and the position in the table.
 _PYTHON_NUMBERS = 625
-#: Smallest number of values in a state as a tuple (a name, a table and a position), and limit of the positions that a
+#: Smallest number of values in a state as a tuple (a name, a table and a position). Limit of the positions that a
 #: message shows.
 _SHORTEST_OLD_STATE, _MAX_SHOWN = 3, 10**15
 

@@ -1,9 +1,9 @@
 """Find calls in the code of a TorchScript archive that use files, Python or operators of another library.
 
 `torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` in this
-text; the rest runs when the module is called. The functions can call torch's operators, and a few of these read and
-write files. The text is searched, not parsed. A path to such an operator begins with `torch` or `ops`, and to a class
-of C++ with `__torch__`. Any other name for these is reported, because torch's printer never writes other names.
+text. All other code runs when the module is called. The functions can call torch's operators, and a few of these read
+and write files. The text is searched, not parsed. A path to such an operator begins with `torch` or `ops`, and to a
+class of C++ with `__torch__`. Any other name for these is reported, because torch's printer never writes other names.
 Methods of values are aten operators with an argument called `self`; other methods have a `def` in the archive. Sources:
 torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
@@ -74,8 +74,8 @@ _SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
 _STRING_OR_COMMENT = compile_on_use(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
 _FUNCTION = compile_on_use(r"\bdef\s+(\w+)", re.ASCII)
 _CLASS = compile_on_use(r"\bclass\s+(\w+)", re.ASCII)
-#: Operations in a function: a call of a method of its own object, another call, a loop, an operator between values, a
-#: call of a value without a name.
+#: Operations in a function: a call of a method of `self`, another call, a loop, an operator between values, a call of a
+#: nameless value.
 _CALL_OR_LOOP = compile_on_use(
     r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
     r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"

@@ -1,9 +1,9 @@
 """Find objects whose class, and tuples whose length, differs from the declaration in a TorchScript archive's code.
 
 torch.jit.load gives the attributes of an object the values of the pickle without a check. Compiled code reads an
-attribute by its number, and unpacks a tuple of the declared length, so the code reads other memory if the value is an
-object with fewer attributes or a shorter tuple. torch checks all other types when the value is used. Sources:
-obj_loader in torch/csrc/jit/serialization/import.cpp, and importClass in import_source.cpp, of torch 2.13.
+attribute by its number, and unpacks a tuple of the declared length. So the code reads other memory if an object has
+fewer attributes or a tuple is shorter. torch checks all other types when the value is used. Sources: obj_loader in
+torch/csrc/jit/serialization/import.cpp, and importClass in import_source.cpp, of torch 2.13.
 """
 
 from __future__ import annotations

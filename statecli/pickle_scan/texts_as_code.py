@@ -1,9 +1,9 @@
 """Check texts of plain data that a loader imports, calls or runs as Python.
 
-LightningCLI merges the hyperparameters of a checkpoint into its configuration, and jsonargparse imports and calls the
-name at each `class_path`; `load_from_checkpoint` calls the function at `_instantiator`. For an argument that takes an
-object, a text alone is a name to call, or the name of a file with a configuration. MMEngine runs the configuration
-saved as text, and HQQ evaluates the name of a dtype. Sources: lightning/pytorch/cli.py and core/saving.py of 2.6;
+LightningCLI merges the hyperparameters of a checkpoint into its configuration. jsonargparse imports and calls the name
+at each `class_path`, and `load_from_checkpoint` calls the function at `_instantiator`. For an argument that takes an
+object, a text is a name to call, or the name of a file with a configuration. MMEngine runs the configuration saved as
+text, and HQQ evaluates the name of a dtype. Sources: lightning/pytorch/cli.py and core/saving.py of 2.6;
 mmengine/infer/infer.py, runner/runner.py and config/config.py of 0.10; hqq/core/utils.py of 0.2.
 """
 

@@ -41,9 +41,9 @@ _LAYER = compile_on_use(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 class Mark(msgspec.Struct, frozen=True):
     """Rectangle of a chart: a bar, or a part of a bar.
 
-    `mood` is "" for a value, "unusual" for a value that stands out, "most" and "least" for several values in a bar,
-    "zero", "odd" (not finite) or "boundless" (no measure); bars of the last three are not to scale. `tensor` is the
-    section and name of the tensor behind the bar.
+    `mood` sets the style: "" for a value, "unusual" for a value that stands out, "most" and "least" for several values
+    in a bar. Bars with the mood "zero", "odd" (not finite) or "boundless" (no measure) are not to scale. `tensor` is
+    the section and name of the tensor behind the bar.
     """
 
     x: float

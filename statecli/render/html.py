@@ -1,7 +1,8 @@
 """`-f html`: a page in a single file. The page loads nothing else, and shows names as text, never as markup.
 
-The page's content security policy admits only its own style and script, by their hashes: even if a name were taken for
-markup, a browser would not run it. A browser without scripts shows a table of the tensors instead of the filter list.
+The page's content security policy admits only the page's own style and script, by their hashes. Even if a name were
+taken for markup, a browser would not run the name. A browser without scripts shows a table of the tensors instead of
+the filter list.
 """
 
 from __future__ import annotations

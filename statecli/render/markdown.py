@@ -29,8 +29,8 @@ MAX_COMMENT_CHARACTERS = 65_536
 #: Number of characters of the comment that are reserved for the last line.
 RESERVED_CHARACTERS = 200
 
-#: Text that GitHub may read as markup: emphasis, links, mentions, issues, formulas, emoji; at the start of a line also
-#: lists and `::`, which is a command in the log of a step. A `_` inside a word is plain text.
+#: Text that GitHub may read as markup: emphasis, links, mentions, issues, formulas, emoji. At the start of a line,
+#: lists and `::` (a command in the log of a step) count too. A `_` inside a word is plain text.
 _MARKUP = compile_on_use(
     r"[\\`*~<>\[\]#@&$|]|(?<!\w)_|_(?!\w)|://|\bwww\.|\bGH-\d|:\w+:|^\s*(?:[-+=]+|\d+[.)])\s|^\s*::", re.IGNORECASE
 )

@@ -34,8 +34,8 @@ def run(options: GitExternalDiffOptions, caller: Caller) -> Outcome[None]:
 def _list_lines(arguments: Sequence[str], compare: Compare) -> Iterator[str]:
     """Yield lines about one file of `git diff`. `arguments`: those that git gives an external diff driver.
 
-    These are the path, then file, id and mode of the old version and of the new version; for a renamed file also its
-    new path and a text; for a file with a merge conflict the path alone. Equal ids mean equal contents.
+    git gives the path, then file, id and mode of the old and of the new version. For a renamed file, the new path and a
+    text follow. For a file with a merge conflict, git gives only the path. Equal ids mean equal contents.
     """
     if len(arguments) == 1:
         yield f"unmerged: {escape(arguments[0])}"

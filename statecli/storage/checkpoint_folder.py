@@ -80,7 +80,7 @@ def choose_checkpoint(path: str) -> Choice:
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
     """Return the candidate that `config.json` names as the weights; None if `config.json` names no candidate.
 
-    Does not read `config.json` if the only safetensors files are one usual file, or a usual index and its shards: the
+    Does not read `config.json` if the only safetensors files are one usual file, or a usual index and its shards. The
     reader then fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
     """
     safe = [name for name in candidates if name.endswith((".safetensors", ".safetensors.index.json"))]
@@ -243,8 +243,8 @@ def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
     return place if os.path.exists(place) and not is_inside else None
 
 
-#: Files in which sentence-transformers names the folders of its modules (MODULES, ROUTERS) and transformers those of an
-#: exported model (EXPORT), and the maximum number of bytes that are read of each.
+#: Files in which sentence-transformers names the folders of its modules (MODULES, ROUTERS) and transformers names those
+#: of an exported model (EXPORT). At most MAX_MODULES_BYTES of each file are read.
 MODULES, ROUTERS, MAX_MODULES_BYTES = "modules.json", ("router_config.json", "config.json"), 4 << 20
 EXPORT = "export.json"
 

@@ -1,6 +1,6 @@
 """Strict reader of zip archives as torch writes them: a file that can be read in two ways is an error.
 
-Python's `zipfile` is unsuitable: it takes the last of two records of one name where torch takes the first, accepts
+Python's `zipfile` is unsuitable. Of two records of one name, it takes the last, but torch takes the first. It accepts
 bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
 (miniz) checks no checksum and no overlap.
 
@@ -34,8 +34,8 @@ MAX_INFLATED_BYTES = 64 * 2**20
 MAX_DIRECTORY_BYTES = 256 * 2**20
 MAX_RECORDS = 2_000_000
 
-#: Maximum number of bytes between the data of two records, without the header and name of the second: a descriptor of
-#: 24 bytes, torch's padding to a multiple of 64, zip64 sizes, and the times that other tools record.
+#: Maximum number of bytes between the data of two records, without the header and name of the second record. These are
+#: a descriptor of 24 bytes, torch's padding to a multiple of 64, zip64 sizes, and the times that other tools record.
 MAX_PADDING = 24 + 64 + 64
 
 STORED, DEFLATED = 0, 8
@@ -63,8 +63,8 @@ _UTF8 = 0x0800
 #: flag.
 _FOLDER_FLAG = 0x10
 
-#: Extra field with a record's name in UTF-8, and the size of the field's header: a version and the checksum of the
-#: record's ordinary name (APPNOTE 4.6.9).
+#: Extra field with a record's name in UTF-8, and the size of the field's header. The header has a version and the
+#: checksum of the record's ordinary name (APPNOTE 4.6.9).
 _UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
 _UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
 
@@ -143,7 +143,7 @@ class _End(msgspec.Struct):
 class Archive:
     """Records of a zip file by name, in the order of its directory, each checked against its local header.
 
-    For a remote file, local headers are not read if the directory places the records exactly as torch does; each header
+    For a remote file, local headers are not read if the directory places the records exactly as torch does. Each header
     is then checked when its record is read. With `looked_at`, all headers are checked at once, because this number of
     bytes of each record will be read. Raises MalformedError for a directory that contradicts itself or the file.
 

@@ -42,8 +42,8 @@ _GZIP, _BZIP2, _XZ, _LZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"LZIP"
 _ZLIB = compile_on_use(rb"\x78[\x01\x5e\x9c\xda]")
 #: Joblib's format before 0.10: the size of the data in 19 characters, then a zlib stream.
 _JOBLIB_ZFILE = compile_on_use(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
-#: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data (up to
-#: 256 GiB, the limit of liblzma, or -1).
+#: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data. This
+#: size is -1, or up to 256 GiB, the limit of liblzma.
 _LZMA = compile_on_use(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
 _LZMA_SUFFIXES = (".xz", ".lzma")
 _LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6

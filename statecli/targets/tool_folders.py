@@ -35,8 +35,8 @@ def holds_checkpoint_name(
 ) -> bool:
     """Return whether a file below the folder `path` has, or may have, a name that loaders select.
 
-    True also for too many names, and for a link that leads out of the walk's folder `root`; other links lead to folders
-    that are walked anyway. `list_names` may raise UnreadableError or OSError.
+    Also returns True for too many names, and for a link that leads out of the walk's folder `root`. All other links
+    lead to folders that are walked anyway. `list_names` may raise UnreadableError or OSError.
     """
     pending, count = [(files.resolve_links(path), 0)], 0
     while pending:

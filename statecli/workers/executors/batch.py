@@ -1,7 +1,7 @@
 """Pack a batch of tasks for a process that is not a child of this one, and unpack its results.
 
-A worker calls only the functions in FUNCTIONS, and only if it has the same build of statecli: in another version the
-same fields may have another meaning, and sums of numpy differ from sums of `_native.c` in their last bits.
+A worker calls only the functions in FUNCTIONS, and only if it has the same build of statecli. In another version, the
+same fields may have a different meaning. Sums of numpy differ from sums of `_native.c` in their last bits.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ PackedBatch = io.BytesIO
 
 
 #: Function that runs a packed batch in any process and returns the argument of `unpack`. Function and type come from
-#: the standard library, because a Dask worker that lacks a task's module dies and logs the task's content, which a
-#: BytesIO does not show.
+#: the standard library: a Dask worker that lacks a task's module dies and logs the task's content. A BytesIO does not
+#: show its content.
 run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
 
 
@@ -86,7 +86,7 @@ def _get_current_folder() -> str:
 
 
 #: Separator of the command's folder and a path in it. The path still leads to the same file, but in a form that nobody
-#: else writes, so a worker's message about the file can be recognised.
+#: else writes. So a worker's message about the file can be recognised.
 PATH_MARK = os.path.join(*["."] * 9, "")
 
 
