@@ -24,9 +24,9 @@ class Snapshot:
         print(statecli.diff(before, model))  # the tensors that the step changed
 
     A snapshot keeps a digest of each tensor (64 bytes), its name, dtype and shape. So a diff shows which tensors
-    changed, bit for bit: -0.0 differs from 0.0. A diff does not show the size of a change, and does not find renamed
-    or transformed tensors. With `values=True`, the snapshot keeps a copy of all values in memory, as `diff` of a live
-    object does for the time of the call, and a diff shows everything.
+    changed, bit for bit: -0.0 differs from 0.0. A diff does not show the size of a change, and does not find renamed or
+    transformed tensors. With `values=True`, the snapshot keeps a copy of all values in memory, and a diff shows
+    everything.
     """
 
     def __init__(self, target: LiveObject, *, values: bool = False) -> None:

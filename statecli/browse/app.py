@@ -246,7 +246,7 @@ class Browser(App[None]):
         return self.size.width >= MIN_WIDTH_WITH_PANEL if self._shows_panel is None else self._shows_panel
 
     def _show(self) -> None:
-        """Draw the screen again. If the cursor then rests, read the values of its tensor."""
+        """Draw the screen again. If the cursor rests for CURSOR_REST_S, read the values of its tensor."""
         self._list.show_rows()
         self._show_lines()
         self._show_panel()

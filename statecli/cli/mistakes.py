@@ -1,4 +1,4 @@
-"""Turn an error of Typer into one sentence, which names the mistake and the words to type instead."""
+"""Turn an error of Typer into one sentence, which names the mistake and the words to type."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ESCAPE_SEQUENCE = compile_on_use(rb"\x1b\[[0-9;]*m")
 
 
 def find_pager(descriptor: int) -> str | None:
-    """Return the pager's command for results on this descriptor; None if they are to be written directly."""
+    """Return the pager's command for results on this descriptor; None if the results do not need a pager."""
     is_interactive = is_terminal(descriptor) and is_terminal(0)
     if not is_interactive or os.name != "posix" or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return None

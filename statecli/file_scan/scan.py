@@ -238,7 +238,7 @@ class FileScan:
         return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
-        """Scan stored archives, which loaders load as files of their own, unless `scan` has already scanned them."""
+        """Scan stored archives, which loaders load as separate files, unless `scan` has already scanned them."""
         file_piece = Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
         transformed = [archive for archive in places if archive.transforms]
         if transformed:
@@ -593,7 +593,7 @@ class FileScan:
     def _add_member(
         self, piece: Piece, *, deflated: bool, is_only_record: bool = False, is_salvaged: bool = False
     ) -> None:
-        """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
+        """Queue a record that is a pickle, begins like a pickle, or is the only record of its archive."""
         region, name, is_pickle = piece.region, piece.where, piece.is_pickle
         reason, opening = None, b""
         self.steps.take(Budget.PIECES)
@@ -629,7 +629,7 @@ class FileScan:
             self.pieces.append(piece)
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
-        """Scan the only record of an archive as a tar. torch.hub gives it to torch.load, which tries tar first."""
+        """Scan an archive's only record as a tar: torch.hub gives the record to torch.load, which tries tar first."""
         # `inflate_beginning` returns at least half of the size, which is one block, and inflates an honest array no
         # further.
         head = inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head

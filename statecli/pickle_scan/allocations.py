@@ -213,7 +213,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
-        """Count the bytes allocated by a call, including the calls of functions that it gets as arguments."""
+        """Count the bytes allocated by a call, and by calls of the functions among its arguments."""
         plain_name = get_plain_name(name)
         self._steps.take(Budget.FLOW)
         if plain_name == "re._compile" and call.args:

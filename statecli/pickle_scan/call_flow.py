@@ -305,7 +305,7 @@ class Flow:
         return None
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
-        """Check a call, and the calls of functions that it gets as arguments."""
+        """Check a call, and calls of the functions among its arguments."""
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,

@@ -1,6 +1,6 @@
 """Check that the dates and times in a pickle are as Python writes them.
 
-Python builds them from their bytes, and its C code checks only the month: the weekday of a date in the year 0 is read
+Python builds them from their bytes, and its C code checks only the month. The weekday of a date in the year 0 is read
 outside a table (`datetime.date(b"\\0\\0\\1\\0").ctime()`).
 """
 

@@ -216,7 +216,7 @@ _ASSERTION = compile_on_use(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async
 
 
 def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the problem of an assertion whose message the graph computes, because it must be a constant text."""
+    """Yield the problem of an assertion whose message the graph computes: the message must be a constant text."""
     for place, entry in enumerate(entries if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):

@@ -118,7 +118,7 @@ _MAX_EXPRESSION_CHARACTERS = 20_000
 _MAX_DEGREE_OF_SUM, _MAX_DEGREE = 10, 64
 #: Functions and operators that search for a common divisor of their arguments. The limits count pairs of terms in the
 #: arguments, for torch and for sympy. The limit for torch is higher: torch's own functions compute no divisor of sums
-#: of more than 20 terms, and the number of terms is often overestimated.
+#: of more than 20 terms. Also, statecli often overestimates the number of terms.
 _DIVISIONS = compile_on_use(r".*(?:Div|Mod).*|%")
 _MAX_PAIRS_OF_TERMS, _MAX_PAIRS_OF_SYMPY = 1024, 400
 #: Functions and operators to which the limit of sympy applies.

@@ -121,7 +121,7 @@ class Scanner(Machine):
 
     @property
     def refused_opcode(self) -> int | None:
-        """Opcode in the pickle that `torch.load(path)` does not know; None if it knows all opcodes."""
+        """Opcode in the pickle that `torch.load(path)` does not know; None without such an opcode."""
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
@@ -189,7 +189,7 @@ class Scanner(Machine):
             return False
 
     def gives_tensor_objects(self) -> bool:
-        """Return True if a tensor has an object of another library as an attribute, such as an array of numpy."""
+        """Return True if an attribute of a tensor is an object of another library, such as an array of numpy."""
         for call in self.flow.calls:
             name = get_plain_name(call.cls) if type(call.cls) is Global else ""
             args = call.args if name in _FUNCTIONS_WITH_ATTRIBUTES and type(call.args) is tuple else ()

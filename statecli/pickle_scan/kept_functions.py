@@ -1,10 +1,10 @@
 """Check that a pickle stores functions and other callables only in attributes in which torch stores callables.
 
-Python code calls certain attributes of an object: `forward` of a module, the hooks in `_forward_hooks`, each module in
-`_modules`, or `get` of an object in place of a dict. An attribute of the instance hides the method of its class. So a
-class of torch may keep functions only at the attributes where torch stores functions (`_FUNCTION_ATTRIBUTES`), and
-hooks only in dicts of hooks. Tensors and modules may be only in torch's own places. Sources: torch/nn/modules/module.py
-(`__setstate__`, `__getattr__`, `_call_impl`) of torch 2.13.
+Python code calls certain attributes of an object: `forward` and the hooks in `_forward_hooks` of a module, each module
+in `_modules`, `get` of a mapping. An attribute of the instance hides the method of its class. So a class of torch may
+keep functions only at the attributes where torch stores functions (`_FUNCTION_ATTRIBUTES`), and hooks only in dicts of
+hooks. Tensors and modules may be only in torch's own places. Sources: torch/nn/modules/module.py (`__setstate__`,
+`__getattr__`, `_call_impl`) of torch 2.13.
 """
 
 from __future__ import annotations

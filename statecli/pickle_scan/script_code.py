@@ -164,7 +164,7 @@ def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
 
 
 def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None = None) -> Iterator[Call]:
-    """Yield each call that may do more than compute, once. Raises OutOfSteps.
+    """Yield once each call that may do more than compute. Raises OutOfSteps.
 
     `defined_names` has the names of all functions of the archive; None for the functions of this text.
     """

@@ -143,7 +143,7 @@ def _list_classes() -> frozenset[str]:
 
 
 def check_text(where: str, text: str) -> Hazard | None:
-    """Return the hazard of a text in hyperparameters that jsonargparse parses; None if it has no name to call."""
+    """Return the hazard of a text in hyperparameters that jsonargparse parses; None if the text has no name to call."""
     if "class_path" in text:
         message = "is a string with a class_path, and LightningCLI imports and calls the class at this path"
     elif "\\" in text and _MAPPING.search(text):

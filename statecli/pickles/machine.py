@@ -186,7 +186,7 @@ class Machine(MachineState):
         return pos
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Read a tensor record that matches `_RECORD`. Return False if it must be read opcode by opcode.
+        """Read a tensor record that matches `_RECORD`. Return False for a record that must be read opcode by opcode.
 
         This is so if a memo entry is out of order, or if the record reads a memo entry that it writes itself.
         """

@@ -77,7 +77,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _escape_patch_line(line: str) -> str:
-    """Return the line for `git apply`, which needs its tabs and the carriage return of a Windows line end."""
+    """Return the line for `git apply`, which needs the tabs and the carriage return of a Windows line end."""
     end = "\r" * line.endswith("\r")
     return "\t".join(map(escape_line, line.removesuffix("\r").split("\t"))) + end
 

@@ -33,12 +33,12 @@ _command = _Session()
 
 
 def for_command(factory: Callable[[], _Object]) -> _Object:
-    """Return this command's object of the factory; create it on the first call."""
+    """Return the object that the factory created for this command; create the object on the first call."""
     return _command.get(factory)
 
 
 def for_process(factory: Callable[[], _Object]) -> _Object:
-    """Return this process's object of the factory; create it on the first call."""
+    """Return the object that the factory created for this process; create the object on the first call."""
     return _process.get(factory)
 
 

@@ -36,7 +36,7 @@ class ListingBudget:
             self._names = MAX_LISTED_NAMES + 1
 
     def take(self, folder: str, names: int) -> None:
-        """Count a folder with its number of names, once. Raises UnreadableError beyond the budget."""
+        """Count a folder and its names, but each folder only once. Raises UnreadableError beyond the budget."""
         if is_remote(folder) and folder not in self._folders:
             self._folders.add(folder)
             self._names += names

@@ -70,7 +70,7 @@ def _classify(error: UnreadableError) -> Hashable:
 
 
 def add_hidden_names(listing: Listing, folder: str, open_file: Callable[[str], RemoteFile]) -> Listing:
-    """Add `.metadata` to a listing with `.distcp` files if it exists, because web servers do not list dot files."""
+    """Add `.metadata`, if it exists, to a listing with `.distcp` files, because web servers do not list dot files."""
     if METADATA in listing.folders or not any(name.endswith(".distcp") for name in listing.folders):
         return listing
     if isinstance(_find_error(open_file(join(folder, METADATA))), Missing):

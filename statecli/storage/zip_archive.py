@@ -188,7 +188,7 @@ class Archive:
         )
 
     def read(self, record: Record, limit: int) -> bytes:
-        """Return the inflated content of a record, with its checksum verified unless it is recorded as 0.
+        """Return the inflated content of a record, with its checksum verified unless the recorded checksum is 0.
 
         `limit`: maximum size of the content in bytes; a compressed record may also not exceed 64 MiB.
         """

@@ -136,7 +136,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def glob_covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether the glob's parts match this path or a parent folder of it."""
+    """Return whether the parts of the glob match this path or one of its parent folders."""
     if not pattern or pattern == [""]:
         return True
     first, remaining_pattern = pattern[0], pattern[1:]
@@ -477,7 +477,7 @@ def is_named_as_checkpoint(path: str) -> bool:
 
 
 def _is_ambiguous_bin(path: str) -> bool:
-    """Return whether the name is a `.bin` that may also be firmware or game data, so its content decides."""
+    """Return whether the name is a `.bin` that may be firmware or game data. Then the content decides."""
     name = files.get_name(path)
     return name.lower().endswith(".bin") and not WEIGHT_BIN_NAME.search(name)
 

@@ -25,7 +25,7 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Maximum number of bytes that the task reads. If it compares two tensors, only one of them counts."""
+        """Maximum number of bytes that the task reads. For a comparison of two tensors, only one tensor counts."""
 
     @property
     def paths(self) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Pack a batch of tasks for a process that is not a child of this one, and unpack its results.
+"""Pack a batch of tasks for a process that is not a child of this process, and unpack the results.
 
 A worker calls only the functions in FUNCTIONS, and only if it has the same build of statecli. In another version, the
 same fields may have a different meaning. Sums of numpy differ from sums of `_native.c` in their last bits.

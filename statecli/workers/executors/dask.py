@@ -79,7 +79,7 @@ def _require_workers(client: Any, flag: str) -> None:
 
 
 def _count_threads(client: Any) -> int:
-    """Return the number of threads of all workers; 0 if the scheduler does not answer. `_Watch` reports that later."""
+    """Return the number of threads of all workers; 0 if the scheduler does not answer (`_Watch` reports this)."""
     with suppress(OSError, *TIMEOUT_ERRORS):
         return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT_S).values())
     return 0
