@@ -1,6 +1,6 @@
 """Find pickles whose loading allocates more memory than the file explains, or whose keys take too long to hash.
 
-`bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory; a tuple with itself as two items, 64 levels deep, takes
+`bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory. A tuple with itself as two items, 64 levels deep, takes
 2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call. Ordinary
 picklers write all data, so a call allocates at most a few times the size of its pickle. A call with a computed
 argument, such as `list(range(2**40))`, is a misuse of its name (`call_flow`), and is not measured.
@@ -172,8 +172,8 @@ class Allocations:
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
         """Yield a Bomb for storages that the file cannot hold, even compressed, or for a record loaded repeatedly.
 
-        torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores case: keys "0"
-        and "0\0a" are two storages of the same record.
+        torch keeps each storage by its key. torch's zip reader ends a name at the first NUL and ignores case, so the
+        keys "0" and "0\0a" are two storages of the same record.
         """
         sizes: dict[Value, int] = {}
         records: set[str] = set()
@@ -419,8 +419,8 @@ def _is_written_out(value: Obj) -> bool:
 def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
     """Return the name of a call with more than `_MAX_NESTING` nested calls; None if there is none.
 
-    Objects of Python classes keep their state in a dict, which is freed without recursion, like lists and tuples, but
-    unlike slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.
+    Objects of Python classes keep their state in a dict. Python frees dicts, lists and tuples without recursion, but
+    not slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.
     Raises OutOfSteps.
     """
     depths: dict[int, int] = {}

@@ -271,9 +271,9 @@ _GET = rb"(h.|j....)"
 _PUT = rb"r(....)"
 #: One to three numbers and TUPLE1 to TUPLE3, or a MARK, more numbers and TUPLE.
 _SHAPE = rb"(N\x85|NN\x86|NNN\x87|\(N{4,16}t)".replace(b"N", _NUMBER)
-#: Opcodes that torch writes after the function `_rebuild_tensor_v2`, from its MARK to the memo entry of the tensor: the
-#: storage's persistent id, offset, size, stride, requires_grad, an empty OrderedDict. Opcodes are prefix codes, so
-#: bytes that match can be read in no other way.
+#: Opcodes that torch writes after the function `_rebuild_tensor_v2`, from its MARK to the memo entry of the tensor.
+#: They contain the storage's persistent id, offset, size, stride, requires_grad, an empty OrderedDict. Opcodes are
+#: prefix codes, so bytes that match can be read in no other way.
 _RECORD = compile_on_use(
     b"".join(
         (

@@ -1,8 +1,8 @@
 """Objects that live as long as a command or as the process. Each is found by its factory function.
 
 A module keeps its state in an object that it gets here, so a single assignment in `forget_command` drops the state of a
-command. There is no lock, because a fork could leave it locked: two threads may both call the factory, and both get the
-object that was stored first.
+command. The module uses no lock, because a fork could leave a lock locked. If two threads both call the factory, both
+get the object that was stored first.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ class Processes(_LocalEngine):
     """Engine that runs batches in forked processes, or in threads on systems without fork."""
 
     def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
-        """See `Engine.run`. Retries a killed worker's batch alone, because other workers may have taken the memory.
+        """See `Engine.run`. Retries killed workers' batches one by one: other workers may have taken the memory.
 
         If the system starts no process, this process does all batches.
         """
