@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob that matches the name. `?` replaces control characters: a terminal obeys pasted ones."""
+    """Return a glob that matches the name. `?` replaces control characters, because a terminal would obey them."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(

@@ -79,7 +79,7 @@ def _wrap(line: PanelLine, width: int) -> Iterator[PanelLine]:
 
 
 def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
-    """Yield the pieces of a line with a long word: broken after `/` if possible, and not in the last line number."""
+    """Yield the pieces of a line with a long word. A piece ends after `/` if possible, never inside a line number."""
     while len(text) > width:
         end = text.rfind("/", 0, width) + 1
         if end <= len(indent) + 1:

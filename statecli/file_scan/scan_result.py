@@ -15,7 +15,7 @@ _MAX_DIGESTED_BYTES, _DIGEST_READ_BYTES = 1 << 30, 1 << 22
 
 
 class Piece(NamedTuple):
-    """Bytes to scan. `is_pickle`: name or place imply a pickle; `records`: the records of the archive."""
+    """Bytes to scan. `is_pickle`: the name or the place implies a pickle; `records`: records of the archive."""
 
     region: Region
     where: str

@@ -89,7 +89,7 @@ def _is_plain_name(name: str) -> bool:
 
 
 def is_system_error(error: Exception) -> bool:
-    """Return True for a system error that a later attempt may not meet; False for a missing file."""
+    """Return True for a system error that may not occur in a later attempt; False for a missing file."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 

@@ -417,7 +417,7 @@ def _is_written_out(value: Obj) -> bool:
 
 
 def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
-    """Return the name of a call with more than `_MAX_NESTING` nested calls; None if there is none.
+    """Return the name of a call with more than `_MAX_NESTING` nested calls; None without such a call.
 
     Objects of Python classes keep their state in a dict. Python frees dicts, lists and tuples without recursion, but
     not slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.

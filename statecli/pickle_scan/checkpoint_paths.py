@@ -99,7 +99,7 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
 
 
 def explain_unsafe_step(value: Value) -> str | None:
-    """Describe a value that is not the step number that MMEngine puts into a path; None for an int."""
+    """Describe a value in place of the step number that MMEngine puts into a path; None for an int."""
     if type(random_states.read_number(value)) is int:
         return None
     text = read_text(value)

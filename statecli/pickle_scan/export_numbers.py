@@ -30,7 +30,7 @@ _TEST_FUNCTIONS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_no
 
 
 class Misuse(msgspec.Struct, frozen=True):
-    """Operator that a program calls with arguments that torch never writes, and the reason."""
+    """Operator called with arguments that torch never writes, and the reason."""
 
     target: str
     why: str

@@ -148,7 +148,7 @@ class Scanner(Machine):
                 yield mention
 
     def note_unusual_opcode(self, name: str, pos: int) -> None:
-        """Record the first opcode (before byte `pos`) with the unusual effect `name`, which picklers never write."""
+        """Record the first opcode (before byte `pos`) with the unusual effect `name`, which picklers never cause."""
         if name not in self._unusual_mentions:
             why = known_names.describe_harm("pickle", name)
             self._unusual_mentions[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)

@@ -80,7 +80,7 @@ class KeyHashes:
         return hash(frozenset(_Hashed(number) for number, group in groups.items() for _ in group))
 
     def _hash_call(self, call: Obj, nesting: int) -> int:
-        """Return Python's hash of the object that a call creates; one hash for the whole class if unknown."""
+        """Return Python's hash of the object that a call creates; if the hash is unknown, one hash for the class."""
         name, args = _get_class_name(call), call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
             return _hash_complex(call)

@@ -13,6 +13,6 @@ MODULE_ATTRIBUTES = name_lists.read_operators("modules")["attributes"]
 
 
 def find_module_attribute(name: str) -> str | None:
-    """Return the first part of a dotted name that is an attribute of modules; None if there is none."""
+    """Return the first part of a dotted name that is an attribute of modules; None without such a part."""
     parts = name.split(".")
     return next((part for part in parts if part in MODULE_ATTRIBUTES or part.startswith("__")), None)

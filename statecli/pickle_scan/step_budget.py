@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError
 
 
 class Budget(Enum):
-    """Kind of step, and the number of such steps that a file may cause. This number takes at most 10 to 30 seconds."""
+    """Kind of step, and the number of such steps that a file may cause: 10 to 30 seconds of work at most."""
 
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.

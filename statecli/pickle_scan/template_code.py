@@ -44,7 +44,7 @@ _ESCAPE = compile_on_use(
 
 
 def find_escape(template: str) -> str | None:
-    """Return the first attribute or filter in a template that gives access to all of Python; None if there is none."""
+    """Return the first attribute or filter in a template that gives access to all of Python; else None."""
     text = _ESCAPE.sub(_decode_escape, template)
     for sign in _SIGNS:
         match = sign.search(text)

@@ -157,7 +157,7 @@ def _find_global_attributes() -> str:
 
 
 def _find_overrides(top: str) -> dict[str, str]:
-    """Return the patterns for which the attributes choose a driver other than statecli, each with that name.
+    """Return the patterns for which the attributes choose a driver other than statecli, each with its driver.
 
     Checks the files in git, and an example name for each pattern.
     """

@@ -250,7 +250,7 @@ EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the inner folders that module files name, because a library loads modules from them. They may be hidden.
+    """Return the inner folders, hidden or not, from which a library loads modules: module files name these folders.
 
     `names` are the files of the folder.
     """

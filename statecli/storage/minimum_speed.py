@@ -121,7 +121,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """HTTPS connection. The constructor of `_Plain` calls the one of `HTTPSConnection` (see the base classes)."""
+    """HTTPS connection. `_Plain.__init__` calls `HTTPSConnection.__init__` (see the base classes)."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):

@@ -286,7 +286,7 @@ class RemoteFile:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def find_crc32(self, offset: int, end: int) -> int | None:
-        """Return the CRC-32 of the bytes `offset` to `end`; None if not all were read as values or are cached."""
+        """Return the CRC-32 of the bytes `offset` to `end`; None unless all were read as values or are cached."""
         if self.checksums is None:
             return None
         is_confirmed = self._locate(offset, end) == (offset, end) and not self._find_guards(offset, end)

@@ -12,7 +12,7 @@ _Task = TypeVar("_Task")
 
 
 def run_in_threads(function: Callable[[_Task], object], tasks: Sequence[_Task]) -> None:
-    """Call the function with each task, in at most as many parallel threads as connections are allowed."""
+    """Call the function with each task, in up to `settings().connections` parallel threads."""
     if len(tasks) < 2:
         for task in tasks:
             function(task)
