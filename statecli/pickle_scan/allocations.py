@@ -172,7 +172,7 @@ class Allocations:
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
         """Yield a Bomb for storages that the file cannot hold, even compressed, or for a record loaded repeatedly.
 
-        torch keeps each storage by its key. torch's zip reader ends a name at the first NUL and ignores case, so the
+        torch keeps each storage by its key. torch's zip reader ends a name at the first NUL and ignores case. So the
         keys "0" and "0\0a" are two storages of the same record.
         """
         sizes: dict[Value, int] = {}

@@ -2,8 +2,8 @@
 
 A chat template is a Jinja program. Without a sandbox, `x.__init__.__globals__` gives a template every function of
 Python (CVE-2024-34359 of llama-cpp-python). The search does not parse the template, so that no error of a parser hides
-an attribute. It finds a name after a dot, a text in quotes that is the name or begins with the name and a dot, and a
-name in a field of `format`. It does not find a name that the template computes from shorter texts.
+an attribute. It finds a name after a dot and a text in quotes that is the name or begins with the name and a dot. It
+also finds a name in a field of `format`. It does not find a name that the template computes from shorter texts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A task is a frozen struct (`task.py`). Small tasks are batched to at least 16 Mi
 This module has three engines: serial, forked processes, threads. `executors` adds Dask, MPI, Ray and any
 `concurrent.futures.Executor`. The result does not depend on the engine.
 
-Forked processes are the default, because a kernel makes twenty short numpy calls per block: two threads lose more time
+Forked processes are the default, because a kernel makes twenty short numpy calls per block. Two threads lose more time
 to the interpreter lock than they gain. A forked process starts in milliseconds with numpy already imported. Threads are
 used for remote files, and on systems without fork.
 """
