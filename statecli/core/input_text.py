@@ -96,6 +96,8 @@ def _parse_dtype(text: str, name: str) -> str:
 
     similar_names = difflib.get_close_matches(plain_name, [*_DTYPES, *_ALIASES], 1)
     hint = f"did you mean {similar_names[0]}?" if similar_names else f"write one of {', '.join(_DTYPES)}"
+    if _SHAPE.fullmatch(name):
+        hint = "write the dtype before the shape, as in int64:2x16"
     raise UsageError(f"{option('--input', text)}: {name!r} is not a dtype; {hint}")
 
 

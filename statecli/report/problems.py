@@ -361,9 +361,9 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 
 
 def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
-    """Yield each consequence once. Join consequences that differ only in operators or in lines of a file.
+    """Yield each consequence once. Join consequences that differ only in operators, lines of a file or layer numbers.
 
-    `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`.
+    `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`; `from blocks[{0..2}].mask`.
     """
     lines: dict[Consequence, dict[int, None]] = {}
     for effect in effects:
@@ -372,8 +372,9 @@ def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
     for effect, numbers in lines.items():
         key = replace(effect, operators=(), lines=tuple(numbers))
         operators.setdefault(key, {}).update(dict.fromkeys(effect.operators))
-    for effect, names in operators.items():
-        yield replace(effect, operators=tuple(names)).message
+    texts = [replace(effect, operators=tuple(names)).message for effect, names in operators.items()]
+    for line, _ in fold.fold_rows([Line((text,)) for text in texts]):
+        yield line.cells[0]
 
 
 def _get_consequence(finding: Finding) -> Consequence:

@@ -249,6 +249,19 @@ def test_operators_of_one_line_are_one_consequence():
     assert problem.effects == ("on cpu, in mul, addmm at net.py:9",)
 
 
+def test_consequences_of_repeated_layers_are_one_line():
+    """The layers' numbers are joined; other numbers, such as lines of a file, belong to the text."""
+    rows = [row(f"blocks[{n}].mask", 7) for n in (0, 1, 2)]
+    findings = [
+        build_worded_finding(
+            "device-mismatch", Consequence(f"computed from {tensor.fqn}", ("mul",), "net.py", (9,)), tensor.fqn
+        )
+        for tensor in rows
+    ]
+    (problem,) = group_findings(findings, rows)
+    assert problem.effects[0] == "computed from blocks[{0..2}].mask, in mul at net.py:9"
+
+
 def test_remarks_on_the_cause_are_consequences():
     """A remark of only the worst tensors is left out for another tensor of the line."""
     rows, rule = [row("table", 6), row("mask", 6)], "unregistered-tensor"

@@ -69,6 +69,7 @@ def test_input_text_is_parsed(text, read):
     ("int64:2x3<٩", "the bound '٩' is not a positive integer"),
     ("flaot32:2", "'flaot32' is not a dtype; did you mean float32?"),
     ("q:2", "'q' is not a dtype; write one of float32, float16"),
+    ("2x8:int64", "'2x8' is not a dtype; write the dtype before the shape, as in int64:2x16"),
     ("float32:2x3<5", "the bound needs an integer dtype, not float32; write int64:2x16<5"),
     ("bool:2<5", "the bound needs an integer dtype, not bool"),
     pytest.param(f"int64:2<{'9' * 5000}", "is too large: the largest int64", id="5,000 digits of a bound"),
