@@ -87,12 +87,12 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
         return all(sides) if self.renamed else any(sides)
 
     def build_finding(self, rule: Rule, reason: str = "") -> Finding:
-        """Build a finding. The difference follows `reason` if `reason` is empty or ends in a colon."""
+        """Build a finding from `reason`. If `reason` is empty or ends in a colon, add the difference."""
         difference = self.difference if not reason or reason.endswith(": ") else ""
         return self._build_finding(rule, Wording(f"{reason}{difference}", self.name))
 
     def build_forbidden_change(self, rule: Rule, relation: str, option: str) -> Finding:
-        """Build the finding of a forbidden change, such as one that `matches --must-not-change 'a.*'`."""
+        """Build the finding of a change that an option forbids. `relation` is `matches` or `does not match`."""
         text = f"changed, but {relation} {option}: {self.difference}"
         return self._build_finding(rule, Wording(text, self.name, owner=option, short=self.difference))
 
@@ -144,7 +144,7 @@ _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
 
 def _explain_beyond_cast(change: Change) -> str:
-    """Return why a change is more than an exactly rounded cast, such as `is not a cast: `, or "" for such a cast."""
+    """Return "" for an exactly rounded cast, else the start of a message, such as `is not a cast: `."""
     if change.status is Status.IDENTICAL:
         return ""
     transformation = change.transformation
@@ -193,7 +193,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Return why a change is more than the merge of the adapter, as the start of a message, or "" if it is not."""
+    """Return "" if the change is only the merge of the adapter, else the start of a message with the reason."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
@@ -319,7 +319,7 @@ def _count(entries: Sequence[ExpectationEntry]) -> str:
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[ExpectationEntry]) -> Iterator[Broken]:
-    """Yield an error for each glob that may match a differing setting, because not all such settings are listed."""
+    """Yield an error for each glob that may match an unlisted setting, because too many settings differ."""
     setting_rows = [entry for entry in entries if entry.section is None]
     remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
     for glob in frozen if remainder else ():

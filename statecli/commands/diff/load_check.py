@@ -114,7 +114,7 @@ def pair_as_loaded(matches: list[Match], model: ModelState, built_model: BuiltMo
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Map each entry that is loaded under exactly one name to this name, unless another entry gets it too."""
+    """Map each entry to the only name under which it is loaded, unless a second entry is loaded under that name."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}

@@ -1,4 +1,4 @@
-"""Find parameters that start near zero, such as biases: a large relative change of them means little."""
+"""Find parameters that start near zero, such as biases. A large relative change of such a parameter means little."""
 
 from __future__ import annotations
 

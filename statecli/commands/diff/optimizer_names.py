@@ -33,7 +33,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(msgspec.Struct, frozen=True):
-    """Two optimizers with different kinds of keys. `places` maps each key to its position among its side's keys."""
+    """Two optimizers with different kinds of keys. `places`: on each side, the position of each key."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]
@@ -170,7 +170,7 @@ def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Se
 
 
 def _name_group_setting(key: str, start: str, places: Mapping[str, int], group_of: Sequence[int]) -> str:
-    """Return the path of a setting below its parameter group. A flat optimizer has it below each parameter."""
+    """Return the path of a setting below its parameter group. Flat optimizers store the setting at each parameter."""
     relative_key = key.removeprefix(start) if key.startswith(start) else ""
     dots = [place for place, character in enumerate(relative_key) if character == "."]
     for dot in dots:

@@ -33,7 +33,7 @@ class MatchedBy(str, Enum):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """Old and new tensor of a pair; None if that side lacks the tensor. `stripped`: prefixes cut from the names."""
+    """Old and new tensor of a pair; None for a side without the tensor. `stripped`: prefixes cut from the names."""
 
     before: TensorInfo | None
     after: TensorInfo | None
@@ -182,7 +182,7 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 
 
 def pair_sections(before: ModelState, after: ModelState) -> SectionPairs:
-    """Pair sections by equal names, then the only remaining section with a model (or optimizer) on each side.
+    """Pair sections with equal names. Then pair the remaining model (or optimizer) section if each side has only one.
 
     If no model section has a partner by name, the section that a load would use is paired. If several sections are
     left, all stay unpaired, and a note names the option that pairs them.
@@ -311,7 +311,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> NotedMatches:
-    """Pair a tied name that one side lacks with the tensor that this side stores under another name."""
+    """If one side lacks a tied name, pair the name with the tensor that this side stores under another name."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:
@@ -339,7 +339,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:
-    """Return the other side's tensor for a name tied to `row`, or None."""
+    """Return the other side's tensor under a name to which `row` is tied, or None."""
     for name in row.tied_to:
         match = match_of_row.get((row.section, name))
         if match is None or match.before is None or match.after is None:

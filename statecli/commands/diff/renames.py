@@ -1,4 +1,4 @@
-"""Find tensors with equal bytes and another name, as `git diff -M` finds files."""
+"""Find renamed tensors by their equal bytes, as `git diff -M` finds renamed files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Renames(msgspec.Struct, frozen=True):
 def find_renames(
     matches: Sequence[Match], sections: Mapping[str, str], is_selected: Callable[[TensorInfo], bool], *, jobs: int
 ) -> Renames:
-    """Find tensors under another name: equal in section, dtype, shape and bits.
+    """Find renamed tensors: equal section, dtype, shape and bits, but different names.
 
     Only groups with tensors left on both sides and with a selected tensor are read. Of several equal tensors, the
     tensors whose names have the longest common end are paired, then the first of each side. Constant values (a bias of

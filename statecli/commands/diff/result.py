@@ -189,7 +189,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScalarChange(msgspec.Struct, frozen=True):
-    """A setting that differs: a number or string other than a tensor (epoch, lr). `key` is a dotted path.
+    """A differing setting: a number or string in the checkpoint, such as epoch or lr. `key` is a dotted path.
 
     `status` distinguishes a missing entry from a null entry. `detail` describes the difference of a long value.
     """

@@ -293,7 +293,7 @@ class _Comparison:
         )
 
     def _get_kind(self, match: Match) -> Kind:
-        """Return the kind of the new (or removed) tensor, or the kind in the class if the old side is a class.
+        """Return the kind of the new (or removed) tensor. If the old side is a class, return the class's kind.
 
         A class knows the kind; in a checkpoint, it may be a guess.
         """
@@ -528,7 +528,7 @@ def _list_unread_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file, and the tensors that were not read: many users run no other command."""
+    """Yield the oddities of a file and the tensors that were not read, because many users run only `diff`."""
     for oddity in state.oddities:
         if oddity.kind in _UNREAD_TENSOR_KINDS:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

@@ -1,4 +1,4 @@
-"""Compare the settings of two checkpoints: numbers and strings other than tensors (epoch, lr, `__metadata__`)."""
+"""Compare the settings of two checkpoints: their numbers and strings, such as epoch, lr and `__metadata__`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) ->
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """Map paths to values. A path shows the types of its keys where these types differ between the sides.
+    """Map paths to values. A path includes the types of its keys if these types differ between the sides.
 
     An empty container is left out if the other side's container has entries, because the entries are reported.
     """
@@ -129,7 +129,7 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
 
 
 def _select_section(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
-    """Return the settings of a section, and the keys left out: attributes of modules that the other may lack."""
+    """Return the settings of a section, and the keys of left-out module attributes, which `other` may lack."""
     side = state.metadata
     start = "" if section is None else _find_section_prefix(side, state, section)
     modules = _list_modules_with_more(state, other)
@@ -157,7 +157,7 @@ def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
 
 
 def _list_modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
-    """Return prefixes of modules whose attributes the other format omits, or keeps only if the code reads them."""
+    """Return prefixes of modules with attributes that `other` may omit, for example because no code reads them."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
     return () if alike and _list_attribute_prefixes(other) else _list_attribute_prefixes(state)
 
@@ -237,7 +237,7 @@ def list_format_keys(state: ModelState) -> frozenset[str]:
 
 
 def _list_dropped_names(state: ModelState) -> frozenset[str]:
-    """Return the settings that record a dropped tied name: the key is this name, the value the stored name."""
+    """Return the settings that record a dropped tied name: the key is this name, the value is the stored name."""
     names = {tensor.fqn for tensor in state.tensors}
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 

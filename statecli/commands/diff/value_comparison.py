@@ -25,7 +25,7 @@ PAIRS_PER_BATCH = 1 << 15
 
 
 class PairResult(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of comparing the values of a pair. It is empty if they are equal or were not compared.
+    """Outcome of comparing the values of a pair. The outcome is empty if the values are equal or were not compared.
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
     codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
@@ -195,6 +195,6 @@ def describe_unknown(targets: tuple[str, str], row: TensorInfo, reason: str) -> 
 
 
 def _has_no_values(row: TensorInfo) -> bool:
-    """Return True if the tensor is on meta or uninitialized: its values do not exist, rather than being unreadable."""
+    """Return True if the tensor has no values because it is on meta or uninitialized."""
     is_empty = row.device == "meta" or row.note_kind is NoteKind.UNINITIALIZED
     return is_empty and row.data is None and not row.parts

@@ -253,7 +253,7 @@ def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
 def _find_mutual_best(
     stored: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[_Node, _Node] | None:
-    """Return two nodes that each match the other better than all other candidates; None if there are only ties."""
+    """Return two nodes that match each other better than any other candidates do, or None without such nodes."""
     for first in stored:
         ranked_nodes = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
         second = ranked_nodes[0]

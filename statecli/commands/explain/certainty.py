@@ -27,7 +27,7 @@ _NUMBER = compile_on_use(r"(?<!\d)\d{1,9}(?=\.|$)")
 
 
 class UndecidedPair(msgspec.Struct, frozen=True):
-    """A pair of names, and other names of the class or of the checkpoint that fit as well."""
+    """A pair of names, and other names of the class or of the checkpoint that match equally well."""
 
     name: str
     registered: str
@@ -54,7 +54,7 @@ class Matching(msgspec.Struct, frozen=True):
 
 
 def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
-    """Return the pairs that are not certain, because other names match as well by shape, components and words."""
+    """Return the pairs that are not certain, because other names match equally well by shape, components and words."""
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
         common_parts = _find_common(name, registered)
@@ -109,7 +109,7 @@ def _compare_numbers(names: Matching) -> Iterator[UndecidedPair]:
 
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
-    """Yield the pairs in which a name without a partner would match as well."""
+    """Yield the pairs in which a name without a partner would match equally well."""
     unexpected = group_by(names.unexpected, names.own_shapes.__getitem__)
     missing = group_by(names.missing, names.shapes.__getitem__)
     budget = MAX_COMPARISONS

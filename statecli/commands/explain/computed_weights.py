@@ -34,7 +34,7 @@ class ComputedWeights(msgspec.Struct, frozen=True):
 def find_computed_weights(
     pairs: Mapping[str, str], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
-    """Return the pairs in which only one side is an input of a computed weight. `pairs`: name in file -> in class."""
+    """Find pairs with an input of a computed weight on only one side. `pairs`: name in file -> name in class."""
     weights = ComputedWeights([], [])
     for name, registered_name in pairs.items():
         parts = _find_part(name, stored), _find_part(registered_name, registered)

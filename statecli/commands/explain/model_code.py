@@ -1,4 +1,4 @@
-"""Write Python code that builds a model class, and list the integer arguments that may explain other shapes."""
+"""Write Python code that builds a model class, and list the integer arguments that may explain shape differences."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None
 
 
 def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
-    """Yield arguments whose value equals a size that differs in the checkpoint, with the checkpoint's size."""
+    """Yield each argument whose value equals a size that differs in the checkpoint: name, value, new size."""
     sizes = _count_sizes(subject)
     for name, value in list_integer_arguments(spec, subject.built_model.loaded):
         for (old, new), _ in sizes.most_common():

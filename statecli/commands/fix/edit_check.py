@@ -219,7 +219,7 @@ def _describe_load(after: Measurement, allowed_names: TensorNames) -> str:
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
-    """Describe how the output of the fixed model differs from the old output; "" if equal, or without an old output."""
+    """Describe how the fixed model's output differs from the old output; "" if equal or if no old output exists."""
     if old.output is None:
         return ""
     if after.output is None:

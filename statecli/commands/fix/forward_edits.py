@@ -231,7 +231,7 @@ def _find_detached(
 
 
 def _find_only_user(source: ParsedFile, attribute: str, line: int) -> cst.ClassDef | None:
-    """Return the class around the line if it uses the attribute, else the only class in the file that does."""
+    """Return the class that uses the attribute: the class around the line, or else the only such class."""
     users: dict[int, cst.ClassDef] = {}
     for node in source.find(cst.Attribute):
         owner = source.find_around(node, cst.ClassDef)

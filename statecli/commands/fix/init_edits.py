@@ -68,7 +68,7 @@ def _names(target: cst.BaseExpression, name: str) -> bool:
 
 
 def replace_statement(source: ParsedFile, assigned: Assigned, code: str) -> Changes:
-    """Return the change that replaces the assignment by `code`, which may repeat other statements of the line."""
+    """Return the change that replaces the assignment by `code`. `code` may repeat other statements of the line."""
     if code.startswith("for ") and "\n" in code:
         head, _, body = code.rpartition("\n")
         code = f"{head}\n{source.indent(body)}"

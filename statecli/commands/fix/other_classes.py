@@ -58,7 +58,7 @@ def list_related_classes(before: bytes, after: bytes) -> list[str]:
 def find_unbuildable(
     project: Project, before: Mapping[str, bytes], after: Mapping[str, bytes], classes: Mapping[str, Iterable[str]]
 ) -> str:
-    """Return a class that the edit makes impossible to build, with its error; "" if all can still be built.
+    """Return a class that cannot be built after the edit, with its error; "" if the edit breaks no class.
 
     `before` and `after` are the contents of the changed files. `classes`: names of classes by the path of their file. A
     class with required arguments is not built.

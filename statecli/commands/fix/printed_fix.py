@@ -190,13 +190,13 @@ def _is_slice(subscript: cst.Subscript) -> bool:
 
 
 def _is_refused(source: ParsedFile, argument: cst.CSTNode) -> bool:
-    """Return True if the function called with this argument refuses an nn.ParameterList. `*argument` is accepted."""
+    """Return True if the call around this argument refuses an nn.ParameterList. `*argument` is not refused."""
     call = source.get_parent(argument) if isinstance(argument, cst.Arg) and not argument.star else None
     return isinstance(call, cst.Call) and refuses_parameter_list(source.format(call.func), source.find_torch_names())
 
 
 def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:
-    """Return statements that register the value, the preferred one first, because only `verify` can decide.
+    """Return the statements that may register the value, preferred first. `verify` decides between them.
 
     `torch_nn`: for a parameter, the name under which the file imports torch.nn; for a buffer, None.
     """

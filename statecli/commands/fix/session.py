@@ -54,7 +54,7 @@ class Session:
         return [defect for defect in defects if defect.key not in self.edits]
 
     def repair_all_together(self) -> None:
-        """Keep the first edit of every defect if they pass together, so that a single verification is enough."""
+        """Keep the first edit of every defect if all these edits pass together: this needs only one verification."""
         contents: dict[str, bytes] = dict(self.contents)
         edited: list[tuple[Defect, bytes, bytes]] = []
         # Edit the last line first, so that the line numbers of other defects stay correct.
@@ -214,7 +214,7 @@ class Session:
 
 
 def _describe_unchecked(checks: Sequence[Check], verdict: Verdict) -> Iterator[str]:
-    """Yield a line for each reason, with the checks that have no result; fix cannot repair defects they would find."""
+    """Yield a line for each reason why checks have no result. fix cannot repair defects that they would find."""
     proofs: dict[str | None, list[str]] = {}
     for check in checks:
         if check.verdict is verdict:

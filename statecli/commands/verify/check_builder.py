@@ -109,7 +109,7 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
 
 @dataclass(frozen=True)
 class _CalledModel(BuiltModel):
-    """`BuiltModel` of an instance that was called once. Errors of its code are reported for the model under test."""
+    """Instance that was called once, as a `BuiltModel`. `subject` builds further instances and reports errors."""
 
     subject: ModelUnderTest = field(kw_only=True)
 
@@ -121,7 +121,7 @@ class _CalledModel(BuiltModel):
 
 
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
-    """Emulate the move of a called instance without a GPU, and return its state with the result for each tensor.
+    """Call an instance, emulate its move without a GPU, and return its state with each tensor's result.
 
     The emulation gives fresh memory by `_apply` and keeps Parameter objects, so tied weights and aliases behave as on
     CUDA. The oddities untied-by-move, stale-view and recomputed come from the move; not-measured means that it failed.
@@ -177,7 +177,7 @@ Help = str | PlacedHelp | None
 def suggest_in_own_method(
     subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], remedy: str
 ) -> PlacedHelp | None:
-    """Return the fix in the first user-defined method, such as `net.py:12: let Net._apply call super()`.
+    """Return the fix with the line of the first user-defined method: `net.py:12: let Net._apply call super()`.
 
     The methods searched are `names` of the modules that contain the tensor `fqn`.
     """
@@ -286,7 +286,7 @@ def build_finding(
 def build_check(
     name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
 ) -> Check:
-    """Build the check of a proof from its results. `reasons` make it inconclusive, unless a tensor failed."""
+    """Build the check of a proof from its results. If no tensor failed, `reasons` make the check inconclusive."""
     all_findings, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
     verdicts |= {Verdict.FAILED} if all_findings else set()
@@ -308,7 +308,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
-    """Return a skipped check if the model has no tensors, or only tensors on meta, else None."""
+    """Return a skipped check if the model has no tensors or if all its tensors are on meta; otherwise None."""
     empty_check = check_empty_model(subject, name)
     if empty_check or not all(row.device == "meta" for row in subject.state.tensors):
         return empty_check

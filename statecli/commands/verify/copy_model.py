@@ -54,7 +54,7 @@ def list_contents(module: nn.Module) -> ModelContents:
 
 
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
-    """Deep-copy `module`, with its values or with uninitialized memory. `contents` are its tensors and modules.
+    """Deep-copy `module`, with its values or with uninitialized memory. `contents`: tensors and modules of `module`.
 
     Code of a class may change the model in the copy: a GraphModule registers each plain tensor as a buffer. Then the
     attributes are copied individually. Raises ModelError if the copy shares a parameter with the original. Errors of
@@ -84,7 +84,7 @@ _COPY_METHODS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", 
 
 
 def _has_own_copying(kind: type) -> bool:
-    """Return True if the class has its own copy method, such as `__deepcopy__`, from outside of torch.nn."""
+    """Return True if the class has a copy method, such as `__deepcopy__`, that is not defined in torch.nn."""
     if issubclass(kind, torch.jit.ScriptModule):
         return False  # its state is in C++, and only its own code copies this state
     methods = (getattr(kind, name, None) for name in _COPY_METHODS)
@@ -95,7 +95,7 @@ def _has_own_copying(kind: type) -> bool:
 def _copy_by_attributes(
     module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
 ) -> nn.Module | None:
-    """Copy the model with `self_copying` modules copied attribute by attribute, or return None if that fails."""
+    """Deep-copy the model, but copy `self_copying` modules attribute by attribute. Return None if that fails."""
     memo = build_memo(contents, values=values)
     for submodule in self_copying:
         memo[id(submodule)] = object.__new__(type(submodule))
@@ -169,7 +169,7 @@ def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedSto
 
 
 def _create_non_leaf(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    """Return `view` as a non-leaf tensor whose leaves are the copies of the leaves of `tensor`."""
+    """Return `view` as a non-leaf tensor. Its leaves are the copies of the leaves of `tensor`."""
 
     class Stand(torch.autograd.Function):
         @staticmethod
@@ -223,7 +223,7 @@ def _deepcopy(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
 
 
 def _find_uncopyable(module: nn.Module, memo: dict[Any, Any]) -> str | None:
-    """Return the first attribute that cannot be copied alone, and its kind: `blocks.0.lock (a lock)`."""
+    """Return the name and type of the first attribute that deepcopy cannot copy: `blocks.0.lock (a lock)`."""
     for path, submodule in module.named_modules():
         for name, value in vars(submodule).items():
             try:
@@ -245,7 +245,7 @@ def _make_leaves(copy_of_model: nn.Module) -> None:
 
 
 def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
-    """Rebind functions in attributes and hooks whose closures refer to the original, so that they use the copy."""
+    """Rebind functions in attributes and hooks, so that closures over the original model refer to the copy."""
     for submodule in copy_of_model.modules():
         for holder in _iter_holders(submodule):
             for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
@@ -300,7 +300,7 @@ def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> type
 
 
 def _rebind_partial(function: functools.partial[Any], memo: dict[Any, Any]) -> functools.partial[Any]:
-    """Return the partial with the methods in its arguments bound to the copy, as torchao needs for `extra_repr`."""
+    """Bind methods among the partial's arguments to the copy. torchao's `extra_repr` is such a partial."""
 
     def rebind(value: Any) -> Any:
         is_method = type(value) is types.MethodType and id(value.__self__) in memo

@@ -63,7 +63,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
 
 @dataclass(frozen=True)
 class _FirstCall:
-    """An instance after its first forward. `read_names`: names of the original's tensors that forward read."""
+    """An instance after its first forward, and the names of tensors that this forward read from the original."""
 
     module: nn.Module
     origins: Origins

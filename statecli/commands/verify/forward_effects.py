@@ -111,7 +111,7 @@ def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if `torch.compile` compiles a part of the module, whose methods must then not be wrapped."""
+    """Return True if `torch.compile` compiles a part of the module. Methods of such a module must not be wrapped."""
     return any(
         type(part).__module__.startswith("torch._dynamo.")
         or part._compiled_call_impl is not None

@@ -113,7 +113,7 @@ class _Graph:
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
     def record(self, node: object, input_gradients: Gradients, output_gradients: Gradients) -> None:
-        """Record which inputs of an autograd node got a gradient. Do nothing if its outputs got none."""
+        """Record which inputs of an autograd node got a gradient, if any output of the node got a gradient."""
         if any(gradient is not None for gradient in output_gradients):
             self.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
 

@@ -114,7 +114,7 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
 
 
 def find_inputs(input: Sequence[str], inputs: str | None, built_model: BuiltModel) -> FoundInputs:
-    """Return the inputs given by `--input` or `--input-from`, or else the model's own; or (None, reason).
+    """Return the user's inputs, or else the model's own inputs. Without any inputs, return (None, reason).
 
     Raises UsageError for invalid texts, ModelError if the function of `--input-from` raises or returns no inputs.
     """
@@ -151,7 +151,7 @@ def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
 
 
 def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
-    """Import the attribute of `spec`, and keep the model's modules in `sys.modules`, which the import may drop."""
+    """Import the attribute of `spec`. Keep the model's modules in `sys.modules`, even if the import drops them."""
     before = dict(sys.modules)
     try:
         return load_with_module(spec, is_model=False)
@@ -163,7 +163,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
 def convert_to_call(
     text: str, value: object, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
 ) -> Call:
-    """Convert the result of a function to (args, kwargs). Tensors are copied, because calls may share them.
+    """Convert the result of a function to (args, kwargs). Copy tensors, because the function may return them again.
 
     Raises ModelError for a value without a tensor; `advice` names the needed inputs.
     """
@@ -285,7 +285,7 @@ def _add_decoder_ids(built_model: BuiltModel, call: Call) -> Call:
 
 
 def _is_accepted(built_model: BuiltModel, call: Call) -> bool:
-    """Return True if forward accepts the arguments and token ids in them fit the vocabulary.
+    """Return True if forward accepts the arguments, and the token ids among them fit the vocabulary.
 
     Every class of transformers has `dummy_inputs`, token ids up to 7, models for images and audio included.
     """

@@ -82,7 +82,7 @@ Values = Mapping[Slot, Parts]
 
 
 def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
-    """Return the paths at which two encoded values differ or only one of them has a part."""
+    """Return the paths at which two encoded values differ, and the paths that exist in only one of them."""
     first, second = first or {}, second or {}
     paths = dict.fromkeys((*first, *second))
     return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
@@ -309,7 +309,7 @@ def _set(module: nn.Module, slot: Slot, value: object) -> None:
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> bool:
-    """Write values in place, because others may refer to the tensor. Return False if that is impossible."""
+    """Write values in place, because other objects may refer to the tensor. Return False if that is impossible."""
     if not tensor.is_leaf or tensor.shape != values.shape or tensor.dtype != values.dtype:
         return False
     try:
@@ -332,7 +332,7 @@ def _remove(module: nn.Module, slot: Slot) -> None:
 
 @contextmanager
 def keep_shared_values(module: nn.Module) -> Iterator[None]:
-    """After the `with` block, restore attributes of the user's classes, and variables of their files."""
+    """After the `with` block, restore attributes of the user's classes and variables of the user's files."""
     before = {}
     for slot, value in _iter_shared_slots(module):
         with suppress(Exception):

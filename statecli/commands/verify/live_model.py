@@ -36,7 +36,7 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
 
 
 def find_live_inputs(python_inputs: object, built_model: BuiltModel) -> FoundInputs:
-    """Return the inputs of forward and None, or None and the reason for their absence.
+    """Return the inputs of forward and None. Without inputs, return None and the reason.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
     returns any of these, or texts like "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's own
@@ -171,7 +171,7 @@ def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """After the `with` block, restore memory, values and gradients. Inside the block, tensors have no gradient."""
+    """After the `with` block, restore the tensors' memory, values and gradients. Inside, tensors have no gradient."""
     with torch._C.DisableTorchFunctionSubclass():
         memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
         values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]

@@ -83,7 +83,7 @@ class ModelUnderTest:
         return Check(name, Verdict.SKIPPED, how, str(self.why_no_inputs))
 
     def find_home(self) -> str:
-        """Return the device of the first parameter, or else of the first buffer: the author calls the model there."""
+        """Return the device on which the author calls the model: the first parameter's, or else the first buffer's."""
         registered = [row for row in self.state.tensors if row.kind in REGISTERED_KINDS]
         first = min(registered, key=lambda row: row.kind is not Kind.PARAMETER, default=None)
         return first.device if first is not None and first.device is not None else "cpu"

@@ -14,7 +14,7 @@ from statecli.live import tensor_bits
 
 @dataclass(frozen=True)
 class OverwrittenParameters:
-    """Names of parameters that forward overwrites, whatever their values were. `why_not`: reason if unknown."""
+    """Names of parameters that forward overwrites, regardless of the old values. `why_not`: reason if unknown."""
 
     names: frozenset[str] = frozenset()
     why_not: str | None = None

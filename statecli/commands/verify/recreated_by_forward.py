@@ -73,7 +73,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors of the first forward that another forward, in another dtype or on another device, reads or recreates.
+    """Tensors of the first forward that a later forward, after a cast or move of the model, reads or creates again.
 
     `recreated`: tensors created again. `read_names`: tensors read. `reason`: why the others are inconclusive.
     """
@@ -101,7 +101,7 @@ class Recreation:
         return self._measure_change()
 
     def explain_harmless(self, fqn: str) -> str | None:
-        """Return how forward replaces a tensor, or None if forward did not create it or does not replace it."""
+        """Return how forward replaces a tensor. Return None unless forward created and replaces the tensor."""
         if fqn not in self._subject.created_by_forward:
             return None
         if fqn in self._each_time:

@@ -203,7 +203,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """Add the model's sample inputs as skipped cells to the proof's first column, except inputs that failed."""
+    """Add the model's sample inputs to the first column, as skipped cells. Keep the cells of failed inputs."""
     if not check.columns:
         return check
     first, *others = check.columns
@@ -213,7 +213,7 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
 
 
 def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
-    """Make passed tensors inconclusive if copies of the model hold them differently from the model itself."""
+    """Turn passed cells into inconclusive cells for tensors that the model and its copies hold differently."""
     messages = {oddity.fqn: oddity.message for oddity in state.oddities if oddity.kind is OddityKind.UNLIKE_COPY}
     if not messages:
         return check

@@ -78,7 +78,7 @@ def _change_values(tensor: torch.Tensor, sign: int) -> None:
 
 
 def _depends_on_earlier_values(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
-    """Return True if an element that forward changes gets another value when forward starts from other values."""
+    """Return True if forward changes an element, and the new value depends on the values before forward."""
     if not before.shape == after.shape == other_after.shape:
         return False
     is_same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)

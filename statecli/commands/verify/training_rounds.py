@@ -143,7 +143,7 @@ class Training:
         return in_eval != 0 if 0 in self.leaf_records[name].peaks else bool(in_eval)
 
     def get_cancelled_gradient(self, name: str) -> float | None:
-        """Return the gradient with batch norms in eval mode, for a leaf whose gradient batch statistics cancel."""
+        """Return the peak gradient with batch norms in eval mode, if batch statistics cancel the leaf's gradient."""
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
 
     @property
@@ -387,7 +387,7 @@ class _ValuesBefore:
 
 
 def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the largest |value| if a step of the learning rate is too small to change it, else None."""
+    """Return the largest |value| if a step of the learning rate is too small to change this value, else None."""
     peak, rate = _find_peak(tensor), float(optimizer.defaults.get("lr", MIN_LEARNING_RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
 
@@ -414,7 +414,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
-    """Repeat the last round with the modules `only`, or all, in eval mode, and return the gradients.
+    """Repeat the last round with the modules `only` (None: all modules) in eval mode. Return the gradients.
 
     Inputs and seed are those of the last round, so that only the mode differs. The modes are restored, and no step is
     made.

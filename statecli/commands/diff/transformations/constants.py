@@ -21,7 +21,7 @@ def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
 
 
 def _pair_neighbours(sample: TensorInfo) -> Pair | None:
-    """Pair neighbouring elements: the sample without its last and the sample without its first index of an axis."""
+    """Pair neighbours along an axis: all elements but the last index with all elements but the first index."""
     data = sample.data
     axis = next((n for n, size in enumerate(data.shape) if size > 1), None) if data is not None else None
     if data is None or axis is None:

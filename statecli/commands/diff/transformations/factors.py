@@ -95,7 +95,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
 
 
 def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterator[tuple[int, CheckTask, CheckResult]]:
-    """Yield each trial that all elements fit: index of the change, check and result."""
+    """Yield (index of the change, check, result) for each trial with few exceptions and enough evidence."""
     fitting = _try_samples(trials, jobs)
     limits = [MAX_EXCEPTIONS * math.prod(task.after.shape) for _, task in fitting]
     tasks = [replace(task, max_exceptions=limit) for (_, task), limit in zip(fitting, limits, strict=True)]

@@ -79,7 +79,7 @@ def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[li
 
 
 def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]:
-    """Return the gaps: the row of the shorter side before which the rows are missing, and how many."""
+    """Return each gap: the row of the shorter side before which rows are missing, and the number of these rows."""
     gaps, offset, end = [], 0, 0
     for segment in segments:
         gaps.append((segment.start, segment.offset - offset))
@@ -88,7 +88,7 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the first and the last row before which a single gap leaves the most rows equal.
+    """Return the rows before which a single gap leaves the most rows equal: the first and the last such row.
 
     A differing row next to the place may be on either side of the place. The end is left out: `resizes` reports the
     end. Empty if fewer than half of the rows of the shorter side are equal.

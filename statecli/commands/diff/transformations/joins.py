@@ -95,7 +95,7 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 def _find_concatenations_anywhere(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the concatenations of parts from the same module, or else from any module, as stored or transposed."""
+    """Find concatenations of parts of one module, then of parts of any module. Fused tensors may be transposed."""
     by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
     transposes = {
         whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
@@ -179,7 +179,7 @@ def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
 
 
 def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
-    """Group tensors by (module one or two levels above the tensor's own module, last component of the name)."""
+    """Group tensors by (module, last component of the name). The module is one or two levels above the tensor's own."""
     groups: dict[tuple[str, str], list[_Row]] = {}
     for row in parts:
         *modules, leaf = row.fqn.split(".")
@@ -207,7 +207,7 @@ def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str]
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return tensors with the same numbers in their names whose rows may be in the fused tensor, or [] if too many."""
+    """Return possible parts of the fused tensor with the same numbers in their names, or [] if there are too many."""
     rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
     fitting = [row for row in rows if _may_be_part(row, whole)]
     return fitting if len(fitting) <= _MAX_CANDIDATES else []
@@ -452,7 +452,7 @@ def _add_axis(data: TensorData) -> TensorData:
 def _build_stack_tasks(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind
 ) -> Iterator[CheckTask]:
-    """Yield a check for each tensor of a stack, as far as the shapes fit."""
+    """Yield a check for each tensor of a stack, up to the first tensor whose shape does not fit."""
     axis = order.index(0) if order else 0
     for n, item in enumerate(items):
         target, start = select(whole.data, n), 0

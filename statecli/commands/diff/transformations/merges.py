@@ -18,7 +18,7 @@ from statecli.values.merged_update import MergeResult, MergeTask
 
 
 class MergeCheck(msgspec.Struct, frozen=True):
-    """What a merged adapter did to each changed tensor, by index of the change, and pairs that were not checked.
+    """Result of a merge check: transformations by index of the change, and tensor pairs that could not be checked.
 
     Unchanged tensors have a transformation only if the adapter has an update larger than rounding.
     """

@@ -66,7 +66,7 @@ def find_moves(
 
 
 class MoveSource(NamedTuple):
-    """Old tensor whose values a new tensor has. `exceptions`: number of elements that differ."""
+    """Old tensor that has the values of a new tensor, except for `exceptions` elements."""
 
     row: TensorInfo
     exceptions: int
@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Return, by index of the change, the first old tensor with an equal sample. Unchanged samples are left out."""
+    """Map the index of each change to the first old tensor with an equal sample. Leave out unchanged samples."""
     samples = [sample(row) for _, row in (*before, *after)]
     fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
     sources: dict[object, Rows] = {}
@@ -103,7 +103,7 @@ def follow_layers(
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
-    """Return the sources of the other tensors in moved layers, which are too similar to show their layer.
+    """Return the sources of the remaining tensors in moved layers. Their values are too similar to show the layer.
 
     A layer is a name up to a number; the layer moved if all of its tensors with a known source came from a single
     layer.

@@ -95,7 +95,7 @@ def _count_exceptions(
     unmatched_after: Sequence[int],
     jobs: int,
 ) -> int:
-    """Count differing elements of the unmatched rows, each compared with its most similar unmatched old row."""
+    """Pair each unmatched row with its most similar unmatched old row, and count the differing elements."""
     row_pairs = [(old, new) for new in unmatched_after for old in unmatched_before]
     tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in row_pairs]
     results = check_elements(tasks, jobs=jobs)

@@ -43,7 +43,7 @@ _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "
 
 
 class _Pair(NamedTuple):
-    """A quantized weight and the dense weight on the other side. `number` is the index of the change of its codes."""
+    """A quantized weight and the dense weight on the other side. `number` is the index of the codes in `changes`."""
 
     number: int
     weight: QuantizedWeight
@@ -139,7 +139,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Return only the counts of NaN and infinities, which also count in float8 codes, or None if all are finite."""
+    """Keep only the counts of NaN and infinities, which float8 codes have too. Return None if all are finite."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}

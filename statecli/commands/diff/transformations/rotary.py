@@ -110,7 +110,7 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, order: RowOrder) -> CheckTask:
-    """Return the check of both sides as [heads, rows of a half, halves, rest], both with interleaved rows."""
+    """Return the check that compares both sides in one interleaved layout: [heads, rows of a half, halves, rest]."""
     size = pair[0].shape[0] // heads
     views = []
     for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):

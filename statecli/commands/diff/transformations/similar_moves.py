@@ -41,7 +41,7 @@ def find_similar_moves(
 def _find_candidates(
     before: Sequence[tuple[int, TensorInfo]], after: Sequence[tuple[int, TensorInfo]]
 ) -> Iterator[tuple[int, TensorInfo]]:
-    """Yield the index of each change, and the old tensor of another change that its new tensor resembles most."""
+    """For each new tensor, find the most similar old tensor. Yield (index, old tensor) unless the change has both."""
     old, new = ([take_sample(row) for _, row in side] for side in (before, after))
     for (n, _), best in zip(after, find_most_similar(new, old), strict=True):
         if best is not None and before[best][0] != n:

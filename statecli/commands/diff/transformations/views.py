@@ -56,7 +56,7 @@ def locate(data: TensorData, name: str) -> TensorData:
 
 
 def narrow(data: TensorData, axis: int, start: int, size: int) -> TensorData:
-    """Return `size` indexes of `axis`, beginning at `start`. `data` must have strides."""
+    """Return the part of the tensor with `size` indexes of `axis`, from `start` on. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (*data.shape[:axis], size, *data.shape[axis + 1 :])
     return replace(data, shape=shape, offset=data.offset + start * data.strides[axis])

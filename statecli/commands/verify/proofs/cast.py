@@ -118,7 +118,7 @@ class _Proof(Proof):
     # --- one way ---------------------------------------------------------------------------------------------------
 
     def _cast(self, module: nn.Module | None, cast: _Cast) -> nn.Module | None:
-        """Cast `module`, or a new instance if None. Return it, or None if the next cast needs a new instance."""
+        """Cast `module` (None: a new instance). Return the result, or None if the next cast needs a new instance."""
         try:
             start = self._build_fresh() if module is None else module
         except ModelError as error:
@@ -248,7 +248,7 @@ class _Proof(Proof):
 
     @functools.cached_property
     def _held_by_tensors(self) -> dict[str, str]:
-        """Map each tensor held by a registered tensor whose class overrides `.to` to the name of that class."""
+        """Map each tensor inside a registered tensor to the holder's class name, if this class overrides `.to`."""
         entries = [(entry.fqn, find_holding_tensor(entry)) for entry in walk(self._cast_model).unregistered]
         return {
             fqn: type(holder).__name__ for fqn, holder in entries if holder is not None and has_own_to(type(holder))

@@ -54,7 +54,7 @@ MAX_TENSORS = 100
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Compare compiled with uncompiled instances, over several calls and after a change of their tensors."""
+    """Compare compiled and uncompiled instances: over several calls, and after their tensors are changed."""
     missing = check_builder.check_without_values(subject, Name.COMPILE, HOW, "compute with")
     if missing is None and subject.inputs is None:
         missing = subject.skip_without_inputs(Name.COMPILE, HOW)
@@ -196,7 +196,7 @@ class _Proof(Proof):
     # --- tensors -------------------------------------------------------------------------------------------------
 
     def _judge_tensors(self, pair: _CompiledPair) -> None:
-        """Change all tensors in both instances and compare the outputs. If they differ, change each tensor alone."""
+        """Change all tensors in both instances and compare the outputs. If they differ, change one tensor at a time."""
         tensors, others = measure.map_tensors(pair.module), measure.map_tensors(pair.twin)
         names = [name for name, tensor in tensors.items() if name in others and _can_change(tensor)]
         stale_names = self._find_kept(pair, names) if self._differs_after_change(pair, names) else []
@@ -239,7 +239,7 @@ class _Proof(Proof):
 
 
 class _Caller(nn.Module):
-    """Module that calls `function` in place of `module`, in the mode of `module`."""
+    """Wrapper of `module` whose forward calls `function`. The training mode of the wrapper applies to `module` too."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def _use_compiler() -> Iterator[None]:
 
 @contextmanager
 def _leave_guards_untimed() -> Iterator[None]:
-    """Skip torch's timing of guards: it takes 40 ms for each graph, because it empties the processor's cache."""
+    """Skip torch's timing of guards, which takes 40 ms for each graph because it empties the processor's cache."""
     measure = getattr(guards, _GUARD_TIMER, None)
     if measure is None:
         yield

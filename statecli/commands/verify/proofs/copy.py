@@ -85,7 +85,7 @@ class _Proof:
         return check_builder.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
 
     def _build_instance(self) -> nn.Module:
-        """Build an instance, or return the live model itself, for reading, if it cannot be copied."""
+        """Build an instance. If the live model cannot be copied, return the live model itself, only for reading."""
         try:
             return self._call_instance() or self._subject.build_used()
         except ModelError:
@@ -94,7 +94,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Return an instance called with gradients if forward leaves tensors behind, else None.
+        """Call a new instance with gradients and return it, if forward creates or reassigns tensors; otherwise None.
 
         None too if forward works only without gradients, because then no copy follows a call with a graph.
         """
@@ -244,7 +244,7 @@ class _Proof:
     def _fail_broken_ties(
         self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], copy_kind: str
     ) -> None:
-        """Report names that no longer share storage in the copy, and names that refer to the original, as failed."""
+        """Report as failed: names that no longer share storage in the copy, and names that refer to the original."""
         for names in check_builder.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
         ):
@@ -285,7 +285,7 @@ def _is_copyable(tensor: torch.Tensor) -> bool:
 
 
 def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str]:
-    """Return the error of copying each plain attribute on its own, by name. Tensors and modules are left out."""
+    """Copy each attribute on its own, except tensors and modules, and return the errors by name."""
     memo: dict[int, Any] = {
         id(module_): module_ for module_ in (*module.modules(), *measure.map_tensors(module).values())
     }
@@ -309,7 +309,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
-    """Return why the model cannot be pickled if its state is not the cause, else None."""
+    """Return the reason for a pickling error if the state of the model is not the cause, else None."""
     meaning_ = next((meaning for words, meaning in _PICKLE_ERRORS_BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_

@@ -66,7 +66,7 @@ def prove(subject: ModelUnderTest) -> Check:
 
 
 class _Difference(msgspec.Struct, frozen=True):
-    """The first operator that differs between two exported programs: the source line that ran it, if known."""
+    """First difference between two exported programs. `place`: source line of the differing operator, if known."""
 
     place: SourceLine | None = None
 
@@ -171,7 +171,7 @@ class _Proof(Proof):
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> _Difference | None:
-        """Return the first operator that differs between the programs of two values; None if the programs are equal."""
+        """Export the model with both values of `attribute`. Return the first operator that differs, or None."""
         programs = []
         for value in (attribute.before, attribute.after):
             module = self._subject.build_used()
@@ -247,7 +247,7 @@ def _get_key(tensor: torch.Tensor) -> object:
 
 
 def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> str | None:
-    """Return `target` if the attribute of this name is the constant itself, else None."""
+    """Return `target` if it names an attribute that is the same object as `constant`, else None."""
     path, _, name = target.rpartition(".")
     try:
         value = vars(module.get_submodule(path)).get(name)

@@ -184,7 +184,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
 
 
 def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
-    """Run backward on a fake GPU without data. Return None unless train mode passed there.
+    """Run backward on a fake GPU without data, if train mode passed on this GPU. Otherwise return None.
 
     Only this way of calling has autograd. The run is of no use if the model cannot run backward on the CPU either.
     """
@@ -209,7 +209,7 @@ def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: De
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, earlier_watch: DeviceWatch | None = None) -> _Run:
-    """Repeat the run, ignoring device mismatches that ended earlier runs, until none ends it or the time is up."""
+    """Repeat the run until no new device mismatch ends it, or until the time is up. Ignore earlier mismatches."""
     carried_over: frozenset[Mismatch] = (earlier_watch and earlier_watch.carried_over) or frozenset()
     uncaught_calls: frozenset[CallStack] = earlier_watch.uncaught_calls if earlier_watch else frozenset()
     caught_mismatches: frozenset[Mismatch] = frozenset()
@@ -266,7 +266,7 @@ def _call_backward(outputs: object) -> str | None:
 
 
 def _find_refused(error: BaseException | None) -> CudaRefusal | None:
-    """Return the CudaRefusal that ended the call, which is `error` or a cause of it, or None."""
+    """Return the CudaRefusal among `error` and its causes, or None."""
     while error is not None and not isinstance(error, CudaRefusal):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error

@@ -50,7 +50,7 @@ _MOVE_METHODS = ("to", "cuda", "_apply")
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
-    """Move an instance to `device` and, if it has values, back. Raises UsageError if `device` does not exist."""
+    """Move an instance to `device`, and back if it has values. Raises UsageError if `device` does not exist."""
     if device == FAKE_CUDA:
         move, device_name, kind = move_to_fake_gpu(subject), fake_gpu.DISPLAY_NAME, FAKE_CUDA
     else:
@@ -284,7 +284,7 @@ class _Proof:
     # --- ties and views ------------------------------------------------------------------------------------------
 
     def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
-        """Report names that no longer share storage after the move, or that keep the old storage, as failed."""
+        """Report as failed: names that no longer share storage after the move, and names that keep the old storage."""
         for finding in report_broken_ties(self._stand_in):
             name = finding.fqn or ""
             if name in self._recomputed:

@@ -111,7 +111,7 @@ class _Proof(Proof):
             )
 
     def _list_lost_parts(self, slot: Slot, first: Values, second: Values) -> list[str]:
-        """Return the paths where two trainings differ, without those where even equal trainings differ."""
+        """Return the paths at which two trainings differ, except paths at which even equal trainings differ."""
         unstable_parts = self._unstable_parts[slot]
         return [part for part in list_differing_parts(first.get(slot), second.get(slot)) if part not in unstable_parts]
 
@@ -205,7 +205,7 @@ class _Proof(Proof):
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
     def _build_tensor_fix(self, row: TensorInfo) -> check_builder.PlacedHelp | None:
-        """Return the fix of a non-persistent buffer without `persistent=False`, so that its value is saved."""
+        """Return the recorded fix without `persistent=False`, so that the buffer is saved; None for other fixes."""
         if row.fix is None or "persistent=False" not in row.fix:
             return None
         return check_builder.place_at_line(row.origin, row.fix.replace(", persistent=False", ""))
@@ -300,7 +300,7 @@ def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: V
 
 
 def _describe_value(parts: Parts, part: str) -> str | None:
-    """Return a short plain value as text, "missing" if the slot has no parts, or None for other values."""
+    """Return a short plain value as text. Return "missing" if `parts` is empty, and None for other values."""
     if part not in parts:
         return "missing" if not parts else None
     value = parts[part]

@@ -99,7 +99,7 @@ class _Proof(Proof):
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return the tensors that are equal in A and B before the load, which then proves nothing about them."""
+        """Return the tensors that are equal in A and B before the load. A load proves nothing about such tensors."""
         small_tensors = {
             name: tensor
             for name, tensor in self._expected.items()
@@ -184,7 +184,7 @@ class _Proof(Proof):
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
     def _is_set_by_load(self, name: str, restored_tensor: torch.Tensor | None) -> bool:
-        """Return True if load_state_dict sets the value: then it sets the same value in a third instance."""
+        """Return True if a load into a third instance gives the same value, so that load_state_dict must set it."""
         if self._reloaded_tensors is None:
             self._reloaded_tensors = {}
             second_target = self._subject.build_fresh()
@@ -369,7 +369,7 @@ class _Safetensors:
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
-        """Return the cell of a tensor that safetensors restores: passed, or skipped if it refuses another entry."""
+        """Return a passed cell for a tensor that safetensors restores; a skipped cell if another entry is refused."""
         return check_builder.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:

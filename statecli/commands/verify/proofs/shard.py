@@ -123,7 +123,7 @@ class _Proof(Proof):
         return frozenset(sharded) | frozenset(refusals)
 
     def _find_random(self, rows: Iterable[TensorInfo]) -> frozenset[str]:
-        """Return the names of tensors to which the constructor gives other values each time."""
+        """Return the names of tensors to which the constructor gives different values each time."""
         random = {row.fqn for row in rows if row.rebuilt is False}
         saved_elements = {row.fqn: row.elements for row in rows if row.kind is Kind.BUFFER and row.rebuilt is None}
         if saved_elements and self._subject.rebuilds:
@@ -270,7 +270,7 @@ def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
 
 
 def find_diverging(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the names of tensors that forward in train mode updates differently for different inputs."""
+    """Return the names of tensors whose updates by forward in train mode depend on the inputs."""
     running = find_running_state(subject, names)
     if not running:
         return frozenset()

@@ -82,7 +82,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def reached(self) -> dict[str, list[str]]:
-        """Names of tensors with a gradient, grouped by the name with each number replaced by `#`."""
+        """Names of tensors with a gradient, grouped by their pattern: the name with `#` for each number."""
         names: dict[str, list[str]] = {}
         for name, leaf in self.run.leaf_records.items():
             if leaf.peak is not None:
@@ -376,7 +376,7 @@ def _describe_blocking_node(giver: str | None) -> _Cause:
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """Return a similarly named tensor that forward may choose instead, such as another expert's weight, or None.
+    """Return a tensor that forward may choose in place of `name`, such as another expert's weight, or None.
 
     Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
@@ -386,7 +386,7 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
 
 
 def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
-    """Return a tensor with a gradient whose name differs only in numbers. If not `always`, it missed some rounds."""
+    """Return a tensor whose name differs only in numbers, with a gradient (unless `always`, only in some rounds)."""
     names_by_pattern = verdicts.reached if always else verdicts.reached_at_times
     return next((other for other in names_by_pattern.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
@@ -426,7 +426,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
-    """Report a leaf that requires grad but is not in `model.parameters()`. Without a gradient it is less severe."""
+    """Report a leaf that requires grad but is not in `model.parameters()`; less severe if it has no gradient."""
     if name in verdicts.run.replaced:
         reason = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
