@@ -1,9 +1,9 @@
 """Compare two optimizers with different keys: parameter numbers, parameter names, or flat parameter names.
 
 `torch.optim.Optimizer.state_dict` numbers the parameters in the order of its groups. `torch.distributed.checkpoint`
-(`get_optimizer_state_dict`) and FSDP write their names in the same order; the flat form of the former has the settings
-of a group for each of its parameters. The order is trusted only if the shapes of all states agree, and the names
-are in the order of the model's parameters, if the file has a model.
+(`get_optimizer_state_dict`) and FSDP write the parameters' names in the same order. The flat form of
+`torch.distributed.checkpoint` has a group's settings for each parameter. The order is trusted only if the shapes of all
+states agree. If the file has a model, the names must also be in the order of its parameters.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class Pairing(msgspec.Struct, frozen=True):
 def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool = True) -> Pairing:
     """Pair the tensors of two states by their names.
 
-    Order: as in after, with removed tensors at their places before. Raises UsageError for a rule that is invalid,
-        matches nothing, or makes two names equal.
+    The order is that of the new state, with removed tensors at their old places. Raises UsageError for a rule that is
+    invalid, matches nothing, or makes two names equal.
 
     Args:
         rules: Rules of `--map`.
@@ -134,8 +134,8 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
     """Sort matches in the order of the new checkpoint. A removed tensor follows its old predecessor.
 
-    If the new checkpoint is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in
-    the names decide, because such an order says nothing about the module.
+    The numbers in the names decide if the new checkpoint is ordered as text (layer 10 before layer 2) or by dtype, as
+    safetensors is. Such an order says nothing about the module.
     """
     pairs = list(pairs)
     if len(pairs) == len(after.tensors) and all(map(operator.is_, (match.after for match in pairs), after.tensors)):

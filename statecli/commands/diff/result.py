@@ -29,13 +29,12 @@ class Status(str, Enum):
 class TransformationKind(str, Enum):
     """Kind of transformation of a tensor.
 
-    `moved` and `swapped` values were in another tensor before; `reordered` rows are in another order within each head;
-    `permuted` rows are in any other order;
-    a `joined` tensor has the rows of several tensors, a `stacked` tensor has several tensors as items, and `split` and
-    `unstacked` are the reverse; an `adapter` adds an update of low rank to a weight before; a `merged` weight is the
-    weight before with such an update, or a tensor of the adapter; `quantized` codes are dequantized and compared with
-    the weight before, `dequantized` codes with the weight after; `codes` are not compared, because their scales are not
-    known; `unrelated` values are independent of the values before.
+    `moved` and `swapped` values were in another tensor before. `reordered` rows are in another order within each head,
+    `permuted` rows in any other order. A `joined` tensor has the rows of several tensors, a `stacked` tensor has
+    several tensors as items, and `split` and `unstacked` are the reverse. An `adapter` adds an update of low rank to an
+    old weight. A `merged` weight is the old weight with such an update, or a tensor of the adapter. `quantized` codes
+    are dequantized and compared with the old weight, `dequantized` codes with the new weight. `codes` are not compared,
+    because their scales are unknown. `unrelated` values are independent of the old values.
     """
 
     CAST = "cast"
@@ -100,20 +99,20 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     Attributes:
         elements: Number of checked elements.
         exceptions: Number of checked elements that do not fit.
-        sources: Names of other tensors. Of moved, swapped, joined and stacked values, the tensors before; of a split
-            tensor, those after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of
+        sources: Names of other tensors. Of moved, swapped, joined and stacked values, the old tensors. Of a split
+            tensor, the new tensors. Of `adapter`, the old weight and A. Of `merged`, the tensors of the adapter. Of
             `quantized` and `dequantized`, the weight and the tensors other than the codes.
         source_section: Section of the sources before; None for the section of the tensor.
         differing: The sources with exceptions.
-        factor: Of `scaled`, after is factor × before, and of `transposed` factor × its transpose; of `adapter` and
-            `merged`, the scale of the update, None if unknown.
+        factor: Of `scaled`, after is factor × before. Of `transposed`, after is factor × the transpose of before. Of
+            `adapter` and `merged`, the scale of the update, None if unknown.
         fitting_factor: Of `merged` with exceptions, another scale of the update that explains the change.
         alpha: Of `adapter`, `lora_alpha` of the configuration, None if unknown.
         rank: Of `adapter` and `merged`, the rank of the update.
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements without exceptions.
-        relative_l2: Of `adapter`, the L2 norm of the update over the norm of the weight, with the scale if known, None
-            if the weight is zero or a value is not finite; of `quantized` and `dequantized`, the relative L2 error
-            after dequantizing; of a resized tensor with a cosine, the relative L2 change of the common part.
+        relative_l2: Of `adapter`, the L2 norm of the update, with the scale if known, over the norm of the weight. None
+            if the weight is zero or a value is not finite. Of `quantized` and `dequantized`, the relative L2 error
+            after dequantizing. Of a resized tensor with a cosine, the relative L2 change of the common part.
         cosine: Of moved and transposed values, and of the common part of a resized tensor, if they changed since: the
             cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
@@ -238,7 +237,7 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     """Result of `statecli diff`.
 
     Attributes:
-        changes: Every pair, also identical pairs, in the order of after with removed tensors at their places before.
+        changes: Every pair, also identical, in the order of the new state. Removed tensors keep their old places.
         findings: Reasons for exit status 1.
         notes: Further information: prefixes stripped, tensors not compared and why, oddities of a file.
         broken: Reasons for exit status 2.

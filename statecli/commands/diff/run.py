@@ -63,9 +63,9 @@ def compare_targets(
 ) -> Diff:
     """Read both targets, pair their tensors, and return their differences.
 
-    `snapshots`: snapshots by the text of their target.
-    `progress` gets the compared bytes of before. Raises `StateError` if nothing can be compared because of an error,
-    `NothingMatched` if nothing is left to compare; an error of a single pair is in `Diff.broken`.
+    `snapshots`: snapshots by the text of their target. `progress` gets the number of compared bytes of the old tensors.
+    Raises `StateError` if an error prevents every comparison, `NothingMatched` if nothing is left to compare. An error
+    of a single pair is in `Diff.broken`.
     """
     built_models: dict[str, BuiltModel] = {}
     # Versions are recorded beforehand, because another process opens the files of the second target.
@@ -295,7 +295,7 @@ class _Comparison:
     def _get_kind(self, match: Match) -> Kind:
         """Return the kind of the new (or removed) tensor. If the old side is a class, return the class's kind.
 
-        A class knows the kind; in a checkpoint, it may be a guess.
+        A class declares the kind; for a checkpoint, the kind may be a guess.
         """
         by_class = match.before if self.loads and self.model is self.before else None
         return (by_class or match.output_row).kind

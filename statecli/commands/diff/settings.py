@@ -41,11 +41,11 @@ def compare_settings(
     """Compare the settings of two checkpoints by dotted path, in the order of the old, then of the new settings.
 
     For a target of a single section (`train.ckpt#optimizer`), the settings below the section are compared, by their
-    paths from there. A setting that only one side's format can record is noted, not reported; so are attributes of
-    modules that the other side's format need not keep. safetensors has only strings: compared with another format, a
-    number equals its string. `section_pairs` maps old to new sections. A number as a key differs from its string, and
-    another kind of container is a change. If a side has too many settings to list, the settings that both sides list
-    are compared, and the digests of all settings.
+    paths below the section. A setting that only one side's format can record is noted, not reported. The same holds for
+    attributes of modules that the other side's format need not keep. safetensors has only strings: compared with
+    another format, a number equals its string. `section_pairs` maps old to new sections. A number as a key differs from
+    its string, and another kind of container is a change. If a side has too many settings to list, statecli compares
+    the settings that both sides list, and the digests of all settings.
     """
     old, old_modules = _select_section(before, sections[0], after)
     new, new_modules = _select_section(after, sections[1], before)

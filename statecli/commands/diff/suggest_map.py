@@ -135,9 +135,9 @@ def suggest_component_rules(
     """Return a note with `--map` rules that replace components of names, such as `encoder` by `enc`.
 
     Two tensors may be partners if their names differ in one to three neighbouring components and their shapes are
-    equal; of several tensors in a place, the order of saving decides, if both files keep the order. At least two
-    tensors follow each rule, and together the rules pair most of the tensors without a partner. The rules were tried:
-    no tensor loses its partner. Arguments as `suggest_prefix_rule`.
+    equal. If several tensors differ in the same place, the order of saving decides, if both files keep the order. At
+    least two tensors follow each rule, and together the rules pair most of the tensors without a partner. The rules
+    were tried: no tensor loses its partner. Arguments as `suggest_prefix_rule`.
     """
     import shlex
 
@@ -168,8 +168,8 @@ def _count_replacements(
 ) -> Counter[tuple[str, str]]:
     """Count how often replacing some components turns an old name into a new name.
 
-    Names with the same other components and the same shape are paired by synonyms that libraries use, then by their
-    order, if the files keep the order of saving.
+    Candidates have the same other components and the same shape. Synonyms that libraries use decide, then the order of
+    saving if the files keep this order.
     """
     # Tensors by place: a place is a name without some of its components (section, the parts before and after) and a
     # shape.

@@ -29,8 +29,8 @@ class PairResult(msgspec.Struct, frozen=True, gc=False):
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
     codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
-    `changed_file`: the file that changed meanwhile, if `error` is about this. `inconclusive`: why it is unknown whether
-    the values differ.
+    `changed_file`: the file that changed during the run, if `error` reports this change. `inconclusive`: why it is
+    unknown whether the values differ.
     """
 
     delta: Delta | None = None

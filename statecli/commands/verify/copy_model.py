@@ -1,7 +1,7 @@
 """Copy a live model so that proofs may change the copy without any effect on the original.
 
-`copy.deepcopy` is insufficient, because deepcopy refuses non-leaf tensors, separates views from their parameters, and
-shares functions, so that a hook or an activation `lambda x: self.scale * x` of the copy still uses the original.
+`copy.deepcopy` is insufficient: it refuses non-leaf tensors and separates views from their parameters. It also shares
+functions, so that a hook or an activation `lambda x: self.scale * x` of the copy still uses the original.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def _add_decoder_ids(built_model: BuiltModel, call: Call) -> Call:
 def _is_accepted(built_model: BuiltModel, call: Call) -> bool:
     """Return True if forward accepts the arguments, and the token ids among them fit the vocabulary.
 
-    Every class of transformers has `dummy_inputs`, token ids up to 7, models for images and audio included.
+    Every class of transformers has `dummy_inputs`: token ids up to 7, even for images or audio.
     """
     signature = _get_signature(built_model)
     config = getattr(built_model.module, "config", None)

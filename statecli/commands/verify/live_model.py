@@ -38,9 +38,10 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
 def find_live_inputs(python_inputs: object, built_model: BuiltModel) -> FoundInputs:
     """Return the inputs of forward and None. Without inputs, return None and the reason.
 
-    `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
-    returns any of these, or texts like "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's own
-    example inputs (`dummy_inputs`). Inputs other than tensors are put on the model's device.
+    `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), or a function that
+    returns any of these. Texts such as "int64:2x16<30522" may replace the tensors: alone, in a sequence or by keyword.
+    None means the model's own example inputs (`dummy_inputs`). Texts and example inputs become tensors on the model's
+    device.
 
     Raises UsageError for an invalid text, and for texts mixed with other values, ModelError if a function raises or
     returns no tensor.
@@ -110,8 +111,8 @@ def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> It
 
     Restored in the process: the random generators (torch on the CPU and, if CUDA is in use or `cuda` is True, on each
     GPU; Python; numpy), the grad mode, the default dtype and device, deterministic algorithms, the number of threads.
-    Restored in the model: the mode and registrations of each module, device, dtype, `requires_grad` and `.grad` of each
-    tensor, and all values except those of parameters. Proofs work only on copies, but the code of a copy may reach the
+    Restored in the model: the mode and registrations of each module; device, dtype, `requires_grad` and `.grad` of each
+    tensor; all values except those of parameters. Proofs work only on copies, but the code of a copy may reach the
     original, for example by a global variable.
     """
     with (

@@ -1,8 +1,8 @@
 """Find tensors that each forward creates again, such as attention maps and caches for a device.
 
 Both kinds are measured. An attention map is overwritten, and the next forward replaces it. A cache is not read by a
-forward on another device or in another dtype: forward stores another cache next to the first or in its place. A tensor
-that every forward adds (a history) is not a cache.
+forward on another device or in another dtype. Such a forward stores another cache next to the first or in its place. A
+tensor that every forward adds (a history) is not a cache.
 """
 
 from __future__ import annotations

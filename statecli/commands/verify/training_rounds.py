@@ -3,10 +3,10 @@
 The loss is the sum of floating-point outputs, each times a random tensor of its shape. A plain sum would be constant
 after a softmax or a normalisation, and give no gradient to anything before.
 
-Later rounds reach tensors beyond the first round: the A of a LoRA has its first gradient once B, zero at the start, was
-updated; other inputs choose other experts; a copy of a parameter (EMA) starts equal to the parameter. Rounds go on
-while each gives a gradient to a further tensor (a chain of gates that start at zero); random drops in forward (dropout,
-drop path) get more rounds.
+Later rounds reach further tensors. The A of a LoRA gets its first gradient after B, zero at the start, was updated.
+Other inputs choose other experts. A copy of a parameter (EMA) starts equal to the parameter. Rounds go on while each
+gives a gradient to a further tensor (a chain of gates that start at zero). Random drops in forward (dropout, drop path)
+get more rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from statecli.live.walk import walk
 DEFAULT_ROUNDS = 3
 #: Largest number of rounds while each round gives a first gradient to a further tensor.
 MAX_GROWING_ROUNDS = 8
-#: Largest number of further rounds if chance may prevent a gradient: a branch dropped half of the time is dropped in
+#: Largest number of further rounds if chance may prevent a gradient. A branch dropped half of the time is dropped in
 #: all rounds once in 4,096 trainings.
 EXTRA_RANDOM_ROUNDS = 9
 #: Seed of the first round, far from the seeds of the inputs, so that random drops do not depend on the inputs.
@@ -113,8 +113,8 @@ class Training:
     `changed_by`: causes by the FQN of a tensor whose values changed: "forward" or, for tensors without training,
     "step". `written_names`: trained parameters that forward writes, with or without a change. `is_cut_off`: no output
     required grad. `initial_non_leaves`: names of tensors that the constructor computed from parameters. `finite`: every
-    output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last round repeated in eval
-    mode if forward draws, and with only batch norms in eval mode if the model has batch norms.
+    output was finite. `draws`: forward drew random numbers. `in_eval`: the last round repeated in eval mode, if forward
+    draws. `in_running`: the last round repeated with only batch norms in eval mode, if the model has batch norms.
     """
 
     subject: ModelUnderTest
@@ -244,8 +244,8 @@ def _has_new_gradients(run: Training) -> bool:
 def _needs_second_round(run: Training) -> bool:
     """Return True if only a second round, after a step, can show an effect.
 
-    Either the instance keeps an autograd graph, or a tensor has the shape of a trained tensor and may follow it, as an
-    EMA or a target network does.
+    Either the instance keeps an autograd graph, or a tensor has the shape of a trained tensor and may follow it (EMA,
+    target network).
     """
     shapes = {leaf.tensor.shape for leaf in run.leaf_records.values() if leaf.trained and not leaf.tensor.is_nested}
     tensors = run.map_tensors()
@@ -416,8 +416,8 @@ def _is_batch_norm(module: nn.Module) -> bool:
 def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
     """Repeat the last round with the modules `only` (None: all modules) in eval mode. Return the gradients.
 
-    Inputs and seed are those of the last round, so that only the mode differs. The modes are restored, and no step is
-    made.
+    Inputs and seed are those of the last round, so that only the mode differs. The modes are restored, and the
+    optimizer makes no step.
     """
     modes = [(module_, module_.training) for module_ in run.module.modules() if hasattr(module_, "training")]
     run.rounds -= 1

@@ -1,7 +1,7 @@
 """Recognise transformations of tensors, such as casts and moves. Each claim is checked on every element.
 
-`find.py` runs the modules in turn on the changes left unexplained by the plain diff; each module forms hypotheses of a
-kind from names, shapes and statistics, and `values/element_checks.py` reads the tensors to test them.
+`find.py` runs the modules in turn on the changes left unexplained by the plain diff. Each module forms hypotheses of a
+kind from names, shapes and statistics. `values/element_checks.py` reads the tensors to test the hypotheses.
 """
 
 from __future__ import annotations

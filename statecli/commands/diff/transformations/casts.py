@@ -19,8 +19,8 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
     Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
     or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the
-    nearest value above or below, that is the rule. Replaced tensors do not count: they may have moved. The tensors of
-    two types together must be evidence, unless a cast is expected.
+    nearest value above or below, the cast rounded to either neighbour. Replaced tensors do not count: they may have
+    moved. The tensors of two types together must be evidence, unless a cast is expected.
     """
     tasks: dict[int, CheckTask] = {}
     for n, change in enumerate(changes):

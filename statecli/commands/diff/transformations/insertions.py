@@ -90,8 +90,8 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
     """Return the rows before which a single gap leaves the most rows equal: the first and the last such row.
 
-    A differing row next to the place may be on either side of the place. The end is left out: `resizes` reports the
-    end. Empty if fewer than half of the rows of the shorter side are equal.
+    A differing row next to the gap may be on either side of the gap. A gap at the end is left out: `resizes` reports
+    it. The result is empty if fewer than half of the rows of the shorter side are equal.
     """
     extra = len(long) - len(short)
     equal_in_front = [0, *accumulate(old == new for old, new in zip(short, long, strict=False))]

@@ -105,7 +105,7 @@ def follow_layers(
 ) -> dict[int, TensorInfo]:
     """Return the sources of the remaining tensors in moved layers. Their values are too similar to show the layer.
 
-    A layer is a name up to a number; the layer moved if all of its tensors with a known source came from a single
+    A layer is a name up to a number. The layer moved if all of its tensors with a known source came from a single
     layer.
     """
     layers_of: dict[str, set[str]] = {}

@@ -1,13 +1,14 @@
 """Run the proof `cast`: cast the model to other dtypes, and compare the dtypes and integers of its tensors.
 
-`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype; on a single instance as long as
-all is well, else each on its own. Floating-point tensors must follow each cast, integers and bools must stay unchanged,
-complex numbers complex. The same holds for each further name of a tensor without a row of its own.
+The casts are `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype. All casts use one
+instance until a fault is found; then each cast gets a new instance. Floating-point tensors must follow each cast,
+integers and bools must stay unchanged, and complex numbers must stay complex. The same holds for each further name of a
+tensor without a row of its own.
 
 Not judged: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
-dtype; unregistered tensors that follow moves by the class's own `_apply` and keep their dtype, because the class has
-decided so (torchmetrics keeps its sums out of half precision), also by a `half()` without effect; tensors held by a
-parameter whose class has a `.to` of its own (bitsandbytes keeps scales in float32).
+dtype; tensors held by a parameter whose class has a `.to` of its own (bitsandbytes keeps scales in float32). Not judged
+either: unregistered tensors that follow moves by the class's own `_apply` and keep their dtype. Their class has decided
+so, for example by a `half()` without effect (torchmetrics keeps its sums out of half precision).
 """
 
 from __future__ import annotations

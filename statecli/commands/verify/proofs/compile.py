@@ -2,8 +2,8 @@
 
 torch.compile reads tensors and numbers of the model when it captures a graph, and checks the numbers before each call.
 So two things go wrong. A number changed by each call is captured again each time, until torch.compile gives up. And a
-value computed once at the capture is kept: the compiled model is called in eval mode after all tensors were changed in
-place, as load_state_dict does, and its outputs are compared with the outputs of an equal uncompiled instance.
+value computed once at the capture is kept. To find such values, all tensors are changed in place, as load_state_dict
+does. Then the outputs of the compiled model in eval mode are compared with the outputs of an equal uncompiled instance.
 
 No compiler runs: the backend "eager" runs the captured graphs unchanged.
 """

@@ -2,8 +2,8 @@
 
 Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from other tensors
 (a non-leaf) breaks `copy.deepcopy`, and so EMA, swapped weights and every library that copies models. Non-leaves and
-other attributes that cannot be copied (a lock) are found by copying each alone. If forward leaves tensors behind, the
-model is called before, with gradients as a user calls it.
+other attributes that cannot be copied (a lock) are found by copying each attribute on its own. If forward creates
+tensors, the model is first called with gradients, as a user calls it.
 
 A class attribute is a single tensor for all instances and is not copied. Not judged: omissions by the class's own
 pickling, and classes without pickling for a reason other than tensors (a local class, a lambda).
@@ -96,7 +96,7 @@ class _Proof:
     def _call_instance(self) -> nn.Module | None:
         """Call a new instance with gradients and return it, if forward creates or reassigns tensors; otherwise None.
 
-        None too if forward works only without gradients, because then no copy follows a call with a graph.
+        Also return None if forward works only without gradients: no user then copies an instance with a graph.
         """
         if not (self._subject.created_by_forward or self._subject.reassigned_by_forward):
             return None

@@ -1,8 +1,8 @@
 """Run the proof `export`: capture the model by torch.export, and find state that became a constant.
 
 An exported program takes parameters and buffers from its state. Each other tensor read by forward becomes a constant
-with the value of today, and so does each number. A number is only a finding if forward changes it between calls: the
-model is captured again with the next value, and two different graphs prove that the value is in the program.
+with its present value, and so does each number. A number is only a finding if forward changes it between calls. Then
+the model is captured again with the next value: two different graphs prove that the value is in the program.
 
 The model is called in eval mode with the inputs of the proof forward. A model refused by torch.export proves nothing.
 """

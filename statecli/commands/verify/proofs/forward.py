@@ -1,20 +1,20 @@
 """Run the proof `forward`: call the moved model with moved inputs, and watch the devices of each operator.
 
 On CUDA the call is real, under the same watch as on a fake GPU. A fake GPU is tried without data first, then with data
-if the first try is inconclusive; if both are, the proof is. An instance is called in eval mode, another instance in
-train mode.
+if the first try is inconclusive. If both tries are inconclusive, the proof is inconclusive. An instance is called in
+eval mode, another instance in train mode.
 
-A fake GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call on
+A fake GPU knows shapes and devices, and little of dtypes, indices and values. So a model that raises in a plain call on
 the CPU is inconclusive, unless the error is about the CPU.
 
 An operator with tensors of several devices raises as on CUDA. A mismatch not caught by the model is reported with the
-line of the operator, then carried over in another run, so that the next mismatch is found too.
+line of the operator. Another run lets this mismatch pass, so that the next mismatch is found too.
 
-After a passed train mode without data, another instance is called with a graph, and backward runs from its outputs, for
-hooks and the backward of a `torch.autograd.Function`. An error of backward other than a mismatch proves nothing.
+After a passed train mode without data, another instance is called with a graph, and backward runs from its outputs.
+This call covers hooks and the backward of a `torch.autograd.Function`. An error of backward other than a mismatch
+proves nothing.
 
-A passed forward does not clear a tensor left on the CPU: forward may have copied the tensor on the way, or not read the
-tensor.
+A passed forward does not clear a tensor left on the CPU. Forward may have copied the tensor, or may not have read it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
 def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
     """Run backward on a fake GPU without data, if train mode passed on this GPU. Otherwise return None.
 
-    Only this way of calling has autograd. The run is of no use if the model cannot run backward on the CPU either.
+    Runs with data do not support autograd. The run is of no use if the model cannot run backward on the CPU either.
     """
     if not train.has_proved or train.trial.values or subject.non_leaves:
         return None
@@ -346,8 +346,8 @@ def _is_of_graph(mismatch: Mismatch) -> bool:
     """Return True for a mismatch in backward that the fake GPU causes, not the model.
 
     torch's own checks of devices may fail only on the fake device. Without code of the model, backward mixes devices
-    only if forward mixed them and was carried over: the gradient of the copy is on the device, but the graph that the
-    constructor recorded is not.
+    only if forward mixed them and the mismatch was let pass. Then the gradient of the copy is on the device, but the
+    graph that the constructor recorded is not.
     """
     if mismatch.fault is Fault.UNTOLD:
         return True

@@ -1,9 +1,9 @@
 """Run the proof `materialize`: build on meta, call `to_empty`, initialize, load, and find uninitialized values.
 
-Large models are built on meta and get memory afterwards. A tensor outside of `state_dict()`, such as a buffer with
-`persistent=False`, then keeps the old contents of the memory, unless an init method writes the tensor. Two instances
-decide: their memory is filled with different patterns (NaN in the first), and the same code runs on both. A differing
-element comes from the pattern.
+Large models are built on meta and get memory afterwards. Then a tensor outside of `state_dict()`, such as a buffer with
+`persistent=False`, keeps the old contents of the memory, unless an init method writes it. Two instances decide: their
+memory is filled with different patterns (NaN in the first), and the same code runs on both. A differing element comes
+from the pattern.
 
 Init methods run before the load, as in torchtitan: `reset_parameters()` of each module, `_init_weights(module)` of the
 nearest module with this method, and `init_weights()` of the outermost modules with this method.

@@ -1,8 +1,8 @@
 """Run the proof `move`: move the model, and compare the device of each tensor before and after.
 
-Whether a tensor follows is read from its device. Ties and further names are judged by a stand-in (see
-`check_builder.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA.
-Only the stand-in can judge tensors already on the device.
+Whether a tensor follows is read from its device. Tied weights and further names are judged by an emulated move (see
+`check_builder.measure_stand_in_move`). The reason: a move to meta makes a new object for each name, unlike a move to
+CUDA. Only the emulated move can judge tensors already on the device.
 
 Every tensor left behind fails, class attributes too, because forward reads class attributes through the instance. Not
 judged:
@@ -16,7 +16,7 @@ judged:
 A 0-dim or empty tensor left behind is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
 
 Values and the way back are compared if there are values and another device. Otherwise torch's code is taken to be
-right; for a class with an `_apply` or a `to` of its own, values are compared on the CPU, and the way back is tried on a
+right. For a class with an `_apply` or a `to` of its own, values are compared on the CPU, and the way back is tried on a
 fake GPU.
 """
 

@@ -1,8 +1,8 @@
 """Run the proof `resume`: train, save, build again, load, train on, and compare with uninterrupted training.
 
 A value outside of the checkpoint starts again after the load. To find the cause of a difference, all such values but
-one are restored after the load, and the training is repeated: if it differs, the value left out is lost. If the
-training differs although all values are restored, the cause is unknown, and the proof is inconclusive.
+one are restored after the load, and the training is repeated. If the training still differs, the value left out is
+lost. If the training differs although all values are restored, the cause is unknown, and the proof is inconclusive.
 """
 
 from __future__ import annotations

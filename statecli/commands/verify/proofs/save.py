@@ -1,12 +1,12 @@
 """Run the proof `save`: write a checkpoint, load it into a freshly built model, and compare.
 
-Every element of an instance A is overwritten, the `state_dict()` goes through `torch.save` and
-`torch.load(weights_only=True)` into a fresh instance B with `strict=True`, and B is compared with A path by path, bit
-by bit. Then the same through safetensors. Hooks, extra state and overridden `state_dict`s run as usual.
+Every element of an instance A is overwritten. The `state_dict()` goes through `torch.save` and
+`torch.load(weights_only=True)` into a fresh instance B with `strict=True`. Then A and B are compared path by path and
+bit by bit. The same is repeated with safetensors. Hooks, extra state and overridden `state_dict`s run as usual.
 
-A tensor missing after the load is either rebuilt identically by the constructor (a position table) and harmless, or
-drawn at random in each process and lost. Two builds with different seeds decide. Memory never written by the
-constructor is equal in both, because torch is set to fill such memory.
+A tensor missing after the load is harmless if the constructor rebuilds it identically (a position table). It is lost if
+the constructor draws it at random. Two builds with different seeds decide. Memory never written by the constructor is
+equal in both, because torch is set to fill such memory.
 """
 
 from __future__ import annotations

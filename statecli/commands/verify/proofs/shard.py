@@ -1,10 +1,10 @@
 """Run the proof `shard`: wrap the model for two ranks, and find tensors that DDP or FSDP leaves out of sync.
 
 The process group is torch's fake group: this process is rank 0 of 2, and no collective sends anything. DDP broadcasts
-its parameters and buffers from rank 0 when wrapping a model; all memory is filled with 0 before, and a broadcast writes
+its parameters and buffers from rank 0 when it wraps a model. All memory is filled with 0 before, and a broadcast writes
 1, so a tensor of ones has been synchronized. `fully_shard` makes a DTensor of each sharded parameter. Buffers stay on
 each rank under `fully_shard`. They differ between ranks if forward in train mode computes their next values from the
-data, or if the constructor draws the values: both are measured on equal instances with different inputs.
+data, or if the constructor draws the values. Both are measured on equal instances with different inputs.
 """
 
 from __future__ import annotations
