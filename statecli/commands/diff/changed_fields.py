@@ -39,7 +39,7 @@ def _differ_if_known(before: object, after: object) -> bool:
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """Return the fields other than values that differ in each match, or () if a side is missing or damaged.
+    """Return the differing fields of each match, except values. Return () if a side is missing or damaged.
 
     `devices` is False if a side is a class, whose devices are only those of the build.
     """

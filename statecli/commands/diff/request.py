@@ -10,7 +10,7 @@ from statecli.values.delta import CompareOptions
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request for a diff. An option with several globs selects what any of them matches.
+    """A request for a diff. An option with several globs selects each name that any of the globs matches.
 
     Attributes:
         before, after: The targets.

@@ -378,7 +378,7 @@ class _Comparison:
         return kept_changes
 
     def _compare_settings(self) -> tuple[list[ScalarChange], list[str]]:
-        """Return the selected settings that differ, and the names of all compared settings. Note settings left out."""
+        """Return the selected settings that differ, and the names of all compared settings. Note omitted settings."""
         if self.any_class:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]

@@ -273,13 +273,13 @@ def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
 
 
 def describe_setting_change(change: ScalarChange) -> str:
-    """Return a change on a line: `epoch: 3 → 4`."""
+    """Return a change as one line: `epoch: 3 → 4`."""
     word = f"{change.status.value}: " if change.status in (Status.ADDED, Status.REMOVED) else ""
     return f"{change.key}: {word}{format_values(change)}"
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format a change as JSON values, such as `3 → 4`, or the added or removed value, or the change's detail."""
+    """Format a change as JSON values (`3 → 4`), as the added or removed value, or as the change's detail."""
     if change.detail is not None:
         return change.detail
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []

@@ -315,7 +315,7 @@ def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
 
 
 def _lift_largest(node: _Node) -> _Node | None:
-    """Replace the largest child of a module by this child's children; return None if names clash or it is too small."""
+    """Replace the largest child of a module by its children. Return None if names clash or the child is too small."""
     if len(node.children) < 2:
         return None
     token, largest = max(node.children.items(), key=lambda item: (item[1].count, "ema" not in item[0]))

@@ -32,7 +32,7 @@ def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
 
 
 def build_on_meta(spec: ModelSpec) -> BuiltModel:
-    """Build the class on meta; on the CPU if its constructor reads values."""
+    """Build the class on meta, or on the CPU if its constructor reads values."""
     try:
         return live.build.build(spec, init_device="meta")
     except ModelError:

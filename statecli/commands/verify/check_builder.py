@@ -211,7 +211,7 @@ def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:
 
 
 def address_to_library(owner: type, remedy: str) -> str:
-    """Return `remedy`, or the advice to report it to the library if the class is installed from a library."""
+    """Return `remedy`. If the class is installed from a library, return the advice to report it to the library."""
     file = getattr(inspect.getmodule(owner), "__file__", None)
     return f"report this to the library: {remedy}" if file and is_installed_file(file) else remedy
 

@@ -256,7 +256,7 @@ def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
 
 
 def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> None:
-    """Rebind weak references to the original, such as a layer's reference to its parent, because deepcopy keeps them.
+    """Let weak references in the copy, such as a layer's reference to its parent, refer to the copied modules.
 
     Only the object itself knows its proxies, so its list of references is read.
     """

@@ -209,7 +209,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def describe_call(call: Call) -> str:
-    """Describe the first four arguments of a call, keyword arguments with their names."""
+    """Describe the first four arguments of a call, with the names of keyword arguments."""
     args, kwargs = call
     texts = [_describe_value(value) for value in args] + [
         f"{name} {_describe_value(value)}" for name, value in kwargs.items()

@@ -38,7 +38,7 @@ _MAX_VALUES = 200_000
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """Place where a model keeps a value: an attribute, a buffer, a parameter, or a variable of its file.
+    """Place where a model keeps a value: an attribute, a buffer, a parameter, or a variable of the user's file.
 
     Attributes:
         owner_kind: "module", "class" or "file": where the name is looked up.
@@ -234,7 +234,7 @@ def is_generator(value: object) -> bool:
 
 @dataclass(frozen=True)
 class CopiedValues:
-    """Copies of a model's values, in which references to registered modules and tensors still lead to `source`.
+    """Copies of a model's values. References to registered modules and tensors still lead to `source`.
 
     `refused` are the slots whose object cannot be copied.
     """

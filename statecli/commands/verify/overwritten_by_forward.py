@@ -1,4 +1,4 @@
-"""Find parameters overwritten by forward, so that no update outlives the next forward."""
+"""Find parameters that each forward overwrites, so that every update by the optimizer is lost."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class TrainingCheckpoint:
 
 @dataclass
 class TrainingRecord:
-    """Results of the training steps after the first `STEPS_BEFORE`.
+    """Results of the training steps after the first `STEPS_BEFORE` steps.
 
     Attributes:
         outputs: Floating-point outputs of each step.
@@ -139,7 +139,7 @@ class Trainer:
             return SavedTraining(module, checkpoint, initial, values, copies, self._finish_training(session), lines)
 
     def resume(self, training: SavedTraining, put_back: Collection[Slot] = ()) -> tuple[Values, TrainingRecord]:
-        """Load the checkpoint into a new instance and train on. Return its values after the load, and the record.
+        """Load the checkpoint into a new instance and train on. Return the values after the load, and the record.
 
         The slots `put_back` get the values of the trained instance. Raises ModelError if the model's code raises.
         """

@@ -57,7 +57,8 @@ class Request(msgspec.Struct, frozen=True):
     """Request for `verify`. Empty `checks` mean DEFAULT_PROOFS. `device` None means a GPU, or else a fake GPU.
 
     `optimizer`: a name in torch.optim, or a class; None for the default of each check. `input`: texts such as
-    `int64:2x16<30522`; `inputs`: the name of a function. An option with several globs selects what any of them matches.
+    `int64:2x16<30522`; `inputs`: the name of a function. An option with several globs selects each name that any of the
+    globs matches.
     """
 
     target: str

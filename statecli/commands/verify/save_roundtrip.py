@@ -24,7 +24,7 @@ def copy_module(module: nn.Module) -> Any:
 
 
 class StateDictCopy(NamedTuple):
-    """Copy of a state_dict. `refused_class`: class that `weights_only=True` refuses, "" if unknown, None if none."""
+    """Copy of a state_dict. `refused_class`: class that `weights_only=True` refuses; "" if unknown, None otherwise."""
 
     state: Any
     refused_class: str | None

@@ -148,7 +148,7 @@ class Training:
 
     @property
     def is_still_growing(self) -> bool:
-        """True if a tensor got its first gradient as late as in the last of many rounds."""
+        """True if a tensor got its first gradient only in the last of many rounds."""
         return self.rounds >= MAX_GROWING_ROUNDS and _has_new_gradients(self)
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
@@ -198,7 +198,7 @@ def _keep_random_state(seed: int) -> Iterator[None]:
 
 @contextmanager
 def start_round(run: Training) -> Iterator[None]:
-    """Prepare the next round: set its seed and clear the gradients of the round before."""
+    """Prepare the next round: set its seed and clear the gradients of the previous round."""
     with _keep_random_state(FIRST_ROUND_SEED + run.rounds):
         for leaf in run.leaf_records.values():
             leaf.tensor.grad = None

@@ -52,7 +52,6 @@ class _Row(NamedTuple):
 
     @property
     def fqn(self) -> str:
-        """FQN of the tensor."""
         return self.row.fqn
 
 

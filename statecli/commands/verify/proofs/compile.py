@@ -1,4 +1,4 @@
-"""Run the proof `compile`: capture the model by torch.compile, and find state that the graph takes as fixed.
+"""Run the proof `compile`: capture the model by torch.compile, and find state that the graph treats as constant.
 
 torch.compile reads tensors and numbers of the model when it captures a graph, and checks the numbers before each call.
 So two things go wrong. A number changed by each call is captured again each time, until torch.compile gives up. And a
@@ -252,7 +252,7 @@ class _Caller(nn.Module):
 
 @contextmanager
 def _use_compiler() -> Iterator[None]:
-    """Reset torch.compile before and after the `with` block, and raise its limit of captured graphs inside."""
+    """Reset torch.compile before and after the `with` block. Inside, raise the limit of captured graphs."""
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch({_LIMIT_SETTING: MAX_GRAPHS}), _leave_guards_untimed():

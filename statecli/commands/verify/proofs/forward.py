@@ -105,7 +105,7 @@ class _Run:
 
     @property
     def has_proved(self) -> bool:
-        """True if forward passed without asking for CUDA, so that the run shows all mismatches."""
+        """True if forward passed and did not ask whether CUDA is available: then the run shows all mismatches."""
         return self.error_text is None and not self.cuda_checks
 
 
@@ -273,7 +273,7 @@ def _find_refused(error: BaseException | None) -> CudaRefusal | None:
 
 
 def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
-    """Record an error about devices that torch or a kernel raised and `DeviceWatch` did not see."""
+    """Record an error about devices that torch or a kernel raised but `DeviceWatch` did not see."""
     text, place = get_exception_text(cause), _locate_error(cause)
     if run.refused:
         return
@@ -343,7 +343,7 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
 
 
 def _is_of_graph(mismatch: Mismatch) -> bool:
-    """Return True for a mismatch in backward that the fake GPU causes, not the model.
+    """Return True if the fake GPU, not the model, causes a mismatch in backward.
 
     torch's own checks of devices may fail only on the fake device. Without code of the model, backward mixes devices
     only if forward mixed them and the mismatch was let pass. Then the gradient of the copy is on the device, but the
@@ -418,7 +418,7 @@ def _build_failed_cell(run: _Run, fqn: str, finding: Finding) -> Cell:
 
 
 def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
-    """Return why it does no harm that forward reads the tensor `fqn` on another device."""
+    """Return the reason why it is harmless that forward reads the tensor `fqn` on another device."""
     caught_mismatch = next((mismatch for mismatch in run.watch.raised if mismatch.source.fqn == fqn), None)
     if caught_mismatch is not None:
         place_text = _format_place(subject, caught_mismatch.place)

@@ -223,7 +223,7 @@ class _Proof(Proof):
         return name in self._repeated_tensors and tensor_bits.is_same(tensor, self._repeated_tensors[name]) is True
 
     def _is_built_otherwise(self, row: TensorInfo, tensor: torch.Tensor) -> bool:
-        """Return True if the constructor always sets the same values and they differ from those of `tensor`."""
+        """Return True if the constructor always sets the same values, but `tensor` has different values."""
         built_tensor = self._built_tensors[row.fqn]
         if (
             not self._subject.rebuilds

@@ -41,7 +41,7 @@ MAX_SLOTS = 16
 
 
 def prove(subject: ModelUnderTest, optimizer: str | type = RESUME_OPTIMIZER) -> Check:
-    """Compare a resumed training with one that was never interrupted. Raises UsageError for an unknown optimizer."""
+    """Compare a resumed training with an uninterrupted training. Raises UsageError for an unknown optimizer."""
     made_by = find_optimizer_class(optimizer)
     skipped = check_builder.check_without_values(subject, Name.RESUME, HOW, "train")
     if skipped is None and subject.inputs is None:
@@ -118,7 +118,7 @@ class _Proof(Proof):
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
     ) -> list[Slot]:
-        """Remove metrics from the slots that a load does not restore, unless they change the training."""
+        """Remove metrics from the slots that a load does not restore, unless the metrics change the training."""
         self._metrics = MetricStates(training.module)
         metric_slots = [slot for slot in unrestored_slots if self._is_of_metric(slot)]
         others = [slot for slot in unrestored_slots if slot not in metric_slots]
@@ -148,7 +148,7 @@ class _Proof(Proof):
         )
 
     def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: TrainingRecord) -> None:
-        """Report a value that a load does not restore, if the training or the value itself then differs."""
+        """Report a value that a load does not restore, if the training or the value is different afterwards."""
         effect = find_effect(training.record, record, excluded_slots=(slot,))
         self._has_cause |= effect is not None
         remains = bool(self._list_lost_parts(slot, training.record.values, record.values))
@@ -276,7 +276,7 @@ _LOAD_HELP = "check load_state_dict, _load_from_state_dict and the load hooks of
 
 
 def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
-    """Return True for an attribute of a torch module: `in_channels` of a lazy convolution is 0 after a load."""
+    """Return True for an attribute of a torch module: a lazy convolution has `in_channels` 0 again after a load."""
     return slot.owner_kind == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith(
         "torch."
     )

@@ -154,7 +154,7 @@ class _Proof(Proof):
     def _judge_different(
         self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, restored_tensor: torch.Tensor | None
     ) -> None:
-        """Fill the cells of a tensor whose entry in the state_dict does not prove that it is restored."""
+        """Fill the cells of a tensor whose entry in the state_dict does not prove that the tensor is restored."""
         name = row.fqn
         has_same_bits = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
         self._saved[name] = Cell(Verdict.PASSED)
@@ -234,7 +234,7 @@ class _Proof(Proof):
         ]
 
     def _fail_running_state(self, row: TensorInfo) -> Cell:
-        """Report an unsaved tensor that forward updates in training. With persistent=False it is only a warning."""
+        """Report an unsaved tensor that forward updates in training. For persistent=False, report only a warning."""
         is_declined = row.persistent is False
         reason = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
         message = (
@@ -511,7 +511,7 @@ _PLAIN_DTYPES = (
 
 
 def _is_unusual(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor that safetensors may refuse, so that it is saved on its own first."""
+    """Return True for a tensor that safetensors may refuse. Such a tensor is first saved on its own."""
     strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN_DTYPES
     return not strided or type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_contiguous()
 

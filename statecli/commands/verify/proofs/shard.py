@@ -201,7 +201,7 @@ class _Proof(Proof):
         self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
 
     def _is_of_torch(self, row: TensorInfo) -> bool:
-        """Return True for a buffer of a torch module such as BatchNorm: torch documents its values on each rank."""
+        """Return True for a buffer of a torch module such as BatchNorm, whose values on each rank torch documents."""
         path = row.fqn.rpartition(".")[0]
         try:
             return _is_torch_module(self._subject.build_fresh().get_submodule(path))
@@ -300,7 +300,7 @@ def _use_fake_group() -> Iterator[None]:
 
 
 class _MarkBroadcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fill each tensor that DDP broadcasts with ones, but not the sizes that DDP compares between ranks."""
+    """Fill with ones each tensor that DDP broadcasts, except the sizes that DDP compares between ranks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -47,7 +47,10 @@ _FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
 
 
 def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
-    """Return a class of torch.optim by its name in any case, or the class itself. Raises UsageError for other names."""
+    """Return an optimizer class by its name in torch.optim (upper or lower case), or `name` itself if it is a class.
+
+    Raises UsageError for a name that torch.optim does not have.
+    """
     if isinstance(name, type):
         return name
     classes = {
