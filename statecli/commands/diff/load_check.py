@@ -304,7 +304,7 @@ class _Load:
         yield from (self._build_finding(LOAD_REFUSED, name, message) for name, message in answer.refused)
 
     def _classify_by_names(self) -> list[Finding]:
-        """Return the findings that names and shapes alone show, in the order of the checkpoint."""
+        """Return the findings that follow from names and shapes, in the order of the checkpoint."""
         rows = [replace(row, fqn=registered.fqn) if registered else row for row, registered in self.pairs if row]
         state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
         return model_kinds.classify_by_model(state, self.model)[1]

@@ -31,7 +31,7 @@ from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
-#: Largest number of tensors of a module that are tried as parts of a join, and of parts of a join.
+#: Largest number of tensors of a module that are tried as parts of a join, and largest number of parts of a join.
 _MAX_CANDIDATES = 12
 _MAX_JOINED = 4
 #: Smallest number of parts of a join in which one part may differ wholly.

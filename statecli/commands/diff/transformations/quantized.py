@@ -27,8 +27,8 @@ _MAX_ERROR = 0.5
 _MIN_RATIO_OF_CODES = 10.0
 #: Numbers to add to the stored zero points of GPTQ: `gptq` stores zero points less one, `gptq_v2` unchanged.
 _ZERO_OFFSETS = (1, 0)
-#: Smallest ratio between the errors without and with a factor for each input channel for which the factors are
-#: reported.
+#: Factors for input channels are reported if the error without the factors exceeds this multiple of the error with
+#: them.
 _MIN_CHANNEL_GAIN = 4.0
 #: Layouts and scales with factors for input channels: AWQ, and SmoothQuant in the files of compressed-tensors.
 _LAYOUTS_WITH_FACTORS = (QuantizedLayout.AWQ, QuantizedLayout.PACKED)

@@ -22,7 +22,7 @@ from statecli.values.read import is_packed
 SAMPLE_ELEMENTS = 1024
 #: Number of places of a tensor from which a sample is taken.
 _SAMPLE_PLACES = 4
-#: Largest fraction of a tensor behind a URL in a sample, because bytes that are read twice are fetched twice.
+#: Largest fraction of a remote tensor that a sample may read, because bytes that are read twice are fetched twice.
 _MAX_REMOTE_SHARE = 1 / 64
 
 

@@ -37,7 +37,7 @@ from statecli.live.quantized_parameters import find_holding_tensor
 from statecli.live.tensors import is_lazy
 from statecli.live.walk import has_own_to, is_scripted, walk
 
-#: A way of casting: the call as a person writes it, the dtype of floating-point tensors afterwards, and the function.
+#: A way of casting: the call as users write it, the dtype of floating-point tensors afterwards, and the function.
 _Cast = tuple[str, torch.dtype, Callable[[nn.Module], object]]
 _CASTS: tuple[_Cast, ...] = (
     (".to(torch.float64)", torch.float64, lambda module: module.to(torch.float64)),

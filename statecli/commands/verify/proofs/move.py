@@ -4,8 +4,8 @@ Whether a tensor follows is read from its device. Tied weights and further names
 `check_builder.measure_stand_in_move`). The reason: a move to meta makes a new object for each name, unlike a move to
 CUDA. Only the emulated move can judge tensors already on the device.
 
-Every tensor left behind fails, class attributes too, because forward reads class attributes through the instance. Not
-judged:
+Every tensor left on the old device fails. Class attributes fail too, because forward reads them through the instance.
+Not judged:
 
 - tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning);
 - tensors created by the first forward and recreated with any values by every other forward, or for another device;
@@ -13,7 +13,7 @@ judged:
   reports a mix of devices;
 - tensors cleared by the model's own `_apply`.
 
-A 0-dim or empty tensor left behind is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
+A 0-dim or empty tensor left on the CPU is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
 
 Values and the way back are compared if there are values and another device. Otherwise torch's code is taken to be
 right. For a class with an `_apply` or a `to` of its own, values are compared on the CPU, and the way back is tried on a
