@@ -123,7 +123,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
 
 
 def _choose_registration_rule(rows: list[TensorInfo]) -> str:
-    """Return the rule for a container of unregistered tensors. The rule about modules wins, then about parameters."""
+    """Return the rule for tensors of a container: the module rule, else the parameter rule, else the tensor rule."""
     rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name

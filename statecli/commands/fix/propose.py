@@ -77,7 +77,7 @@ def _get_attribute(defect: Defect) -> str:
     """Return the attribute that the defect's line assigns: `anchors` for the tensor `head.anchors[0]`.
 
     The owner of an unregistered tensor is a registered module, so the last part before a subscript is the attribute.
-    Tensors of a module inside a container are different: `blocks[0].weight`.
+    An exception is a tensor of a module inside a container: `blocks[0].weight`.
     """
     name = defect.names[0] if defect.names else ""
     head = name.partition("[")[0]

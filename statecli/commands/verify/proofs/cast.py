@@ -1,9 +1,9 @@
 """Run the proof `cast`: cast the model to other dtypes, and compare the dtypes and integers of its tensors.
 
-The casts are `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype. All casts use one
-instance until a fault is found; then each cast gets a new instance. Floating-point tensors must follow each cast,
-integers and bools must stay unchanged, and complex numbers must stay complex. The same holds for each further name of a
-tensor without a row of its own.
+The casts are `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype. The casts share an
+instance, but a cast after a fault gets a new instance. Floating-point tensors must follow each cast, integers and bools
+must stay unchanged, and complex numbers must stay complex. The same holds for each further name of a tensor without a
+row of its own.
 
 Not judged: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
 dtype; tensors held by a parameter whose class has a `.to` of its own (bitsandbytes keeps scales in float32). Not judged

@@ -346,7 +346,7 @@ def _is_of_graph(mismatch: Mismatch) -> bool:
     """Return True if the fake GPU, not the model, causes a mismatch in backward.
 
     torch's own checks of devices may fail only on the fake device. Without code of the model, backward mixes devices
-    only if forward mixed them and the mismatch was let pass. Then the gradient of the copy is on the device, but the
+    only if forward mixed them and the mismatch was ignored. Then the gradient of the copy is on the device, but the
     graph that the constructor recorded is not.
     """
     if mismatch.fault is Fault.UNTOLD:

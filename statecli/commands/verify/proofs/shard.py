@@ -201,7 +201,7 @@ class _Proof(Proof):
         self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
 
     def _is_of_torch(self, row: TensorInfo) -> bool:
-        """Return True for a buffer of a torch module such as BatchNorm, whose values on each rank torch documents."""
+        """Return True for a buffer of a torch module. torch documents how BatchNorm buffers differ between ranks."""
         path = row.fqn.rpartition(".")[0]
         try:
             return _is_torch_module(self._subject.build_fresh().get_submodule(path))
