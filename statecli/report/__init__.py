@@ -70,7 +70,7 @@ _Row = TypeVar("_Row")
 
 
 class Rows(Generic[_Row]):
-    """Rows built each time they are iterated, because a renderer writes them in order and keeps none."""
+    """Rows built each time they are iterated, because a renderer writes rows in order and does not keep them."""
 
     def __init__(self, build: Callable[[Any], _Row], items: Collection[Any]) -> None:
         self._build = build
@@ -84,7 +84,7 @@ class Rows(Generic[_Row]):
 
 
 class CellRows(Rows[tuple[Cell, ...]]):
-    """Rows built from columns. Each column has a function that gets an item's value, and one that formats the value.
+    """Rows built from columns. A column has a function that gets an item's value, and a function that formats values.
 
     Equal values of a column are formatted only once. Without the second function (None), the value is the cell.
     """
@@ -127,7 +127,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """Row for people: its cells, a remark, and a mood such as "bad" that determines the colour.
+    """Human-readable row: its cells, a remark, and the word that sets its colour, such as "bad".
 
     `measure` is a positive number that a page draws as a bar in the column of bars, on a logarithmic scale of all rows.
 
@@ -187,7 +187,7 @@ class Problem(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
 
     def count_effects_after(self, shown_count: int) -> int:
-        """Return the number of findings behind all consequences after the first `shown_count`."""
+        """Return the number of findings in all consequences after the first `shown_count` consequences."""
         further = len(self.effects) - max(shown_count, len(self.effect_counts))
         return sum(self.effect_counts[shown_count:]) + max(0, further)
 
@@ -271,7 +271,7 @@ MAX_EFFECTS = 8
 
 
 def count_shown_effects(effects: Sequence[str]) -> int:
-    """Return how many consequences are shown without --all. Never hide only one, because a count needs a line too."""
+    """Return how many consequences are shown without --all. Never hide a single one: its count would need a line."""
     return len(effects) if len(effects) <= MAX_EFFECTS + 1 else MAX_EFFECTS
 
 
@@ -304,7 +304,7 @@ class NamedTensors(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The page for people: groups of rows under the same columns, then fixes."""
+    """The human-readable page: groups of rows under the same columns, then fixes."""
 
     subtitle: str
     columns: tuple[ReportColumn, ...]
@@ -433,7 +433,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """The severity of the rule, or of its case."""
+        """The severity of the rule's case, or of the rule itself if no case is set."""
         return self.rule.severity if self.case is None else self.rule.cases[self.case]
 
     def is_reported_by(self, finding: Finding) -> bool:
@@ -508,12 +508,12 @@ class Report(msgspec.Struct, frozen=True):
         return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
 
     def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
-        """Return all problems, for outputs with an entry for each. With `quiet`, return only the failures."""
+        """Return all problems, for outputs with an entry for each problem. With `quiet`, return only the failures."""
         problems = self.problems() if self.problems is not None else map(build_problem, self.describe_findings())
         return tuple(problem for problem in problems if not quiet or problem.severity.is_at_least(self.fail_on))
 
     def select_problems(self, page: Page, *, quiet: bool) -> tuple[Problem, ...]:
-        """Return the problems that are shown in addition to the rows of the page or, with `quiet`, instead of them."""
+        """Return the problems to show in addition to the page's rows. With `quiet`, the problems replace the rows."""
         if not quiet:
             return page.problems
         if page.failing_problems is not None:
@@ -558,7 +558,7 @@ def build_scope_notes(report: Report) -> tuple[Finding, ...]:
 
 
 class View(msgspec.Struct, frozen=True):
-    """Options of outputs for people. `unfold` lists repeated layers one by one; `tree` shows the tree of modules."""
+    """Options of human-readable outputs. `unfold` lists repeated layers singly; `tree` shows the tree of modules."""
 
     unfold: bool = False
     tree: bool = False
@@ -587,7 +587,7 @@ class RowView(View, frozen=True):
 
 
 def limit_findings(findings: Sequence[Finding], limit: int | None) -> tuple[Finding, ...]:
-    """Return the first findings and a count of the rest. Keep at least one, because exit status 1 needs a reason."""
+    """Return the first findings and a count of the rest. Keep at least one finding as the reason of exit status 1."""
     count = len(findings) if limit is None else max(1, limit)
     if len(findings) <= count:
         return tuple(findings)

@@ -54,7 +54,7 @@ MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
-    """Return the reasons for exit status 2 if no finding and no target failed, such as a rule that did not run."""
+    """Return reasons for exit status 2, such as a rule that did not run; () if a finding or a target failed."""
     if audit.failing or audit.count(TargetStatus.FAILED):
         return ()
     if not audit.count(TargetStatus.AUDITED):
@@ -114,7 +114,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
 
 
 def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
-    """Return the notes about the targets. Without -v, return only those about sections missing in the lock."""
+    """Return the notes about the targets. Without -v, return only notes about sections missing in the lock."""
     notes = [note for target in audit.targets for note in target.notes]
     if not view.verbose:
         return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
@@ -181,7 +181,7 @@ def _build_case(
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
-    """Return a table with a row for each finding. People see the column `place` only if a source line is known."""
+    """Return a table with a row for each finding. The column `place` is a detail unless a source line is known."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     findings = tuple(findings)
     has_lines = any(finding.origin is not UNSET for finding in findings)
@@ -374,7 +374,7 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason, with the rules skipped for it. Name the targets if a rule also ran elsewhere.
+    """Yield a line for each reason, with the rules skipped for this reason. Name the targets if a rule ran on others.
 
     The class of --model and the targets checked against the class share the rules: rules about code ran on the class,
     all other rules on the targets. So a rule that can only run on the other side is not listed.

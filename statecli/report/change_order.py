@@ -32,7 +32,7 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
 
 
 def _list_quantized_parts(changes: Sequence[Change]) -> set[TensorKey]:
-    """Return section and name of quantized weights' parts that only one side has, except parts with new NaN or Inf."""
+    """Return section and name of each quantized weight's part in only one checkpoint, unless it has new NaN or Inf."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
     parts_by_section = [
         (change.section, transformation.sources)

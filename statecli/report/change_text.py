@@ -272,7 +272,7 @@ def _make_fold_key(change: Change) -> object:
 
 
 def _build_lines(nodes: Sequence[tree.TreeNode[Change]], depth: int, unfold: bool) -> list[Line]:
-    """Return the lines for the children of several equal modules. Each line covers the children of all of them."""
+    """Return the lines for the children of several equal modules. A line covers the same child of each module."""
     lines: list[Line] = []
     indent = "  " * depth
     for name, names in tree.group_siblings(nodes[0], _make_fold_key, unfold):
@@ -315,7 +315,7 @@ def has_new_not_finite(change: Change) -> bool:
 
 
 def choose_mood(change: Change) -> str:
-    """Return the mood that gives a change its colour, as in git, or "bad" for new NaN or infinities."""
+    """Return the word that sets the colour of a change, as in git, or "bad" for new NaN or infinities."""
     return "bad" if has_new_not_finite(change) else MOODS.get(change.status, "")
 
 

@@ -104,7 +104,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
 
 
 def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
-    """Yield the tensors that findings refer to: the tensor after the change or, if removed, before the change."""
+    """Yield the tensors that findings refer to: the new tensor of each difference, or the old tensor if removed."""
     for change in select_different(diff):
         if row := change.after or change.before:
             yield replace(row, fqn=change.fqn, section=change.section)
@@ -157,7 +157,7 @@ _VALUE_RULES = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, ru
 
 
 def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:
-    """Return the findings with their places, and with messages for people."""
+    """Return the findings with their places and with human-readable messages."""
     findings = tuple(
         replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)) if _is_load(diff) else finding
         for finding in findings

@@ -49,7 +49,7 @@ def _draw(diff: Diff, measures: Sequence[_Measured]) -> Bars:
 
 
 def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
-    """Return a bar for each layer, and for each module outside of the layers. A bar covers all their parameters.
+    """Return a bar for each layer, and for each module outside of the layers. A bar covers all parameters of a module.
 
     A bar leads to the parameter with the largest difference.
     """

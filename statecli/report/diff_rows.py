@@ -1,4 +1,4 @@
-"""Rows of a diff for people: groups by section and kind, in which repeated layers share a line."""
+"""Human-readable rows of a diff: groups by section and kind, in which repeated layers share a line."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _summarize_group(rows: Sequence[Change], common_count: int) -> str:
 
 
 def format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
-    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`. Both sides have 201 parameters here.
+    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`. Both checkpoints have 201 parameters here.
 
     `rows` are the changes; tensors that differ only in their ties are counted as ties, not as changed.
     """
@@ -192,7 +192,7 @@ def _is_folded(view: DiffView) -> bool:
 
 
 def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tuple[Line, list[int]]]:
-    """Fold repeated layers. A layer whose change is several times larger gets a line of its own."""
+    """Join the lines of repeated layers. A layer whose change is several times larger gets its own line."""
     folded_rows = fold.fold_rows(lines)
     outliers = {
         id(row) for _, positions in folded_rows for row in change_text.find_outliers([rows[n] for n in positions])
@@ -207,7 +207,7 @@ def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tu
 
 
 def _format_shapes(change: Change) -> str:
-    """Return the shapes on both sides as text, so that layers of different shapes do not share a line."""
+    """Return the shapes in both checkpoints as text, so that layers of different shapes do not share a line."""
     return " ".join(format_shape(tensor.shape) for tensor in (change.before, change.after) if tensor is not None)
 
 

@@ -69,7 +69,7 @@ def build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Tab
 
 
 def _describe_table_status(change: Change) -> str:
-    """Return the status for people. An identical tensor is `unchanged`, as in the option `--unchanged`."""
+    """Return the status as the table shows it. An identical tensor is `unchanged`, as in the option `--unchanged`."""
     return "unchanged" if change.status is Status.IDENTICAL else change.status.value
 
 

@@ -51,7 +51,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _describe_untied(explanation: Explanation) -> str:
-    """Describe tensors that only the class ties, because a load keeps only the last. Return "" if there are none."""
+    """Describe tensors tied only in the class, because a load keeps only the last tensor. Return "" without them."""
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")

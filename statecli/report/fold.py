@@ -46,7 +46,7 @@ def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
 
 
 def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]) -> list[tuple[Line, list[int]]]:
-    """Fold rows as `fold_rows` does, for many rows that have different names but share a few lines.
+    """Fold many rows as `fold_rows` does. The rows have different names, but only a few different lines.
 
     Row `i` is the line `lines[kinds[i]]` with the name `names[i]`.
     """
@@ -87,7 +87,7 @@ def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=1024)
 def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
-    """Split the numbers from the beginning of a name, up to its last digit. Many names share this beginning."""
+    """Split the numbers from the beginning of a name. The beginning, up to the last digit, is equal for many names."""
     parts = _NUMBER.split(text)
     return "#".join(parts[::2]), tuple(map(int, parts[1::2]))
 
@@ -99,7 +99,7 @@ def insert_numbers(name: str, numbers: Iterable[str]) -> str:
 
 
 def _make_remark_template(remark: str, own_numbers: list[str]) -> str:
-    """Replace the row's own layer numbers in its remark by placeholders ("= layers.3.b" next to layers.3.a)."""
+    """Replace the row's layer numbers in its remark by placeholders: the 3 in "= layers.3.b" for `layers.3.a`."""
     return _NUMBER_IN_REMARK.sub(
         lambda match: f"\0{own_numbers.index(match[0])}\0" if match[0] in own_numbers else match[0], remark
     )

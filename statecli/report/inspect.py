@@ -107,7 +107,7 @@ def _describe_accepted(
 
 
 def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
-    """Return the list of tensors for a page. Tied tensors are links there, so remarks do not name them."""
+    """Return the list of tensors for a page. The page links tied tensors, so remarks do not name them."""
     state = _fold_weights(inspection).state
     outliers = {key: text for role in list_roles(state.tensors) for key, text in role.describe_outliers().items()}
     reported = {finding.fqn for finding in inspection.findings}
@@ -145,7 +145,7 @@ def _format_command(state: ModelState) -> str:
 
 
 def _list_other_names(inspection: Inspection) -> dict[TensorKey, list[str]]:
-    """Return further names by which `-i` selects a row: those of a weight's tensors, or of a tensor's weight."""
+    """Return further names by which `-i` selects a row: the names of a weight's tensors, or of a tensor's weight."""
     names = {key: [part.fqn for part in weight.parts] for key, weight in list_weights_by_row(inspection).items()}
     if not names:
         names = {part.key: [weight.fqn] for weight in inspection.weights for part in weight.parts}
@@ -162,7 +162,7 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:
-    """Return the page without fixes for accepted findings. Without `has_rows`, omit its rows and its subtitle."""
+    """Return the page without fixes for accepted findings. Without `has_rows`, omit the page's rows and subtitle."""
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
     verdict = _format_page_verdict(problems, inspection)
     subtitle = format_subtitle(inspection) if has_rows else ""

@@ -1,4 +1,4 @@
-"""Rows of a tensor list for people: groups by section and kind, in which repeated layers share a line."""
+"""Human-readable rows of a tensor list: groups by section and kind, in which repeated layers share a line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
 
 
 def list_columns(inspection: Inspection, view: RowView) -> tuple[ReportColumn, ...]:
-    """Return the columns for people, without columns that are empty in every row."""
+    """Return the columns of human-readable outputs, without columns that are empty in every row."""
     tensors, is_moved = inspection.state.tensors, inspection.to is not None
     with_stats = has_stats(inspection)
     columns = [ReportColumn("name"), ReportColumn("dtype", shared_format="all {}"), ReportColumn("shape")]
@@ -104,7 +104,7 @@ def _build_quantized_group(
 
 
 def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[ReportColumn]) -> Iterator[Line]:
-    """Yield the folded lines. The size in a line for several tensors has their number: `3 × 4.1 kB`."""
+    """Yield the folded lines. In a line for several tensors, their number is written before the size: `3 × 4.1 kB`."""
     size_index = next((i for i, column in enumerate(columns) if column.name == "size"), None)
     for line, positions in folded_lines:
         if size_index is None or len(positions) == 1:
@@ -176,7 +176,7 @@ def _build_group(
 def _number_alike(
     tensors: Sequence[TensorInfo], view: RowView, reported: Set[str | None]
 ) -> tuple[Sequence[int], Sequence[TensorInfo]]:
-    """Number the tensors, with equal numbers for equal lines. Also return the first tensor of each number.
+    """Return a number for each tensor, equal for equal lines, and the first tensor with each number.
 
     Lines of tensors with equal numbers differ only in their names. A large model has few different lines.
     """

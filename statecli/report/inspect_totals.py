@@ -28,7 +28,7 @@ def has_stats(inspection: Inspection) -> bool:
 
 
 def list_weights_by_row(inspection: Inspection) -> dict[TensorKey, LogicalWeight]:
-    """Return the quantized weights by section and name of their rows, or {} if each of their tensors has a row."""
+    """Return the quantized weights by section and name of their rows; {} if each tensor of a weight has a row."""
     if inspection.to is not None or has_stats(inspection):
         return {}
     return {TensorKey(weight.codes.section, weight.fqn): weight for weight in inspection.weights}

@@ -89,7 +89,7 @@ def _describe_unusual(modules: Sequence[ModuleChange], layers: int) -> str:
 
 
 def _find_unusual(sizes: Mapping[tuple[str, str], float]) -> dict[str, tuple[float, int]]:
-    """Return how many times the median each unusual module changed, and the number of layers of the median.
+    """Return each unusual module's change as a multiple of the median, and the number of layers behind the median.
 
     A layer is compared with its stack, a module outside with the largest stack. Keys of `sizes`: stack and name.
     """

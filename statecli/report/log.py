@@ -74,7 +74,7 @@ TABLE_COLUMNS = (
 
 
 class LogView(View, frozen=True):
-    """Options of the log for people. `top` is the largest number of modules."""
+    """Options of the human-readable log. `top` is the largest number of modules."""
 
     top: int | None = None
 
@@ -181,7 +181,7 @@ def _format_verdict(log: Log) -> str:
 
 
 def _list_stopped(log: Log) -> tuple[str, ...]:
-    """Return a line for each step since which modules are unchanged. Names of repeated layers are folded."""
+    """Return a line for each step at which modules stopped changing, with the joined names of the modules."""
     lines = []
     for row in log.rows:
         if row.stopped:

@@ -21,7 +21,7 @@ from statecli.report.transformation_text import (
 
 
 class MovedLayer(NamedTuple):
-    """A layer with a new number: most of its tensors come from the same other layer.
+    """A layer with a new number: most of its tensors come from one layer with another number.
 
     Attributes:
         new, old: Numbers of the layer after and before.
@@ -93,7 +93,7 @@ def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved_layers: list
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
-    """Return the matrices or, without any, all tensors. Biases and norms of a new model are equal in all layers."""
+    """Return only the matrices if possible, because biases and norms of a new model are equal in all layers."""
     return [c for c in changes if (row := c.after or c.before) and len(row.shape or ()) > 1] or changes
 
 

@@ -54,7 +54,7 @@ MAX_NAMES = 3
 
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
-    """Return the rules about tied weights that a move breaks apart, and other rules about the same weights."""
+    """Return the rules that report a tie broken by a move, and rules with which other checks report the same tie."""
     other_proofs = (
         verify.rules.UNTIED_BY_COPY,
         verify.rules.SHARED_WITH_COPY,
@@ -149,7 +149,7 @@ def _identify(problem: Problem) -> tuple[object, ...]:
 def build_accepted_notes(
     accepted: Iterable[Accepted], problems_by_reason: Mapping[str, Sequence[Problem]]
 ) -> Iterator[Oddity]:
-    """Yield a note for each reason: the number of accepted problems, or of accepted findings of other problems.
+    """Yield a note for each reason: the number of accepted problems, or of findings accepted in other problems.
 
     `problems_by_reason` are the problems of `group_accepted`.
     """
@@ -190,7 +190,7 @@ def format_result(report: Report, page: Page, exit_status: int) -> str:
 
 
 def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
-    """Format `2 files not checked`, with a text for each noun."""
+    """Format the number of unchecked items for each noun, as in `2 files not checked`."""
     by_noun = group_by(entries, lambda entry: entry.what)
     return [
         f"{plural(sum(entry.count for entry in same_noun), noun)} not checked" for noun, same_noun in by_noun.items()
@@ -241,7 +241,7 @@ def _map_imports(findings: Iterable[Finding]) -> _Imports:
 
 
 def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
-    """Return the finding about the first import behind a refused load, or None if an import has no finding."""
+    """Return the finding about the first refused import, or None unless each refused import has a finding."""
     if finding.rule != _REFUSED_LOAD or not finding.about:
         return None
     reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
@@ -279,7 +279,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _join_fixes(fixes: Sequence[str]) -> str:
-    """Join the fixes to one text. Lines that they share at the beginning or the end are written once."""
+    """Join the fixes to one text. A first or last line that fixes share is written once."""
     location = _get_place(fixes[0]) if fixes else ""
     lines = "\n".join([*fixes[:1], *(fix.removeprefix(location) for fix in fixes[1:])]).split("\n")
     last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None

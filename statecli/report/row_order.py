@@ -1,4 +1,4 @@
-"""Order and number of the rows for people: `--sort`, `--top` and `-n`."""
+"""Order and number of the rows in human-readable outputs: `--sort`, `--top` and `-n`."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _build_groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
 
 
 def format_explanation(rule: RuleText, width: int) -> str:
-    """Format the whole explanation, filled to the width. The words `Why`, `Example` and `Fix` stand out.
+    """Format the whole explanation, wrapped at the width. The words `Why`, `Example` and `Fix` stand out.
 
     The last line is the address of the rule's page, if the site is published; a rule of a plugin has no page.
     """

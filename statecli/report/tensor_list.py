@@ -90,7 +90,7 @@ def build_tensor_list(
     other_names: Mapping[TensorKey, Sequence[str]],
     spectra: Mapping[TensorKey, Spectrum],
 ) -> TensorList:
-    """Return the list. The functions return a tensor's remark, problems and device, as in the command's rows.
+    """Return the list. The functions describe a tensor as the rows of the command do: its remark, problems and device.
 
     The keys of `distributions`, `other_names` and `spectra` are the section and name of a tensor.
     """

@@ -188,7 +188,7 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
 
 
 class _Overview(msgspec.Struct, frozen=True):
-    """All changes, modules with moved layers, new layers, and tensors of the base that an adapter does not have."""
+    """All changes, modules with moved layers, new layers, and tensors of the base model that an adapter lacks."""
 
     changes: Sequence[Change]
     modules: Mapping[str, ModuleLayers]
@@ -196,7 +196,7 @@ class _Overview(msgspec.Struct, frozen=True):
     base_only: Sequence[Change]
 
     def hides(self, change: Change) -> bool:
-        """Return True for an unrelated tensor of a new layer. It is not listed, because it replaces no old tensor."""
+        """Return True for an unrelated tensor of a new layer, because such a tensor does not replace an old tensor."""
         return get_kind(change) is TransformationKind.UNRELATED and change.fqn.startswith(self.new_layers)
 
 
@@ -233,7 +233,7 @@ def _build_layers_line(start: str, run: Sequence[MovedLayer]) -> Line:
 
 
 def _split_into_runs(layers: Sequence[MovedLayer]) -> Iterator[list[MovedLayer]]:
-    """Yield runs of moved layers that kept their order, each for one line. Layers with other changes stay apart."""
+    """Yield runs of moved layers in unchanged order, a line for each run. A layer with other changes is its own run."""
     run: list[MovedLayer] = []
     for layer in layers:
         if run and (layer.old <= run[-1].old or layer.others or run[-1].others):
@@ -262,7 +262,7 @@ def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None)
 
 
 def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for each unrelated tensor, or for repeated layers together. Tensors of new layers are left out."""
+    """Yield a line for each unrelated tensor. Repeated layers share a line, and tensors of new layers are left out."""
     rows = [change for change in changes if not overview.hides(change)]
     largest: dict[int, float] = {}
     for group in group_by(() if unfold else rows, lambda change: _LAYER_NUMBER.sub("#", change.fqn)).values():

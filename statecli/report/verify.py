@@ -61,7 +61,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
-        """Return the reason of a tensor's verdict, unless a finding or the check's own line states it."""
+        """Return the reason of a tensor's verdict; None if a finding or the line of the check states the reason."""
         cell = self.cells.get(fqn)
         if cell is None or (cell.verdict is Verdict.FAILED and fqn in self.reported_fqns):
             return None
@@ -132,7 +132,7 @@ def _build_cases(
 
 
 def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
-    """Return the test case of a check. A requested check that was skipped is an error, as for the exit status."""
+    """Return the test case of a check. A requested check that was skipped is an error, as it sets exit status 2."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is CaseOutcome.FAILED and findings:
         problems = group_findings(findings, state.tensors)
@@ -210,7 +210,7 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
 
 
 def _build_table(verification: Verification, verbose: bool) -> Table:
-    """Return the flat table. With `verbose`, people also see measures and source lines."""
+    """Return the flat table. With `verbose`, human-readable outputs have columns for measures and source lines."""
     proof_columns = _list_columns(verification)
     measured_columns = [(column, side) for column in proof_columns for side in ("before", "after")]
     shows_measure = [
@@ -350,7 +350,7 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
 
 
 def _find_common_module(names: Sequence[str]) -> str:
-    """Return the module path with which all names begin, such as `encoder.layers`, or "" if they differ at once."""
+    """Return the module path at the beginning of all names, such as `encoder.layers`; "" without a common module."""
     first, last = min(names).split("."), max(names).split(".")
     count = next((n for n, (part, last_part) in enumerate(zip(first, last, strict=False)) if part != last_part), 0)
     return ".".join(first[:count])

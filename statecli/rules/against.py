@@ -54,7 +54,7 @@ _FIELDS_OF_OPTIMIZER_PAIRS = (Field.SHAPE, Field.DTYPE)
 
 
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
-    """Return the compared sections of models: sections with a counterpart, and sections that a load takes.
+    """Return the compared sections of models: sections that are paired, and sections that a load would read.
 
     An average of the model on only one side is not compared. Empty if the reference has no model: then all sections are
     compared.

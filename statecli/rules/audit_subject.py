@@ -73,7 +73,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
 
     def member(self, place: Place | None) -> str:
-        """Return the file of a place, relative to the folder of the target; "" if the place is in the target itself."""
+        """Return the path of a place's file, relative to the target's folder; "" if the file is the target itself."""
         path, _ = split_section(self.target)
         if place is None or not place.path or place.path == path:
             return ""
@@ -87,7 +87,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def full_state(self) -> ModelState:
-        """Return the state before the filters, because filtered tensors also use bytes of the file."""
+        """Return the state before the filters, because tensors that the filters remove use bytes of the file too."""
         return self.unfiltered_state or self.state
 
     @cached_property

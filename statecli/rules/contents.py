@@ -60,7 +60,7 @@ def _choose_severity(state: ModelState) -> Severity | None:
 
 
 def _has_model_tensors(state: ModelState) -> bool:
-    """Return True if a section such as `state_dict` has tensors; an empty dict elsewhere is then a configuration.
+    """Return True if a section such as `state_dict` has tensors. Then an empty dict elsewhere is only a configuration.
 
     Tensors next to an empty model are in a section called `model`, and the section then stands for the whole file.
     """
@@ -125,7 +125,7 @@ def _is_placeholder(tensor: TensorInfo, present: set[TensorKey]) -> bool:
 
 
 def _count_unlisted(subject: Subject) -> int:
-    """Return how many sparse tensors in pickles are not in the list of tensors, such as attributes and dict keys."""
+    """Return how many sparse tensors in pickles the list of tensors lacks, such as those in attributes or dict keys."""
     count = sum(pickle.sparse_tensors for pickle in subject.pickles)
     rows = _list_sparse(subject.full_state) if count else ()
     return max(0, count - len({(tensor.layout, tensor.shape, tensor.parts) for tensor in rows}))

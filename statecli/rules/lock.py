@@ -98,7 +98,7 @@ def _compute_content(pair: LockMatch) -> str | None:
 
 
 def _digest_values(change: msgspec.Struct) -> str:
-    """Return a digest of the values without field names, because baselines keep the digest if a field is renamed."""
+    """Return a digest of the values without field names, so that a renamed field does not change a baseline."""
     return _hash(repr(msgspec.structs.astuple(change)))
 
 

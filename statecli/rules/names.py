@@ -95,7 +95,7 @@ def _list_loaded_sections(subject: Subject) -> set[str]:
 
 
 def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Iterator[Issue]:
-    """Yield an issue for each prefix stripped for the comparison; a note if only the reference has the prefix."""
+    """Yield an issue for each prefix stripped for the comparison: a note if only the reference has the prefix."""
     for stripped in subject.reference_diff.stripped if subject.reference_diff else ():
         if stripped.prefix not in reported:
             message = f"{stripped.describe()} for the comparison; a strict load_state_dict does not strip the prefix"

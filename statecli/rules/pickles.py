@@ -27,7 +27,7 @@ _MAX_ISSUES_PER_FILE = 100
 
 
 def _locate_byte(pickle: ScannedPickle, position: int) -> Place:
-    """Return the place of a byte of the pickle in the file; for a compressed pickle, the place of the whole pickle."""
+    """Return the file position of a byte of the pickle; for a compressed pickle, the position of the whole pickle."""
     if not pickle.exact:
         return pickle.place
     return Place(pickle.place.path, pickle.place.offset + position, _NAME_BYTES)
@@ -42,7 +42,7 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
 
 
 def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
-    """Yield each name in any pickle that is not known as harmless, with its pickle and its known harm or None."""
+    """Yield each name in a pickle that is not known as harmless, with this pickle and the name's known harm or None."""
     listed_members = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
     for pickle in subject.pickles:
         folder = pickle.where.rpartition("/")[0]

@@ -21,7 +21,7 @@ def needs_required_metadata(subject: Subject) -> str | None:
 
 
 def needs_metadata(subject: Subject) -> str | None:
-    """Return why the target has no metadata; None for the file of a model."""
+    """Return why the target has no metadata; None for a file that contains a model."""
     return subject.not_compared_because or (needs_file(subject) and "a class has no metadata: audit a checkpoint")
 
 

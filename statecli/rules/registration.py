@@ -15,7 +15,7 @@ from statecli.rules.audit_subject import Subject, needs_module
 
 
 def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
-    """Yield the tensors that are certainly unregistered, without example inputs."""
+    """Yield the tensors that are certainly unregistered. Example inputs of the model are left out."""
     rows = [row for row in (subject.module.tensors if subject.module else ()) if not row.is_input]
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 

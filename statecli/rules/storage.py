@@ -44,7 +44,7 @@ def _needs_all_tensors(subject: Subject) -> str | None:
 
 
 def _select_storages(subject: Subject) -> Iterator[Storage]:
-    """Yield the storages of the selected tensors that several tensors share, or that are not fully used."""
+    """Yield the storages that several tensors share or that are not fully used, if they contain a selected tensor."""
     shared = subject.divided_storages
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared

@@ -12,7 +12,7 @@ from statecli.core.model_state import ByteRange, ModelState, Place, TensorData, 
 
 
 class StorageView(msgspec.Struct, frozen=True):
-    """The bytes that a tensor uses in its storage: `byte_count` bytes between `start` and `end`, repeated bytes once.
+    """The bytes that a tensor uses in its storage: `byte_count` bytes from `start` to `end`. Repeated bytes count once.
 
     `form` is dtype, shape and strides: tensors with equal views are the same tensor under two names. `steps` are
     (count, stride in bytes) of its dimensions and of an element; None if unknown.
@@ -55,7 +55,7 @@ class Storage(msgspec.Struct):
 
     @property
     def named_views(self) -> dict[StorageView, list[TensorInfo]]:
-        """Return the tensors of each view, without views that only attributes of a tensor use."""
+        """Return the tensors of each view. Leave out views that are used only by attributes of a tensor."""
         return self._group_by_view(user for user in self.users if not _is_attribute(*user))
 
     def _group_by_view(
@@ -69,7 +69,7 @@ class Storage(msgspec.Struct):
 
     @property
     def place(self) -> Place | None:
-        """Return the place of the storage in a file; None if its bytes are not in a single place."""
+        """Return the file and offset of the storage as a Place; None if its bytes are not in a single place."""
         return self.byte_range.place if self.byte_range else None
 
     @property
@@ -200,14 +200,14 @@ def _split_by_period(views: list[StorageView]) -> list[list[StorageView]]:
 
 
 def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple[int, int]:
-    """Return the first byte and the end of a view in each period; (0, period) if it crosses the end of a period."""
+    """Return the first byte and the end of a view in each period; (0, period) if the view crosses a period's end."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)
 
 
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
-    """Return whether two views have a common byte; None if the search needs more than the `work[0]` steps left.
+    """Return whether two views have a common byte; None if the search needs more steps than `work[0]`.
 
     The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is common if and only if the
     distance of the starts is a sum of steps of the first view minus a sum of steps of the second; the latter are

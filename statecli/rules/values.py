@@ -46,7 +46,7 @@ OVERFLOW_LIMITS = {
 
 
 def _list_facts(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
-    """Yield the tensors whose values were read, with facts about them; tied tensors only under their first name."""
+    """Yield the tensors whose values were read, with facts about the values. Tied tensors appear once."""
     seen_places = set()
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         place = (tensor.data, tensor.parts)
@@ -206,7 +206,7 @@ def _report_by_section(
     help: str,
     severity: Severity | None = None,
 ) -> Iterator[Issue]:
-    """Yield an issue for each section: about its only tensor, or with a count and the first names."""
+    """Yield an issue for each section: about a single tensor, or about several with their number and first names."""
     sections = group_by(tensors, lambda pair: pair[0].section)
     for section, pairs in sections.items():
         if len(pairs) == 1:
@@ -306,7 +306,7 @@ def duplicate_values(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Issue:
-    """Return the issue for a section: with the names of its only group, or with a count and the first names."""
+    """Return the issue for a section. A single group is named; several groups are counted, and the first are named."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
     copies_text, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"

@@ -112,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Return the tallies of small pairs that are adjacent in their files, by pair number. They need no tasks."""
+    """Return tallies, by pair number, of small pairs that are adjacent in their files. These pairs need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -317,7 +317,7 @@ def _have_different_checksums(pair: Pair) -> bool:
 
 
 def _get_recorded_checksum(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 that the archive records for a storage; None if there is none or the archive is unreadable."""
+    """Return the CRC-32 that the archive records for a storage; None without a CRC-32 or for an unreadable archive."""
     try:
         return locate_storage(byte_range, "storage").crc32
     except StateError:
@@ -379,7 +379,7 @@ def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | Non
 
 
 def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
-    """Return the indexes of tasks with small adjacent storages of a local file that match their checksums."""
+    """Return the indexes of tasks whose storage matches its checksum, among small adjacent storages of local files."""
     neighbours = [
         Neighbour(storage.path, storage.offset, storage.length, n)
         for n, storage in enumerate(task.storage for task in tasks)
@@ -409,7 +409,7 @@ Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Return whether a damaged file may have caused an outcome that was known without a task."""
+    """Return whether an outcome that needed no task may be caused by a damaged file."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 

@@ -39,7 +39,7 @@ TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
 
 
 class CompareTask(msgspec.Struct, frozen=True, gc=False):
-    """Compare elements `start` to `start + count` of two contiguous tensors, or all elements of other tensors.
+    """For two contiguous tensors, compare elements `start` to `start + count`; for other tensors, compare all elements.
 
     `pair` is the number of the pair. `norm`: the sides are known to be equal, so only the norm is computed.
     """
@@ -213,7 +213,7 @@ class Worker:
         return total if times == 1 else _repeat_tally(total, times, before_view.shape, before.shape)
 
     def _tally_items(self, a: Array, before_view: Strided, b: Array, after_view: Strided, start: int) -> Tally:
-        """Tally two blocks of stored items after applying torch's lazy conjugation and negation and the scale."""
+        """Tally two blocks of stored items. Apply torch's lazy conjugation, its lazy negation and the scale first."""
         if not (_is_lazy(before_view) or _is_lazy(after_view)):
             return self._tally_block(a, before_view.dtype, b, after_view.dtype, start)
         x, y = (

@@ -248,7 +248,7 @@ def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None
 
 
 def _read_scales(parts: Mapping[QuantizedPart, TensorData], name: str, height: int) -> Array:
-    """Return the scales as a matrix with a row per weight row. Raises MalformedError if they do not divide evenly."""
+    """Return the scales as a matrix with a row per weight row. Raises MalformedError if the rows differ in length."""
     scales = _read_part(parts[QuantizedPart.SCALES], name)
     if scales.size % max(height, 1) or not scales.size:
         raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")

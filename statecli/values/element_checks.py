@@ -1,4 +1,4 @@
-"""Check element by element whether a tensor is the result of an operation on another: a cast, a scaling, or a copy.
+"""Check element by element whether a tensor is a cast, a scaling or a copy of another tensor.
 
 A check reads both tensors once, block by block. Their shapes are equal; their dtypes may differ.
 """
@@ -97,12 +97,12 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
 
 def can_copy(before: str, after: str) -> bool:
-    """Return whether a tensor of one dtype may be a copy of a tensor of the other: equal dtypes, or two float types."""
+    """Return whether a tensor may be a copy of another tensor: their dtypes are equal, or both are float types."""
     return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
 
 
 def can_cast(before: str, after: str) -> bool:
-    """Return whether a cast from one float (or complex) type to the other may round values."""
+    """Return whether a cast from dtype `before` to dtype `after`, both float or both complex, may round values."""
     if (before in COMPLEX_PARTS) is not (after in COMPLEX_PARTS):
         return False
     wide, narrow = _FLOAT_BITS.get(COMPLEX_PARTS.get(before, before)), _FLOAT_BITS.get(COMPLEX_PARTS.get(after, after))
@@ -162,7 +162,7 @@ def _count_elements(are_parts: Array, parts: int) -> int:
 
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
-    """Return a mask of values that are not the nearest. numpy rounds float64 to float16 in one step, torch in two."""
+    """Return a mask of values not rounded to the nearest. float64 to float16 may be rounded in one step or in two."""
     exception_mask: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
     if dtype == "float16" and old.dtype == np.float64 and exception_mask.any():
         with np.errstate(all="ignore"):

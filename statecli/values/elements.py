@@ -221,7 +221,7 @@ class Arena:
         self._used_bytes = 0
 
     def take(self, size: int, dtype: str) -> Array:
-        """Return an array of `size` items with arbitrary content, outside of the arena if it is full."""
+        """Return an array of `size` items with arbitrary content. If the arena is full, allocate the array outside."""
         length = size * np.dtype(dtype).itemsize
         start = self._used_bytes
         if start + length > self._memory.size:

@@ -43,7 +43,7 @@ TASK_BYTES = 16 << 20
 
 
 class FactsTask(WholeTask, frozen=True, gc=False):
-    """Compute facts of one part of a tensor, or of a range of elements if they are contiguous.
+    """Compute facts of one part of a tensor, or of a range of contiguous elements.
 
     Attributes:
         piece: Number of the part.
@@ -115,7 +115,7 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the tensor's location in its archive, because only this location can be sliced; or `data` after an error.
+    """Return the tensor's location in its archive, because only this location can be sliced; after an error, `data`.
 
     Errors are ignored, because the later read reports them.
     """

@@ -286,7 +286,7 @@ def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed
 
 
 def _count_not_finite(values: Array, finite: Array) -> tuple[int, int, int]:
-    """Return the counts of NaN, of infinities, and of both. A complex value with a NaN part counts as NaN."""
+    """Return the counts of NaN, of infinities, and their sum. A complex value with a NaN part counts as NaN."""
     left_out = finite.size - int(np.count_nonzero(finite))
     nan = int(np.count_nonzero(np.isnan(values))) if left_out else 0
     return nan, left_out - nan, left_out

@@ -67,7 +67,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
-    """Yield the bytes of each tensor. A small tensor is read with the bytes after it, often the next tensor.
+    """Yield the bytes of each tensor. With a small tensor, read the bytes after it: often the next tensor follows.
 
     Raises EOFError if a file ends early, or if a checksum does not match.
     """

@@ -80,7 +80,7 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
-    """Yield the file location of each byte range that is read once, from its beginning to its end.
+    """Yield the file location of each byte range that is read in a single pass from its beginning to its end.
 
     Bytes that are read in another order, or whose location is unknown, are left out.
     """
@@ -169,7 +169,7 @@ def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
 
 
 def get_element_width(dtype: str) -> int:
-    """Return the size of an element in bytes; 0 if several share a byte or the type is unknown."""
+    """Return the size of an element in bytes; 0 if several elements share a byte or the type is unknown."""
     element = find_element(dtype)
     return element.size if element and element.values == 1 else 0
 
@@ -471,7 +471,7 @@ def _reader_class(byte_range: ByteRange) -> type[Range]:
 
 
 def resolve_data(data: TensorData, name: str) -> TensorData:
-    """Return the exact location of a tensor, also if `data` only names the archive that contains it.
+    """Return the exact location of a tensor, even if `data` only names the archive that contains the tensor.
 
     Raises `MalformedError` if the archive contains another tensor.
     """
@@ -487,7 +487,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
 
 def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
-    """Return the location of a storage, also if only its archive is known. Raises errors of opening the archive."""
+    """Return the location of a storage, even if only its archive is known. Raises errors of opening the archive."""
     return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 
@@ -513,7 +513,7 @@ def _find_cached_crc(byte_range: ByteRange) -> int | None:
 
 
 def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:
-    """Yield the position of each chunk of a storage's bytes, and the chunk, which is valid until the next."""
+    """Yield position and content of each chunk of a storage's bytes. A chunk is valid until the next one is yielded."""
     buffer = np.empty(min(size, byte_range.length), np.uint8)
     with open_range(byte_range, name) as source:
         for start in range(0, byte_range.length, size):
@@ -523,7 +523,7 @@ def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[i
 
 
 def check_crc(byte_range: ByteRange, name: str = "storage") -> None:
-    """Compare a byte range with the CRC-32 that its archive records; do nothing if there is none.
+    """Compare a byte range with the CRC-32 that its archive records; without a recorded CRC-32, do nothing.
 
     Raises `ChecksumMismatch` if they do not match.
     """

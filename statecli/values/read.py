@@ -43,7 +43,7 @@ MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """Quantization (q - zero_point) * scale, in float64: one scale and zero point, or a pair per index of `axis`."""
+    """Quantization (q - zero_point) * scale, in float64. Scale and zero point are single or one per index of `axis`."""
 
     scales: Array
     zero_points: Array
@@ -262,7 +262,7 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
 def _locate_block(
     index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the offset in bytes of a block from `_iter_block_indices`, and the block's shape with all dimensions."""
+    """Return the byte offset of a block of `_iter_block_indices`, and the shape of the block with all dimensions."""
     full_index = (*index, *[slice(None)] * (len(shape) - len(index)))
     ranges = [
         position.indices(size)[:2] if isinstance(position, slice) else (position, position + 1)

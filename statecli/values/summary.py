@@ -81,7 +81,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     contradiction: str | None = None
 
     def merge(self, other: Facts) -> Facts:
-        """Return the facts about the elements of both together."""
+        """Return the facts about the elements of `self` and `other` together."""
         if not other.elements or not self.elements:
             return other if not self.elements else self
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
@@ -141,7 +141,7 @@ _MERGE_RULES: dict[str, Rule] = {
 
 
 def join_reasons(reason: str | None, further: str) -> str:
-    """Join two reasons in one line; return the second alone if the first is None."""
+    """Join two reasons in one line; if the first is None, return only the second."""
     return f"{reason}; {further}" if reason else further
 
 

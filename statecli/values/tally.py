@@ -93,7 +93,7 @@ class Tally(NamedTuple):
     lost: int = 0
 
     def merge(self, other: Tally) -> Tally:
-        """Return the tally of both blocks. The order of merging affects the last digit, so callers keep it fixed."""
+        """Return the tally of both blocks. Callers merge in a fixed order, because the order affects the last digit."""
         return other if self is EQUAL_TALLY else Tally(*merge_fields(_MERGE_RULES, self, other))
 
     def shift(self, start: int) -> Tally:
@@ -130,7 +130,7 @@ class Tally(NamedTuple):
         )
 
     def _keep_representable(self, value: float | None) -> float | None:
-        """Return the value, or None if float64 cannot represent it: it is infinite, or was rounded down to 0."""
+        """Return the value; None if float64 made it infinite or rounded it down to 0."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value

@@ -1,4 +1,4 @@
-"""Find folders that may be by the author of a target: the target, and the folders above and below the target."""
+"""Find folders that the author of a target may have written: the target, its parent folders and its subfolders."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAX_LINKS = 64
 
 
 def is_judged_with(folder: str, target: str) -> bool:
-    """Return whether the folder is a target, or lies above or below a target, also through symbolic links."""
+    """Return whether the folder is a target, or lies above or below a target. Symbolic links are followed."""
     start = _find_start(target)
     return start is not None and _is_on_way(folder, list(_iter_resolved(start)))
 
 
 def is_at_target(folder: str, target: str) -> bool:
-    """Return the same as `is_judged_with`, except that the folder where the user typed `../target` does not count."""
+    """Return the result of `is_judged_with`, but do not count the folder in which the user typed `../target`."""
     start = _find_start(target)
     if start is None:
         return False

@@ -43,7 +43,7 @@ _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An accepted finding. For the rules about registration and moves, an accepted tensor.
+    """An accepted finding. For rules about registration and moves, the entry is an accepted tensor.
 
     If `content` is set, `message` is only for the reader of the file. The entry of a tensor has neither.
     """
@@ -190,7 +190,7 @@ def join_baselines(
 
 
 def find_existing_file(path: str | None) -> str | None:
-    """Return `path` if the file exists already, because a new baseline keeps the reasons in the file; else None."""
+    """Return `path` if the file exists, else None. A new baseline keeps the reasons of an existing file."""
     return path if path is not None and os.path.lexists(path) else None
 
 
@@ -239,7 +239,7 @@ def _accept_in_target(
 def _find_reason(
     key: _Key, causes: Sequence[_Cause], reasons: dict[_Key, str], reasons_by_cause: dict[_Cause, str]
 ) -> str | None:
-    """Return the reason for which the baseline accepts a finding, by its key or its tensors; None if not accepted."""
+    """Return the reason with which the baseline accepts the finding or all its tensors, or None."""
     if _is_accepted(key, reasons):
         return reasons[key]
     is_known = bool(causes) and all(cause in reasons_by_cause for cause in causes)
@@ -261,7 +261,7 @@ def _is_missing(target: str, folders: Sequence[str]) -> bool:
 
 
 def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
-    """Return whether the baseline accepts the finding; False for a bug in a rule, because the rule checked nothing."""
+    """Return whether the baseline accepts the finding; False for a rule's bug, after which the rule checked nothing."""
     return key[1] != INTERNAL_ERROR_RULE and key[5] is not None and key in accepted_keys
 
 
@@ -271,7 +271,7 @@ def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[st
 
 
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
-    """Return the note about an entry without a finding; `remaining`: keys of remaining findings, without content."""
+    """Return the note about an entry without a finding. `remaining` are keys of remaining findings, without content."""
     _, rule, _, fqn, about, content = key
     remedy = "but the target no longer has this finding; remove the entry from the baseline"
     if (fqn or about) and key[:5] in remaining:

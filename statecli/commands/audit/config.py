@@ -377,7 +377,7 @@ def expand_rules(
 
 
 def map_to_rules(settings: Iterable[tuple[str, T]], origin: str, known_rules: Collection[Rule]) -> dict[str, T]:
-    """Return the setting of each rule: its own setting, else the setting of its group. The last such setting counts."""
+    """Return the setting of each rule: its own setting, else that of its group. The last of several settings counts."""
     groups = {rule.group for rule in known_rules}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
     return {rule: value for name, value in own_last for rule in expand_rules((name,), origin, known_rules)}

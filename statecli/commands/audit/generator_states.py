@@ -1,4 +1,4 @@
-"""Check saved states of torch's CPU generator, because torch accepts states that make torch read other memory.
+"""Check saved states of torch's CPU generator, because some accepted states make torch read memory outside the state.
 
 `torch.set_rng_state` takes a table of 624 numbers, `next` and `left`. The next draws read the table from `next` on,
 `left - 1` of them, and torch only checks that neither exceeds 624. Source: LegacyGeneratorState in
@@ -21,7 +21,7 @@ _TABLE_LENGTH = 624
 
 
 def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield a hazard for each state that torch accepts although it would read past the end. Raises UnreadableError."""
+    """Yield a hazard for each state that torch accepts and then reads past its end. Raises UnreadableError."""
     for tensor in state.tensors:
         if tensor.dtype == "uint8" and tensor.elements == _STATE_BYTES and tensor.data is not None:
             _, remaining, seeded, following = _STATE_HEADER.unpack_from(read_bytes(tensor))

@@ -94,7 +94,7 @@ def list_policy_keys(request: Request) -> list[str]:
 
 
 def _is_used(key: str, request: Request) -> bool:
-    """Return whether a selected rule uses an option: a statecli rule by its name, a plugin's rule by its needs."""
+    """Return whether a selected rule uses an option: compare statecli's rules by name, plugin rules by their needs."""
     plugin_needs = {need for rule in request.rules if rule.plugin is not None for need in rule.needs}
     is_needed = not plugin_needs.isdisjoint(NEEDS_BY_OPTION.get(key, ()))
     return is_needed or _is_any_selected(RULES_BY_OPTION[key], request)

@@ -46,12 +46,12 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def checked_targets(self) -> tuple[TargetResult, ...]:
-        """The targets without the class that they are checked against."""
+        """All targets except the class of `--model`, which counts only if it is the only target."""
         return tuple(target for target in self.targets if target.target != self.model) or self.targets
 
     @property
     def lock_count(self) -> LockCount:
-        """Number of tensors that were compared with the lock, and of matches, over all targets."""
+        """Over all targets: the number of tensors compared with the lock, and the number of tensors that match."""
         counts = [target.lock_count for target in self.targets if target.lock_count is not None]
         return LockCount(sum(count.compared for count in counts), sum(count.matching for count in counts))
 

@@ -82,7 +82,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
 
 
 def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
-    """Accept all findings of the audit. Return the new audit, and the baseline for the file `path` in pieces."""
+    """Accept all findings of the audit. Return the new audit, and the bytes of the baseline file `path` in pieces."""
     unfiltered = not request.selection
     baseline = build_baseline(result, request.baseline, reason, unfiltered=unfiltered, targets=request.targets)
     return accept_findings(result, baseline, unfiltered=unfiltered), encode_baseline(baseline, path)
@@ -229,7 +229,7 @@ class _Run:
             yield _accept_ignored(replace(result, status=TargetStatus.SKIPPED, reason=reason), self.request)
 
     def explain_unused_reference(self, targets: Sequence[TargetResult]) -> str | None:
-        """Return why --model, --against or --lock was compared with no target; None if it was compared with one.
+        """Return why no target was compared with --model, --against or --lock; None if a target was compared.
 
         With `as_found` the targets are a part of a project, not necessarily with a model.
         """
@@ -246,7 +246,7 @@ class _Run:
         return None
 
     def _scan_pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
-        """Return the pickles of a target if a selected rule needs them, and why they cannot be read (else None)."""
+        """Return the pickles of a target, and the error if they are unreadable. Read them only if a rule needs them."""
         path, _ = split_section(text)
         exists = files.is_remote(path) or files.exists(path)
         try:

@@ -25,7 +25,7 @@ class ConditionFigure(str, Enum):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Condition that a checkpoint meets alone, or in comparison with the first checkpoint.
+    """Condition on a single checkpoint, or on a checkpoint and the first checkpoint of the run.
 
     Attributes:
         text: The condition as typed.
@@ -41,7 +41,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     @property
     def compares(self) -> bool:
-        """True if the checkpoint is compared with the first."""
+        """True if the checkpoint is compared with the first checkpoint."""
         return self.measure in (ConditionFigure.CHANGED, ConditionFigure.COSINE)
 
 

@@ -1,4 +1,4 @@
-"""Test the unregistered tensors of a model on a fake GPU, by running the proofs of `verify` with an input.
+"""Test the unregistered tensors of a model on a fake GPU, by running the checks of `verify` with an input.
 
 Without an input, forward may or may not copy an unregistered tensor to the device of the model. With an input, the
 proofs measure this, so that a tensor has the same severity in `inspect` as in `verify`.
@@ -58,7 +58,7 @@ def _read_harm(row: TensorInfo, verification: Verification) -> Harm:
 
 
 def _find_inconclusive(checks: Iterable[Check], fqn: str) -> str | None:
-    """Return the reason of the first inconclusive proof about the tensor, or None."""
+    """Return the reason of the first inconclusive check of the tensor, or None."""
     for check in checks:
         cell = next((column.cells[fqn] for column in check.columns if fqn in column.cells), None)
         verdict, reason = (cell.verdict, cell.reason) if cell else (check.verdict, check.reason)

@@ -89,7 +89,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
 
 
 def inspect(request: Request, progress: Progress | None = None, python_inputs: object = None) -> Inspection:
-    """Read a target, select its tensors and, if requested, move and measure them. `python_inputs`: from the Python API.
+    """Read a target, select its tensors and, if requested, move and measure them.
 
     Raises `StateError`; `FilteredOut` if the filters leave no tensor.
     """
@@ -238,7 +238,7 @@ def _select_findings(
 def _report_unregistered(
     state: ModelState, harm: Mapping[str, Harm], weights: Sequence[LogicalWeight]
 ) -> Iterator[Finding]:
-    """Yield findings about unregistered tensors of a class that may do harm.
+    """Yield findings about unregistered tensors of a class, if the tensors may do harm.
 
     A tensor of a quantized parameter belongs to the library, unless a move left the tensor behind.
     """
@@ -298,7 +298,7 @@ def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
 
 
 def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each name of a selected tensor that a move separates from its tied tensor."""
+    """Yield a finding for each name of a selected tensor that is tied before a move and separate after the move."""
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     for finding in move_rules.report_broken_ties(state):
         if finding.fqn in names:

@@ -1,4 +1,4 @@
-"""Harm of an unregistered tensor, as measured by the proofs of `verify`."""
+"""Harm of an unregistered tensor, as measured by the checks of `verify`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statecli.core.severity import find_worst_severity
 
 
 class Harm(msgspec.Struct, frozen=True):
-    """Harm of an unregistered tensor, as measured by the proofs of `verify`.
+    """Harm of an unregistered tensor, as measured by the checks of `verify`.
 
     `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: from other
     proofs. `remark`: the use of the tensor by forward, or why the use is unknown; "" if `findings` show it.

@@ -59,7 +59,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """File of the folder that differs from the lock. A digest is None if that side lacks the file."""
+    """File of the folder that differs from the lock. A digest is None if the lock or the folder lacks the file."""
 
     name: str
     locked: str | None
@@ -67,7 +67,7 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 class CompanionChanges(msgspec.Struct, frozen=True):
-    """Settings and files of a target that differ from the lock, and those that were not compared.
+    """Settings and files of a target that differ from the lock, and settings and files that were not compared.
 
     `compared` are the paths of the files of a folder on both sides.
     """
@@ -113,7 +113,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | 
 
 
 def _is_same_lock(path: str, lock_file: str) -> bool:
-    """Return True if `path` is the lock file and contains a lock, not a model's file about to be replaced."""
+    """Return True if `path` is the lock file and contains a lock instead of a file of the model."""
     if files.resolve_links(path) != files.resolve_links(lock_file):
         return False
     with ByteSource(path) as source:
@@ -121,7 +121,7 @@ def _is_same_lock(path: str, lock_file: str) -> bool:
 
 
 def find_companion_files(folder: str) -> list[str]:
-    """Return the files of the folder that change the model, also in subfolders that are not targets."""
+    """Return the files that change the model, in the folder and in subfolders that are not targets."""
     companions: list[str] = []
     of_model = {files.join(folder, path) for path in list_members(folder)}
     visited_folders: set[str] = set()
@@ -277,7 +277,7 @@ def compare_companions(
 def _compare_settings(
     state: ModelState, locked: LockedSettings
 ) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
-    """Return the differing settings. If only one side has a setting, both need the same format or companion file."""
+    """Return the differing settings. Added and removed settings count only with the same format or companion file."""
     section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
     # A lock without settings does not say its format, so the present format decides which settings it could have.
@@ -305,7 +305,7 @@ def _compare_settings(
 def compare_files(
     text: str, locked: Mapping[str, str] | None, algorithm: Algorithm, lock_file: str | None = None
 ) -> CompanionChanges:
-    """Compare the files of a folder, except the lock file, with the lock. The result has no settings."""
+    """Compare the files of a folder with the lock; skip the lock file itself. The result has no settings."""
     digests = compute_companion_digests(text, algorithm, lock_file)
     folder = split_section(text)[0]
     is_file = not files.is_folder(folder)
@@ -338,7 +338,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
 
 
 def to_state(locked: LockedSettings) -> ModelState:
-    """Convert locked settings to a state, so that they are compared like those of two checkpoints."""
+    """Convert locked settings to a state, because `compare_settings` compares two states."""
     settings = Settings(locked.values, locked.types, locked.kinds, frozenset(locked.beside))
     modules = tuple(StateDict(section, is_module=True) for section in locked.modules)
     sections = locked.modules or ("model",)

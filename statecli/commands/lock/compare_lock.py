@@ -38,7 +38,7 @@ OTHER_SIDE_ADVICE = (
 
 
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
-    """A line of the lock and the tensor that it describes; None on the side that lacks the tensor.
+    """A line of the lock and its tensor. `locked` or `tensor` is None if the lock or the checkpoint lacks the tensor.
 
     `differ`: fields in which the tensor contradicts the line, or `SECTION_NOT_IN_LOCK`. `digest`: digest of the tensor,
     None if not computed, because dtype or shape differ or a side has no values.
@@ -74,7 +74,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def select_target(text: str, request: Request) -> LockedTarget:
-    """Return the locked target for a target that the user typed. Raises `NothingMatched` if the lock lacks it."""
+    """Return the locked target for a target as the user typed it. Raises `NothingMatched` if the lock lacks it."""
     target = request.lock.find_target(text, request.folder, by_name=request.by_name)
     if target is None:
         kinds = ("URL", "local path") if files.is_remote(text) else ("local path", "URL")
@@ -90,7 +90,7 @@ def select_target(text: str, request: Request) -> LockedTarget:
 
 
 def _is_on_other_side(text: str, lock: Lock) -> bool:
-    """Return True if this target is a URL and all locked targets are local, or the other way round."""
+    """Return True if this target is a URL but all locked targets are local, or if it is local but all are URLs."""
     return not lock.has_no_names and all(
         files.is_remote(str(target.target)) != files.is_remote(text) for target in lock.targets
     )
@@ -163,7 +163,7 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
 
 
 def _to_state(target: LockedTarget) -> ModelState:
-    """Convert the lines of a lock to a state, so that sections are paired like those of two checkpoints."""
+    """Convert the lines of a lock to a state, so that its sections can be paired with those of a checkpoint."""
     rows = tuple(
         TensorInfo(
             line.fqn, line.dtype, line.shape, prod(line.shape or ()), 0, line.section, line.kind or Kind.PARAMETER
@@ -174,7 +174,7 @@ def _to_state(target: LockedTarget) -> ModelState:
 
 
 def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[TensorKey]]:
-    """Group the locked names of tied tensors by the first name, with the checkpoint's section names."""
+    """Group the locked names of tied tensors by their first name. Use the section names of the checkpoint."""
     names_of_tie: dict[tuple[str, str | None], list[TensorKey]] = {}
     for line in target.tensors:
         section = sections.get(line.section, line.section)
@@ -234,7 +234,7 @@ def _compare_values(
 
 
 def _has_values(pair: LockMatch, state: ModelState) -> bool:
-    """Return True if values can be compared: both sides have them, with equal dtype and shape."""
+    """Return True if values can be compared: the lock and the checkpoint have values, with equal dtype and shape."""
     if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.traits.is_class:
         return False
     return "dtype" not in pair.differ and "shape" not in pair.differ

@@ -142,7 +142,7 @@ def _encode_companions(target: LockedTarget) -> bytes:
 
 
 def _encode_entries(entries: Mapping[str, object]) -> bytes:
-    """Encode a JSON object with one entry per line, also in its inner object `values`."""
+    """Encode a JSON object with a line for each entry, and a line for each entry of its inner object `values`."""
     if not entries:
         return b"{}"
     lines = (

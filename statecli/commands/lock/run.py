@@ -248,7 +248,7 @@ def is_bookkeeping(tensor: TensorInfo) -> bool:
 
 
 def make_view_key(tensor: TensorInfo) -> object:
-    """Return a key shared by names of the same tensor in a section. Different views of a storage have other keys."""
+    """Return a key that all names of a tensor in a section share. Different views of a storage have different keys."""
     if tensor.data is not None or tensor.parts:
         return tensor.data, tensor.parts
     return tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape

@@ -103,14 +103,14 @@ def _read_steps(checkpoint: Checkpoint) -> tuple[dict[str, int] | None, str | No
 
 
 def read_state(path: str) -> ModelState:
-    """Read a checkpoint. Raises StateError, also for a model class, because a run consists of checkpoints."""
+    """Read a checkpoint. Raises StateError if the path is a model class or cannot be read."""
     if load.find_class_spec(path) is not None:
         raise UnreadableError(f"{path}: is a model class; give the checkpoints of a run")
     return load.read_checkpoint(path)
 
 
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
-    """Sort by step. A checkpoint without a step is left out if others have one, unless the user typed its path."""
+    """Sort by step. If only some checkpoints have a step, leave out the rest, unless the user typed their paths."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
     has_steps = any(entry.step is not None for entry in entries)
     left_out = [

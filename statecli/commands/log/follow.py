@@ -189,7 +189,7 @@ class Follower:
         self._modules.update(renamed_modules)
 
     def list_modules(self) -> tuple[ModuleRow, ...]:
-        """Return a row for each module of the last readable checkpoint, in its order."""
+        """Return a row for each module of the last readable checkpoint, in the order of the checkpoint."""
         modules = {name: self._modules[name] for name in self._order}
         # Index of the last checkpoint with a known change of a module.
         last = max((n for m in modules.values() for n, value in enumerate(m.changes) if value is not None), default=0)

@@ -88,7 +88,7 @@ def select_model(state: ModelState) -> ModelState:
 
 
 def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
-    """Read a checkpoint, and the figures of the model's tensors or of those that match `glob`.
+    """Read a checkpoint, and the figures of the model's tensors, or only of the tensors that match `glob`.
 
     If `reads_values` is False, the figures are empty. Raises StateError if a tensor of the model cannot be read,
     because the norm is then unknown.
@@ -120,7 +120,7 @@ def _convert_to_figures(tensor: TensorInfo) -> Figures:
 
 
 class ComparedPair(msgspec.Struct, frozen=True, gc=False):
-    """Old and new tensor of a pair (None if that checkpoint lacks the tensor), and the change between them."""
+    """Old and new tensor, and the change between them. A tensor that a checkpoint lacks is None."""
 
     match: Match
     change: TensorChange
@@ -186,7 +186,7 @@ def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """Distance of two checkpoints over the parameters present on both sides with the same shape.
+    """Distance of two checkpoints over the parameters that exist in both with the same shape.
 
     Attributes:
         change: L2 norm of the difference.
@@ -232,7 +232,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
 
 
 def _refine_cosine(difference: TensorChange, before: float, after: float) -> float:
-    """Return the cosine. If the change is small, the norms give it more precisely.
+    """Return the cosine, computed from the norms if the change is small, because this is more precise.
 
     The product of float32 values is rounded to 1e-7. The law of cosines multiplies this error by the square of the
     relative change. After a large change, it would subtract almost equal numbers.
@@ -244,7 +244,7 @@ def _refine_cosine(difference: TensorChange, before: float, after: float) -> flo
 
 
 def _combine_cosines(pairs: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return the cosine of all tensors together, from their norms and cosines, or None if a side is zero."""
+    """Return the joint cosine of all tensors from their norms and cosines; None if all old or new values are zero."""
     before, after = (math.hypot(*(pair[side] for pair in pairs)) for side in (0, 1))
     if not (before and after):
         return None

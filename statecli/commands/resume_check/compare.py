@@ -211,13 +211,13 @@ def _find_same(name: str, model: object, models: Mapping[str, object]) -> str:
 
 
 def _end_alike(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return True if the last calls of both runs are equal. One run may have made more calls before them."""
+    """Return True if the last calls of both runs are equal. One run may have made more calls before the equal calls."""
     count = min(len(first), len(second))
     return first == second or (count > 0 and first[-count:] == second[-count:])
 
 
 def _has_equal_calls(before: StepRecord, after: StepRecord) -> bool:
-    """Return True if both runs made the same calls in a step. With fewer calls, the gradients must be equal."""
+    """Return True if both runs made the same calls in a step, or equal last calls with equal gradients."""
     if before.batches == after.batches:
         return True
     return _end_alike(before.batches, after.batches) and before.gradients == after.gradients
@@ -259,7 +259,7 @@ def _compare_averages(before: StepRecord, after: StepRecord) -> StateRow:
 def _compare_chance(
     steps: Sequence[StepRecord], before: StepRecord, after: StepRecord, *, is_model_equal: bool
 ) -> list[StateRow]:
-    """Compare the data and the random numbers. An equal batch of another step shows a wrong position in the data."""
+    """Compare the data and the random numbers. An equal batch at another step shows that the data continued wrongly."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
     # Generators without draws are ignored if possible, because they differ between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]

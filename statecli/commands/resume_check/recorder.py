@@ -268,7 +268,7 @@ def _has_shape(values: dict[Any, Any], key: object, shapes: dict[str, torch.Size
 
 
 def _iter_variables() -> Iterator[tuple[str, Any]]:
-    """Yield the variables of the running functions of the script and attributes of `self`, inner functions first."""
+    """Yield the variables of the script's running functions and the attributes of `self`, inner functions first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_script(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
@@ -340,12 +340,12 @@ def _join_digests(digests: list[str]) -> str:
 
 
 def _encode(value: object) -> str:
-    """Encode a state as text that differs if a number or tensor differs. UNREADABLE in it marks unreadable values."""
+    """Encode a state as text that differs if a number or tensor differs. Unreadable values become UNREADABLE."""
     return _Encoder().encode(value)
 
 
 class _Encoder:
-    """Encoder of one state. Objects may refer to each other in circles, and to a whole model."""
+    """Encoder of one state, whose objects may refer to each other in circles or to a whole model."""
 
     def __init__(self) -> None:
         self._count = 0

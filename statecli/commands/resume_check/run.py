@@ -60,7 +60,7 @@ def check_target(target: str) -> None:
 
 
 def _build_no_function_error(file: str) -> UsageError:
-    """Return the error for a target without a function, with the functions of the file to choose from."""
+    """Return the error for a target without a function. The error lists the functions that the user can choose."""
     error = python_names.find_syntax_error(file)
     if error is not None:
         return UsageError(f"{file}: has a syntax error in line {error.lineno}: {error.msg}")

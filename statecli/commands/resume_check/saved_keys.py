@@ -64,7 +64,7 @@ _FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 
 
 class SavedKey(msgspec.Struct, frozen=True):
-    """Path of a value in a checkpoint: the keys that lead to it, and the file's name in a folder.
+    """Path of a value in a checkpoint: the keys that lead to the value and, in a folder, the name of the file.
 
     The path of a whole file is ().
     """
@@ -117,7 +117,7 @@ class SavedKeys:
         return tuple(key for key in self._others if key not in generator_lists)
 
     def find_generator(self, variable: str) -> SavedKey | None:
-        """Return the key with the state of a torch.Generator, named like the script's variable, or None."""
+        """Return the key that has the name of the script's variable and the state of a torch.Generator, or None."""
         name = variable.rpartition(".")[2]
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
@@ -128,7 +128,7 @@ class SavedKeys:
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
 
     def find_named(self, variable_name: str) -> SavedKey | None:
-        """Return the key named like the variable, whatever state it holds, or None."""
+        """Return the key with the same name as the variable, whatever state the key holds, or None."""
         name = variable_name.rpartition(".")[2]
         keys = (key for state_keys in (self._others, *self.states.values()) for key in state_keys)
         return next((key for key in keys if key.name == name), None)
@@ -142,7 +142,7 @@ class SavedKeys:
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return a key about the training data: for the order of the batches, for the position, or any other."""
+        """Return a key about the batches' order (`is_order`) or position, else the first key about training data."""
         keys = self.states.get(State.DATA, ())
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)
@@ -229,7 +229,7 @@ def _has_part(name: str, words: list[str], part: str) -> bool:
 
 
 def _split_words(name: str) -> list[str]:
-    """Return the words of a name in snake_case or camelCase, and words in the plural also without their s."""
+    """Return the words of a name in snake_case or camelCase. A word that ends in s is returned without the s too."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
     return [*words, *(word[:-1] for word in words if word.endswith("s"))]
 
@@ -238,7 +238,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _list_top_keys(state: ModelState) -> list[str]:
-    """Return the top-level keys of a checkpoint, except the tensor names of a model that is the whole file."""
+    """Return the top-level keys of a checkpoint. The tensor names of a model that is a whole file are left out."""
     models = _list_whole_models(state)
     tensors = [tensor for tensor in state.tensors if tensor.section not in models]
     paths = [_split_tensor_path(tensor, state) for tensor in tensors]
@@ -248,7 +248,7 @@ def _list_top_keys(state: ModelState) -> list[str]:
 
 
 def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
-    """Yield the path of each optimizer, scheduler, scaler and whole-file model that its structure identifies."""
+    """Yield path and kind of each optimizer, scheduler, scaler and whole-file model that has a known structure."""
     yield from ((_split_section(facts.section, state), State.OPTIMIZER) for facts in state.optimizers)
     yield from (((), State.MODEL) for _ in _list_whole_models(state))
     for path in state.metadata.values:
@@ -258,7 +258,7 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
 
 
 def _list_whole_models(state: ModelState) -> set[str]:
-    """Return the sections of models that are whole files, unlike a dict with tensors among other values."""
+    """Return the sections of models that are whole files. A dict with tensors among other values is another model."""
     dotted = {tensor.section for tensor in state.tensors if "." in tensor.fqn}
     whole_dicts = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
     return {facts.section for facts in whole_dicts if facts.metadata is not None or facts.section in dotted}

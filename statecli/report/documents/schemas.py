@@ -46,7 +46,7 @@ _NULL = {"type": "null"}
 
 
 def get_version(command: str) -> int:
-    """Return the version of a command's document. It grows if a key is removed or changes its meaning."""
+    """Return the version of a command's document. The version grows if a key is removed or changes its meaning."""
     return _DOCUMENT_VERSIONS.get(command, 1)
 
 
