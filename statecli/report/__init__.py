@@ -1,9 +1,9 @@
 """Result of a command, in a form that every output can write.
 
-A `Report` has the same content at three levels for the outputs: a `document` (typed, for JSON), a flat `table` (a row
-for each tensor, for plain and CSV) and a `page` for people. Machine formats (SARIF, JUnit) take the findings and their
-`rules`, the `cases` and the `troubles`. `has_failed()` decides exit status 1 of each command with a report. A module
-for each command builds its report.
+A `Report` has the same content in three forms: a typed `document` for JSON, a flat `table` for plain text and CSV, and
+a human-readable `page`. Machine formats (SARIF, JUnit) take the findings and their `rules`, the `cases` and the
+`troubles`. `has_failed()` decides exit status 1 of each command with a report. A module for each command builds its
+report.
 """
 
 from __future__ import annotations
@@ -449,7 +449,7 @@ class Report(msgspec.Struct, frozen=True):
     document: Callable[[], msgspec.Struct]
     table: Callable[[], Table]
     page: Callable[[], Page]
-    #: The command's findings. `describe` adds places and words for people and CI.
+    #: The command's findings. `describe` adds places and wording for readers and CI.
     findings: tuple[Finding, ...] = ()
     describe: Callable[[Iterable[Finding]], tuple[Finding, ...]] = tuple
     notes: tuple[Oddity, ...] = ()
@@ -457,7 +457,7 @@ class Report(msgspec.Struct, frozen=True):
     charts: Callable[[], tuple[Bars | Curve | Spread, ...]] = tuple
     #: Whether the page is an outline (`--tree`), which plain text shows instead of the flat table.
     outline: bool = False
-    #: Rules whose findings are rows, which outputs for people do not repeat.
+    #: Rules whose findings are rows, which human-readable outputs do not repeat.
     rules_in_rows: frozenset[str] = frozenset()
     #: Lines of names (`--name-only`), which replace all other content. Tabs separate the parts of a line.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
@@ -468,7 +468,7 @@ class Report(msgspec.Struct, frozen=True):
     show_all: bool = False
     #: All findings, grouped into problems; None if each finding is a problem, and may be a row.
     problems: Callable[[], tuple[Problem, ...]] | None = None
-    #: Largest number of findings shown to people (`-n`), before the number of the others; None: no limit.
+    #: Largest number of findings in human-readable outputs (`-n`), before a count of the rest; None: no limit.
     max_findings: int | None = None
     #: Whether there are several targets: then a line with a finding begins with its target.
     has_several_targets: bool = False
@@ -490,9 +490,9 @@ class Report(msgspec.Struct, frozen=True):
     page_without_rows: Callable[[], Page] | None = None
     #: The flat table without the columns for programs; None: the table.
     short_table: Callable[[], Table] | None = None
-    #: The lines of a unified diff, without line ends, for outputs for people: the first part of plain text.
+    #: The lines of a unified diff, without line ends, for human-readable outputs. Plain text begins with the diff.
     patch: tuple[str, ...] = ()
-    #: The command that writes the fixes of the problems, for outputs for people; "" without a fix to write.
+    #: The command that writes the fixes of the problems, for human-readable outputs; "" without a fix to write.
     fix_command: str = ""
     #: The tensors as a list to filter and sort, for outputs that can; None: the rows of the page.
     tensor_list: Callable[[], TensorList] | None = None

@@ -267,7 +267,7 @@ def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
     return tuple(replace(problem, message=f"{problem.target}: {problem.message}") for problem in problems)
 
 
-# For people: the problems of a single target, or a group for each target.
+# The human-readable page: the problems of a single target, or a group for each target.
 
 
 def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: Sequence[Rule]) -> Iterator[Group]:
@@ -376,8 +376,8 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
     """Yield a line for each reason, with the rules skipped for this reason. Name the targets if a rule ran on others.
 
-    The class of --model and the targets checked against the class share the rules: rules about code ran on the class,
-    all other rules on the targets. So a rule that can only run on the other side is not listed.
+    Rules about code run on the class of --model, and all other rules run on the targets checked against the class. So a
+    rule that did not run on a target is not listed if it ran on the class.
     """
     ran_on_class = {rule for target in audit.targets if target.target == audit.model for rule in target.ran}
     targets_of: dict[str, dict[str, list[str]]] = {}

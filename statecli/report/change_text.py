@@ -51,7 +51,7 @@ DELTA_COLUMNS = (
     "left_out",
 )
 
-#: Number of significant digits of a statistic for people.
+#: Number of significant digits of a statistic in human-readable outputs.
 SIGNIFICANT_DIGITS = 3
 
 

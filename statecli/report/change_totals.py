@@ -15,7 +15,7 @@ from statecli.values.delta import ZERO_BEFORE, Delta
 
 #: Kinds with codes on one side; a difference between codes and numbers means nothing.
 _KINDS_WITH_CODES = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED, TransformationKind.CODES)
-#: Number of significant digits for people.
+#: Number of significant digits in human-readable outputs.
 DIGITS = 3
 
 

@@ -46,7 +46,7 @@ _MEASURE_COLUMNS = (
 #: Largest number of characters of a value in a cell. Longer values are in the remark, because the column would become
 #: as wide.
 MAX_CELL_CHARACTERS = 40
-#: Largest number of characters of a metadata value in a row for people.
+#: Largest number of characters of a metadata value in a human-readable row.
 MAX_SCALAR_CHARACTERS = 60
 COUNT_NOUNS = {
     Kind.PARAMETER.value: "parameters",

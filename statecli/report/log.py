@@ -35,7 +35,7 @@ from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.documents.log import build_log_document
 from statecli.report.sparkline import ZERO_CELL, draw_sparkline, find_range
 
-#: Number of significant digits of a norm and of a change for people.
+#: Number of significant digits of a norm and of a change in human-readable outputs.
 NORM_DIGITS, CHANGE_DIGITS = 5, 3
 #: Largest number of lines of modules without --all and --top.
 MAX_MODULE_LINES = 20

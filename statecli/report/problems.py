@@ -1,8 +1,8 @@
 """Group findings by the place to change: a source line of a model, or else the rule and the file.
 
-A line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered, and several rules
-report each tensor: not moved, not saved, not trained. All these findings are a single problem. Its findings stay as
-data; people see a message with the consequences and a fix.
+A line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered. Several rules report
+each tensor: not moved, not saved, not trained. All these findings form a single problem. Machine formats keep the
+findings of a problem; readers see a message with the consequences and a fix.
 """
 
 from __future__ import annotations

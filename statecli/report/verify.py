@@ -252,7 +252,7 @@ def _list_cell_reasons(fqn: str, proof_columns: Sequence[ProofColumn]) -> list[C
     return [(name, cell.reason) for name, cell in cells if cell is not None and cell.reason]
 
 
-# For people: the tensors by kind, then the checks.
+# The human-readable page: the tensors by kind, then the checks.
 
 
 def _build_page(verification: Verification, problems: tuple[Problem, ...], view: View) -> Page:

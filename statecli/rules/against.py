@@ -56,8 +56,8 @@ _FIELDS_OF_OPTIMIZER_PAIRS = (Field.SHAPE, Field.DTYPE)
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
     """Return the compared sections of models: sections that are paired, and sections that a load would read.
 
-    An average of the model on only one side is not compared. Empty if the reference has no model: then all sections are
-    compared.
+    An averaged model without a counterpart is not compared. If the reference has no model, return an empty set: then
+    all sections are compared.
     """
     models = [change for change in diff.changes if change.kind in MODEL_KINDS]
     if not any(change.before for change in models):

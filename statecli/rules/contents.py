@@ -16,8 +16,8 @@ from statecli.targets.section_of_target import split_section
 
 #: Keys under which training loops save a model's state_dict.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
-#: Last parts of names with shape [0] in sound models: e3nn's `bias` of a layer without bias, the range of a torch
-#: observer without data, and parameters that only record the device of a module (`dummy_param`).
+#: Last parts of names with shape [0] in sound models. Examples: e3nn's `bias` of a layer without bias, the range of a
+#: torch observer without data, and parameters that only record the device of a module (`dummy_param`).
 _PLACEHOLDER_NAME = compile_on_use(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
 #: Buffer of e3nn's layers, whose `weight` has shape [0] if the weights are arguments of forward.
 _E3NN_BUFFER = "output_mask"

@@ -164,7 +164,7 @@ _MAX_SPLIT_ROUNDS = 8
 def split_disjoint_groups(views: Sequence[StorageView]) -> Iterator[list[StorageView]]:
     """Yield groups of views, each sorted by start; views in different groups do not share a byte.
 
-    Groups are split by extents, then by the part of the view in each period of the outermost stride: so the columns of
+    Groups are split by extents, then by the part of the view in each period of the outermost stride. So the columns of
     a matrix are separate groups, although their extents overlap.
     """
     waiting = [(list(views), 0)]
@@ -209,9 +209,9 @@ def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
     """Return whether two views have a common byte; None if the search needs more steps than `work[0]`.
 
-    The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is common if and only if the
-    distance of the starts is a sum of steps of the first view minus a sum of steps of the second; the latter are
-    reversed, to count up from the last byte of the second view.
+    The bytes of a view are its start plus 0 to count - 1 times each stride. So the views have a common byte if and only
+    if the distance of their starts is a sum of steps of `view` minus a sum of steps of `other`. The steps of `other`
+    are reversed, to count up from the last byte of `other`.
     """
     if view.end <= other.start or other.end <= view.start or not (view.byte_count and other.byte_count):
         return False

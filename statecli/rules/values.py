@@ -17,11 +17,11 @@ from statecli.rules.audit_subject import Subject, needs_values
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: Smallest reported share of denormals. A product with a float32 matrix then takes 11 to 22 times as long on a current
-#: x86 core, with a tenth of the share 2 to 3 times.
+#: Smallest reported share of denormals. On a current x86 core, a product with such a float32 matrix takes 11 to 22
+#: times as long. With a tenth of this share, the product takes 2 to 3 times as long.
 MIN_DENORMAL_SHARE = 0.01
-#: Smallest reported number of denormals. Each costs about 34 ns for each row of the input, so fewer take less than 0.15
-#: ms, whatever the share; and training leaves some denormals in any small tensor at rest.
+#: Smallest reported number of denormals. Each denormal costs about 34 ns for each row of the input, so fewer take less
+#: than 0.15 ms, whatever their share. Training leaves some denormals in any small tensor at rest.
 MIN_DENORMALS = 4096
 #: Smallest size in bytes of a tensor that is reported as saved twice or as constant.
 MIN_REPORTED_BYTES = 1 << 10
@@ -31,9 +31,9 @@ _UNIFORM_AT_START = compile_on_use(
     r"(?:^|\.)(?:lora_(?:B|E|up|embedding_A)|hada_w2_a|lokr_w1|oft_[rR]|boft_R|ia3_l|A_log|final_logits_bias|cls_token"
     r"|pos(?:ition)?_embed\w*|rel_pos_[hw]|relative_position_bias_table|(?:zero_conv|controlnet_)\w*)(?:\.|$)"
 )
-#: By floating-point type, the size from which on a value rounds to no finite value (half a step above the largest
-#: value), and whether this size itself still rounds down, because a tie goes to the even neighbour. The float8 types
-#: without infinity round to NaN, float8_e4m3fn in newer versions of torch to its largest number.
+#: By floating-point type, the limit above which values do not round to a finite value: half a step above the largest
+#: value. The second item is whether the limit itself rounds down, because a tie goes to the even neighbour. The float8
+#: types without infinity round to NaN. Newer versions of torch round float8_e4m3fn to its largest number.
 OVERFLOW_LIMITS = {
     "float16": (65520.0, False),
     "bfloat16": ((2 - 2**-8) * 2.0**127, False),

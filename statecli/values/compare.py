@@ -451,8 +451,8 @@ def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
     return sparse.compare_sparse(pair.before, pair.after, options)
 
 
-#: Layouts of nested tensors -> names of the parts that hold the inner shapes, and of the parts that hold the positions
-#: of the inner tensors in the values.
+#: Layouts of nested tensors -> names of two groups of parts. The first group holds the inner shapes, and the second
+#: group holds the positions of the inner tensors in the values.
 RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
 
 

@@ -41,7 +41,7 @@ TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
 class CompareTask(msgspec.Struct, frozen=True, gc=False):
     """For two contiguous tensors, compare elements `start` to `start + count`; for other tensors, compare all elements.
 
-    `pair` is the number of the pair. `norm`: the sides are known to be equal, so only the norm is computed.
+    `pair` is the number of the pair. `norm`: the tensors are known to be equal, so only the norm is computed.
     """
 
     pair: int

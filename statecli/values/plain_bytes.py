@@ -34,8 +34,8 @@ _PLAIN_TYPES = frozenset(
 def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     """Return the bytes of each tensor's elements.
 
-    Returns None if a tensor is not stored as plain bytes (strides, a scale, remote), if the tensors together are too
-    large, if a read fails, or if a checksum is wrong. The general reader then reports the tensor.
+    Returns None if a tensor is not stored as plain bytes (strides, a scale, remote), or if the tensors together are too
+    large. Also returns None if a read fails or a checksum is wrong; the general reader then reports the tensor.
     """
     max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR)
     if sum([tensor.nbytes for tensor in tensors]) > max_bytes:

@@ -1,8 +1,8 @@
 """Read a tensor's values chunk by chunk, in any format.
 
 A `TensorData` is plain data: path, offset, length, strides; `ranges.py` reads its bytes. Memory is bounded for any size
-of tensor: contiguous elements are read one chunk at a time, other elements (a transposed matrix) in bands, each in a
-single pass through the file.
+of tensor: contiguous elements are read one chunk at a time. Other elements (a transposed matrix) are read in bands,
+each band in a single pass through the file.
 """
 
 from __future__ import annotations
@@ -328,9 +328,9 @@ def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
 def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
     """Yield all values in C order, in flat chunks of at most `CHUNK_ELEMENTS`, each valid until the next.
 
-    Floats are yielded as float32 or float64, whichever represents the stored type exactly; bool as float32; integers as
-    stored; complex as complex; quantized elements dequantized, as float32. Raises `UnreadableError` for a type without
-    numbers.
+    Floats are yielded as float32 or float64, whichever represents the stored type exactly. Integers stay as
+    stored, and complex values stay complex. Bool becomes float32, and quantized elements are dequantized to float32.
+    Raises `UnreadableError` for a type without numbers.
     """
     reason = explain_not_numeric(view.dtype, view.affine is not None)
     if reason:

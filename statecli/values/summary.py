@@ -1,7 +1,7 @@
 """Summarize a part of a tensor's values, and merge two summaries.
 
 Moments merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept instead of sums
-and squares, because they do not overflow if the values do not, and lose no digits far from zero.
+and squares. They do not overflow if the values do not, and they keep their digits for values far from zero.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         reason: Why the elements were not read as numbers.
         damaged: True for unreadable bytes.
         contradiction: Why the indices of a sparse tensor do not fit its shape.
-        typical: Size of a float near the largest: the fourth largest of a sample of each block, and the largest such
-            value over all blocks; None if not known.
+        typical: Size of a float near the largest: for a block the fourth largest of a sample, for several blocks the
+            largest of their sizes; None if not known.
     """
 
     elements: int = 0

@@ -1,9 +1,9 @@
 """Mergeable sums of the differences between two tensors' values, for a block, a task or a tensor.
 
-Blocks of float32 (also decoded from float16, bfloat16 and float8) are summed `TERMS_PER_SUM` products at a time, and
-these sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
-twice the speed. A block beyond float32 (NaN, infinities, squares that overflow or vanish) is computed again in float64.
-A block beyond float64 is scaled by a power of two, which does not change any digit.
+Blocks of float32 (also decoded from float16, bfloat16 and float8) are summed in float32, `TERMS_PER_SUM` products at a
+time. These sums are added in float64. Products of two bfloat16 are exact. The result is within 1e-6 of a sum that is
+computed only in float64, at twice the speed. A block beyond float32 (NaN, infinities, squares that overflow or vanish)
+is computed again in float64. A block beyond float64 is scaled by a power of two, which does not change any digit.
 """
 
 from __future__ import annotations

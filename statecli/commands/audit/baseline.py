@@ -1,9 +1,9 @@
 """The baseline: accepted findings, each with its reason, so that an audit fails only for new findings.
 
-A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content: a digest
-of the checked bytes, or else the message. So another payload is not accepted under the name of a known payload. A
-tensor not registered by a class, or separated from another by a move, is identified by its rule and name alone, because
-each command reports another consequence of the same mistake.
+A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content. The
+content is a digest of the checked bytes, or else the message. So a new payload is not accepted under the name of a
+known payload. Some tensors are not registered by a class, or are separated from a tied tensor by a move. The baseline
+identifies such a tensor only by rule and name, because each command reports a different consequence of the mistake.
 
 The file has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read,
 they are relative to the current folder.
@@ -127,8 +127,8 @@ def _build_entry(finding: Finding, name: str, reason: str) -> BaselineEntry:
 def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Baseline:
     """Read a baseline file. Raises UnreadableError if the file is missing, MalformedError if it is not a baseline.
 
-    `plugin_rules` are rules besides statecli's rules; None for a command without plugins, where an entry of an unknown
-    rule accepts nothing and may be for an audit.
+    `plugin_rules` are rules besides statecli's rules; None for a command without plugins. In such a command, an entry
+    of an unknown rule accepts nothing, because the entry may be for an audit.
     """
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:

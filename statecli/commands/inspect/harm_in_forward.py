@@ -1,7 +1,7 @@
 """Test the unregistered tensors of a model on a fake GPU, by running the checks of `verify` with an input.
 
 Without an input, forward may or may not copy an unregistered tensor to the device of the model. With an input, the
-proofs measure this, so that a tensor has the same severity in `inspect` as in `verify`.
+checks measure this, so that a tensor has the same severity in `inspect` as in `verify`.
 """
 
 from __future__ import annotations

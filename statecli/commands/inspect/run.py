@@ -91,7 +91,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
 def inspect(request: Request, progress: Progress | None = None, python_inputs: object = None) -> Inspection:
     """Read a target, select its tensors and, if requested, move and measure them.
 
-    Raises `StateError`; `FilteredOut` if the filters leave no tensor.
+    `python_inputs` are inputs from the Python API. Raises `StateError`; `FilteredOut` if the filters leave no tensor.
     """
     spec = load.find_class_spec(request.target)
     if spec is not None:

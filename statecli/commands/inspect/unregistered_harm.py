@@ -11,8 +11,8 @@ from statecli.core.severity import find_worst_severity
 class Harm(msgspec.Struct, frozen=True):
     """Harm of an unregistered tensor, as measured by the checks of `verify`.
 
-    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: from other
-    proofs. `remark`: the use of the tensor by forward, or why the use is unknown; "" if `findings` show it.
+    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: findings of
+    other checks. `remark`: the use of the tensor by forward, or why the use is unknown; "" if `findings` show it.
     `is_unknown`: whether the use is unknown.
     """
 

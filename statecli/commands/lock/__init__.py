@@ -1,5 +1,5 @@
 """`statecli lock`: write a digest of each tensor of a checkpoint to a file that git can merge and people review.
 
-`lock_file.py` is the file, `run.py` a run of the command, `companion_files.py` settings and other files of a folder,
-`compare_lock.py` compares a checkpoint with the lock for the rule `lock-mismatch` of `audit --lock`.
+`run.py` runs the command, and `lock_file.py` reads and writes the lock file. `companion_files.py` locks settings and
+other files of a folder. `compare_lock.py` compares a checkpoint with the lock for `lock-mismatch` of `audit --lock`.
 """

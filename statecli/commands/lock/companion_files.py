@@ -1,7 +1,7 @@
 """Lock what accompanies the tensors: settings of the checkpoint, and files of its folder that change the model.
 
-A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes the results of the same weights. Settings are kept
-individually, so that a finding can name the key and both values; every other file of the folder is kept as a digest.
+A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes the results of the same weights. Each setting
+is locked separately, so that a finding can name the key and both values. Of every other file, a digest is locked.
 Files about the course of the training (`trainer_state.json`), the optimizer and documentation are left out.
 """
 
@@ -69,7 +69,7 @@ class FileChange(msgspec.Struct, frozen=True):
 class CompanionChanges(msgspec.Struct, frozen=True):
     """Settings and files of a target that differ from the lock, and settings and files that were not compared.
 
-    `compared` are the paths of the files of a folder on both sides.
+    `compared` are the paths of the files that both the lock and the folder have.
     """
 
     settings: tuple[ScalarChange, ...] = ()

@@ -40,8 +40,8 @@ OTHER_SIDE_ADVICE = (
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
     """A line of the lock and its tensor. `locked` or `tensor` is None if the lock or the checkpoint lacks the tensor.
 
-    `differ`: fields in which the tensor contradicts the line, or `SECTION_NOT_IN_LOCK`. `digest`: digest of the tensor,
-    None if not computed, because dtype or shape differ or a side has no values.
+    `differ`: fields in which the tensor contradicts the line, or `SECTION_NOT_IN_LOCK`. `digest`: digest of the tensor.
+    It is None if dtype or shape differ, or if the lock or the checkpoint has no values.
     """
 
     locked: LockedTensor | None

@@ -1,7 +1,7 @@
 """The lock file: sorted JSON, one tensor a line, without times and absolute paths. Equal weights give equal bytes.
 
-The file does not depend on the storage of the weights. Fields recorded by only some formats (`kind`, `requires_grad`,
-`tied`) are written if present in the checkpoint, else null or left out; null agrees with every value.
+The file does not depend on the storage of the weights. Only some formats record the fields `kind`, `requires_grad` and
+`tied`. A field that the checkpoint does not have is null or left out in the lock. Null agrees with every value.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class Distance(msgspec.Struct, frozen=True):
     Attributes:
         change: L2 norm of the difference.
         relative_change: `change` divided by the norm before, infinite if beyond float64; None if the norm is zero.
-        cosine: Cosine of the two, over tensors finite on both sides, or None.
+        cosine: Cosine of the two checkpoints, over tensors that are finite in both, or None.
         left_out: Number of tensors left out of the cosine.
     """
 

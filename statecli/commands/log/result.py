@@ -105,7 +105,7 @@ class Log(msgspec.Struct, frozen=True):
         modules: The modules in the order of the last checkpoint.
         findings: Values that became NaN, modules that stopped.
         notes: Source of the steps, checkpoints left out, sections that the norm does not count.
-        changing: Settings changed in every checkpoint (a counter), left out of the rows for people.
+        changing: Settings changed in every checkpoint (a counter), left out of human-readable rows.
     """
 
     target: str
