@@ -116,7 +116,7 @@ def format_largest_change(rows: Sequence[Change]) -> str:
 
 
 def list_relative_changes(rows: Sequence[Change]) -> list[float]:
-    """Return the relative L2 change of each tensor for which it is known."""
+    """Return the known relative L2 changes of the tensors."""
     return [delta.relative_l2 for delta in _list_measured(rows) if delta.relative_l2 is not None]
 
 

@@ -99,7 +99,7 @@ def _measure_parameters(diff: Diff) -> list[_Measured]:
 
 
 def _measure_change(change: Change) -> tuple[float, str]:
-    """Return the relative change: NaN for new NaN or infinities, or infinity with a reason if it is unknown."""
+    """Return the relative change: NaN for new NaN or infinities; infinity and a reason for an unknown change."""
     delta = change.values
     if Field.SHAPE in change.fields:
         return math.inf, "of another shape"

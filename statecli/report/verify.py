@@ -181,7 +181,7 @@ def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
 
 
 def _describe_reason(check: Check) -> str:
-    """Return the reason of a check or of its first inconclusive tensor, with the number of further tensors."""
+    """Return the reason of a check, or that of its first inconclusive tensor with the number of further tensors."""
     if check.reason:
         return check.reason
     cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
@@ -282,7 +282,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
 
 
 def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
-    """Return the text for a column with the same sign in all rows. It names failed aliases, which have no row."""
+    """Return the text for a column with the same sign in all rows, with the names of failed aliases (without a row)."""
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")

@@ -120,7 +120,7 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
 
 @lru_cache
 def _get_alignment(dtype: str) -> int:
-    """Return the alignment of a dtype in bytes. A complex number is aligned like one of its two parts."""
+    """Return the alignment of a dtype in bytes. A complex number is aligned like its real part."""
     size = max(ELEMENT_BITS.get(dtype, 8) // 8, 1)
     return size // 2 if dtype.startswith("complex") else size
 

@@ -299,7 +299,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
 
 
 def _unpack_zeros(words: Array, bits: int, scales: Array, name: str) -> Array:
-    """Return the zero points. Raises MalformedError unless each scale has one."""
+    """Return the zero points. Raises MalformedError unless each scale has a zero point."""
     if words.ndim != 2 or words.shape[0] != scales.shape[0]:
         raise MalformedError(
             f"{name}: zero points of shape {list(words.shape)} do not fit scales of {list(scales.shape)}"

@@ -1,4 +1,4 @@
-"""Compute a digest of each tensor's elements that does not depend on how they are stored.
+"""Compute a digest of each tensor's elements that does not depend on the storage of the elements.
 
 Hashed are the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and shared
 storages have no effect; torch's lazy conjugation and negation are applied. Bits are hashed: -0.0 differs from 0.0. A

@@ -207,7 +207,7 @@ def _scale_values(task: CheckTask, operation: np.ufunc, number: float, values: A
 def _compare_scaled_values(
     _: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield, for each block, its number of elements and how many of them equal the scaled old values."""
+    """Yield the number of elements of each block, and the number of elements equal to the scaled old values."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         result = scale(old)
         equal = int(np.count_nonzero(new == result))
@@ -298,7 +298,7 @@ def round_to(values: Array, dtype: str) -> Array:
 
 
 def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, Array]:
-    """Return the two values of a float type around each value; the one nearer to zero is first."""
+    """Return the two values of a float type around each value; the value nearer to zero is first."""
     with np.errstate(all="ignore"):
         if dtype != "float32":
             values = values.astype(np.float32, copy=False)

@@ -163,7 +163,7 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
 
 
 def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
-    """Return whether a box is contiguous in its array: it spans each axis after its first axis longer than 1."""
+    """Return whether a box is contiguous in its array: each axis after the first axis longer than 1 spans the array."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == full_shape[axis + 1 :]
 

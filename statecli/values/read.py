@@ -275,7 +275,7 @@ def _locate_block(
 def _gather(
     source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffers: Decoder
 ) -> tuple[Array, tuple[int, ...]]:
-    """Read each element once into a buffer. Return the buffer, and the strides of the elements in it, in bytes."""
+    """Read each element once into a buffer. Return the buffer, and the strides of its elements in bytes."""
     order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
     sizes = [shape[axis] for axis in order]
     # Add a cache line to rows at distances of a power of two, because they would share a few cache lines.

@@ -97,7 +97,7 @@ class Tally(NamedTuple):
         return other if self is EQUAL_TALLY else Tally(*merge_fields(_MERGE_RULES, self, other))
 
     def shift(self, start: int) -> Tally:
-        """Return the tally of the same block if it began at element `start` of the tensor."""
+        """Return the tally of the block as if the block began at element `start` of the tensor."""
         return self if self.first is None else self._replace(first=self.first + start)
 
     def to_delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:

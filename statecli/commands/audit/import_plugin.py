@@ -122,7 +122,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
-    """Return the plugin; its rules form a group that is named after their prefix. Raises UsageError."""
+    """Return the plugin; its rules form a group that is named after the rules' prefix. Raises UsageError."""
     rules: Any = getattr(module, "RULES", None)
     if not isinstance(rules, (tuple, list)) or not rules:
         raise UsageError(

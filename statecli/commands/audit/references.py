@@ -54,7 +54,7 @@ def read_side(text: str, init_device: str | None) -> ReferenceSide:
 
 
 def _find_only_model(folder: str) -> str:
-    """Return the only model file in a folder that is not readable as one checkpoint; else the folder."""
+    """Return the only model file in a folder if the folder is not readable as one checkpoint; else the folder."""
     try:
         formats.members(folder)
     except UnreadableError as error:

@@ -425,7 +425,7 @@ class _Run:
 
 
 def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:
-    """Return whether the rule can check a target without readable tensors, by its pickles or its digests in names."""
+    """Return whether the rule can check a target without readable tensors: by pickles, or by digests in file names."""
     if _is_about_pickles(rule):
         return bool(subject.pickles)
     return needs_digest_as_name in rule.needs and rule.why_not(subject) is None

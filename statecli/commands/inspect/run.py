@@ -130,7 +130,7 @@ def _inspect_class(request: Request, spec: ModelSpec, python_inputs: object) -> 
 
 
 def inspect_live_model(module: nn.Module, request: Request, python_inputs: object) -> Inspection:
-    """Inspect a live model without changing it: a copy is moved and called.
+    """Inspect a live model without changing the model: move and call a copy.
 
     A model that cannot be copied is listed without a move.
     """

@@ -1,4 +1,4 @@
-"""Lock what accompanies the tensors: settings of the checkpoint, and files of its folder that change the model.
+"""Lock the settings of a checkpoint, and the files of its folder that change the model.
 
 A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes the results of the same weights. Each setting
 is locked separately, so that a finding can name the key and both values. Of every other file, a digest is locked.
@@ -219,7 +219,7 @@ def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
 
 
 def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
-    """Return the digest of a JSON file's content, independent of order and indentation, or None for any other file."""
+    """Return the digest of a JSON settings file, independent of order and indentation, or None for any other file."""
     import json
 
     stem, suffix = os.path.splitext(files.get_name(path))
@@ -234,7 +234,7 @@ def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
 
 
 def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Sort the pairs of a JSON object by key. Repeated keys stay, because readers differ in which value they use."""
+    """Sort the pairs of a JSON object by key. Repeated keys stay, because programs differ in which value they use."""
     return {"": [list(pair) for pair in sorted(pairs, key=lambda pair: pair[0])]}
 
 

@@ -184,7 +184,7 @@ def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[st
 
 
 def _has_no_ties(row: TensorInfo | None) -> bool:
-    """Return True for a tensor of a format such as safetensors, which keeps only one of several tied names."""
+    """Return True if the tensor's format does not record tied weights; safetensors keeps one of several tied names."""
     return row is not None and row.storage is None and row.device is None
 
 

@@ -92,11 +92,11 @@ def _load_function(target: str) -> Callable[..., Any]:
 
 
 class _NoFunction(Exception):
-    """Error of a script that does not define the function, or defines it with other arguments."""
+    """Error of a script that does not define the function, or defines the function with other arguments."""
 
 
 def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """Return the function `name` of the imported script, which may also create functions at runtime."""
+    """Return the function `name` of the imported script. The script may create the function at runtime."""
     if callable(getattr(module, name, None)):
         return getattr(module, name)  # type: ignore[no-any-return]
     defined = (
@@ -206,7 +206,7 @@ class Recorder:
         self._batches.clear()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Add the calls of the optimizer's closure to its step, and forget calls made before the end of the step."""
+        """Add the calls in the optimizer's closure to the step, and forget calls made before the end of the step."""
         if optimizer is self._optimizer and self._batches:
             step = self.steps[-1]
             batches = (*step.batches, *self._batches)

@@ -122,7 +122,7 @@ class SavedKeys:
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, variable_name: str) -> SavedKey | None:
-        """Return a key that holds the state, preferably one named like the variable, or None."""
+        """Return a key that holds the state, if possible a key with the name of the variable, or None."""
         keys = self.states.get(state, ())
         name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
@@ -204,7 +204,7 @@ def read_keys(checkpoint: str) -> SavedKeys:
 
 
 def _is_in_list(path: Path) -> bool:
-    """Return True if the path leads only through lists after its first key."""
+    """Return True if all keys after the first key of the path are indexes of lists."""
     return not any(isinstance(key, str) for key in path[1:])
 
 

@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class _Candidate(msgspec.Struct):
-    """A path that may be a checkpoint: the versions of its files, and since when they have not changed."""
+    """A path that may be a checkpoint, with the versions of its files and the time when their last change was seen."""
 
     versions: Versions
     since: float
