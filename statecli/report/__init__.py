@@ -1,7 +1,7 @@
 """Result of a command, in a form that every output can write.
 
-A `Report` has the same content in three forms: a typed `document` for JSON, a flat `table` for plain text and CSV, and
-a human-readable `page`. Machine formats (SARIF, JUnit) take the findings and their `rules`, the `cases` and the
+A `Report` has the same content in three forms: a `document` for JSON, a flat `table` for plain text and CSV, and a
+readable `page`. Machine formats (SARIF, JUnit) take the findings and their `rules`, the `cases` and the
 `troubles`. `has_failed()` decides exit status 1 of each command with a report. A module for each command builds its
 report.
 """

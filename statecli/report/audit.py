@@ -374,7 +374,7 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason, with the rules skipped for this reason. Name the targets if a rule ran on others.
+    """Yield a line for each reason, with the rules skipped for it. Name the targets if a rule ran on other targets.
 
     Rules about code run on the class of --model, and all other rules run on the targets checked against the class. So a
     rule that did not run on a target is not listed if it ran on the class.

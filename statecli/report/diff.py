@@ -104,7 +104,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
 
 
 def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
-    """Yield the tensors that findings refer to: the new tensor of each difference, or the old tensor if removed."""
+    """Yield the tensors that findings refer to: new tensors of differences, and old tensors that were removed."""
     for change in select_different(diff):
         if row := change.after or change.before:
             yield replace(row, fqn=change.fqn, section=change.section)

@@ -29,7 +29,7 @@ def list_problem_words(tensor: TensorInfo, *, is_outlier: bool) -> tuple[str, ..
 
 
 def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, is_live: bool, is_reported: bool) -> str:
-    """Return the remark of a tensor in a list that links tied tensors: why the tensor is an outlier, then the rest."""
+    """Return the remark of a tensor in a list that links tied tensors: why it is an outlier, then other facts."""
     remark = describe_remark(
         replace(tensor, tied_to=()), describe_status(tensor, is_live), view, is_reported=is_reported
     )

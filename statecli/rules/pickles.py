@@ -42,7 +42,7 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
 
 
 def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
-    """Yield each name in a pickle that is not known as harmless, with this pickle and the name's known harm or None."""
+    """Yield all names in pickles that are not known as harmless, each with its pickle and its known harm or None."""
     listed_members = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
     for pickle in subject.pickles:
         folder = pickle.where.rpartition("/")[0]

@@ -209,9 +209,9 @@ def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
     """Return whether two views have a common byte; None if the search needs more steps than `work[0]`.
 
-    The bytes of a view are its start plus 0 to count - 1 times each stride. So the views have a common byte if and only
-    if the distance of their starts is a sum of steps of `view` minus a sum of steps of `other`. The steps of `other`
-    are reversed, to count up from the last byte of `other`.
+    The bytes of a view are its start plus 0 to count - 1 times each stride. So a common byte exists exactly if the
+    distance of the starts is a sum of steps of `view` minus a sum of steps of `other`. The steps of `other` are
+    reversed, to count up from the last byte of `other`.
     """
     if view.end <= other.start or other.end <= view.start or not (view.byte_count and other.byte_count):
         return False

@@ -102,7 +102,7 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: NewHasher) -> dict[int, str]:
     """Return the digests of small tensors that are adjacent in a local file, by index in `tensors`.
 
-    Other tensors are left out, and so are tensors of a file with an error: the caller reads each of these alone to name
+    Other tensors are left out, and so are tensors of a file with an error. The caller reads each of these alone to name
     the damaged tensor.
     """
     neighbours = [

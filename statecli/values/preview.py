@@ -101,7 +101,10 @@ def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
 def compute_value_histogram(
     data: TensorData, name: str, low: float, high: float, *, bins: int = 12
 ) -> ValueHistogram | None:
-    """Count values in equal bins from `low` to `high`, both from `read_stats`. Return None for complex values."""
+    """Count values in equal bins from `low` to `high`, both from `read_stats`.
+
+    Return None for complex values, or if `low` equals `high`.
+    """
     data = to_readable(data)
     _check_numeric(data)
     edges = np.linspace(low / 2, high / 2, bins + 1) * 2  # in halves, because high - low may exceed float64

@@ -61,7 +61,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         damaged: True for unreadable bytes.
         contradiction: Why the indices of a sparse tensor do not fit its shape.
         typical: Size of a float near the largest: for a block the fourth largest of a sample, for several blocks the
-            largest of their sizes; None if not known.
+            largest of these. None if not known.
     """
 
     elements: int = 0

@@ -261,7 +261,7 @@ def _is_missing(target: str, folders: Sequence[str]) -> bool:
 
 
 def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
-    """Return whether the baseline accepts the finding; False for a rule's bug, after which the rule checked nothing."""
+    """Return whether the baseline accepts the finding. It never accepts a bug in a rule: the rule checked nothing."""
     return key[1] != INTERNAL_ERROR_RULE and key[5] is not None and key in accepted_keys
 
 

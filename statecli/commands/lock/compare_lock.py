@@ -90,7 +90,7 @@ def select_target(text: str, request: Request) -> LockedTarget:
 
 
 def _is_on_other_side(text: str, lock: Lock) -> bool:
-    """Return True if this target is a URL but all locked targets are local, or if it is local but all are URLs."""
+    """Return True if this target is a URL and all locked targets are local, or the reverse."""
     return not lock.has_no_names and all(
         files.is_remote(str(target.target)) != files.is_remote(text) for target in lock.targets
     )

@@ -259,7 +259,7 @@ def _compare_averages(before: StepRecord, after: StepRecord) -> StateRow:
 def _compare_chance(
     steps: Sequence[StepRecord], before: StepRecord, after: StepRecord, *, is_model_equal: bool
 ) -> list[StateRow]:
-    """Compare the data and the random numbers. An equal batch at another step shows that the data continued wrongly."""
+    """Compare the data and the random numbers. If the batch equals that of another step, the data position is wrong."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
     # Generators without draws are ignored if possible, because they differ between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]

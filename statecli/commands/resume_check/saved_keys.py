@@ -258,7 +258,7 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
 
 
 def _list_whole_models(state: ModelState) -> set[str]:
-    """Return the sections of models that are whole files. A dict with tensors among other values is another model."""
+    """Return the sections of models that are whole files. A dict with tensors among other values is not such a file."""
     dotted = {tensor.section for tensor in state.tensors if "." in tensor.fqn}
     whole_dicts = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
     return {facts.section for facts in whole_dicts if facts.metadata is not None or facts.section in dotted}
