@@ -30,7 +30,7 @@ _STATECLI = (
     *("statecli.formats.torch_zip", "statecli.formats.torch_export", "statecli.formats.torchscript"),
     *("statecli.requests.audit", "statecli.requests.diff", "statecli.requests.inspect", "statecli.values.stats"),
     *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect", "statecli.render.json"),
-    *("statecli.render.plain", "statecli.formats.npz", "statecli.values.facts", "statecli.values.digest"),
+    *("statecli.render.plain", "statecli.formats.npz", "statecli.values.audit_facts", "statecli.values.digest"),
     *("statecli.requests.lock", "statecli.requests.git_external_diff"),
     *("statecli.cli.import_msgspec", "statecli.cli.supervisor"),
 )

@@ -12,7 +12,7 @@ import statecli as api
 from statecli.commands.audit.run import Request as AuditRequest, audit
 from statecli.core.denormals import flushes_denormals, keep_denormals
 from statecli.core.errors import StateError
-from statecli.values import compiled_kernel, facts, facts_kernel
+from statecli.values import audit_facts, compiled_kernel, facts_kernel
 from statecli.values.stats import compute_live_stats
 from statecli.workers.executors import use_executor
 
@@ -83,7 +83,7 @@ def test_statistics_are_the_same_in_either_mode(files, kernel):
     def compute_all():
         state = api.inspect(files[0], stats=True).state
         live = compute_live_stats(tensor)
-        return [row.stats for row in state.tensors], live, facts.read_facts(state.tensors)
+        return [row.stats for row in state.tensors], live, audit_facts.read_facts(state.tensors)
 
     expected = compute_all()
     assert torch.set_flush_denormal(True)

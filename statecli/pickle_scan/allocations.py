@@ -27,7 +27,7 @@ from statecli.pickle_scan.expected_calls import (
     list_parts,
 )
 from statecli.pickle_scan.key_hashes import KeyHashes, reads_contents
-from statecli.pickle_scan.pattern_steps import count_pattern_steps
+from statecli.pickle_scan.regex_steps import count_pattern_steps
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.machine_state import LONG_INTEGER
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value

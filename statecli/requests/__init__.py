@@ -13,12 +13,12 @@ from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 if TYPE_CHECKING:
     from statecli.requests import (
         audit as audit,
-        fix_command as fix_command,
         match_accepted as match_accepted,
         merge as merge,
-        reference as reference,
+        reference_pages as reference_pages,
         shard_options as shard_options,
         sharded_run as sharded_run,
+        suggested_fix_command as suggested_fix_command,
         unsafe_calls as unsafe_calls,
     )
 else:

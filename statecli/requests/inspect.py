@@ -63,7 +63,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted), accepted=accepted)
     report = build_inspect_report(inspection, build_row_view(options), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
-        report = requests.fix_command.add_fix_command(report, inspection.state, spec, options)
+        report = requests.suggested_fix_command.add_fix_command(report, inspection.state, spec, options)
     return Outcome(
         inspection,
         report,

@@ -60,7 +60,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     if isinstance(options, ReportOptions):
         return run(build_inspect_options(options), caller, extra)
     if isinstance(options, (RulesOptions, ConfigOptions, SchemaOptions)):
-        return requests.reference.run(options, caller)
+        return requests.reference_pages.run(options, caller)
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
     engine = _use_engine(options)

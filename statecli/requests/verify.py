@@ -61,7 +61,7 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
     verification = replace(verification, requested=options.check, accepted=accepted)
     report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
-        report = requests.fix_command.add_fix_command(report, verification.state, spec, options)
+        report = requests.suggested_fix_command.add_fix_command(report, verification.state, spec, options)
     return Outcome(
         verification,
         report,

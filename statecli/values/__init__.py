@@ -10,7 +10,7 @@ first use (`values.stats.fill_stats(…)` after `from statecli import values`):
     live_tensor.py   a live torch tensor -> the same view of its storage
     summary.py       `Facts` of some values: counts, range, moments; facts of parts merge
     stats.py         values -> `Stats`
-    facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: the same for one block
+    audit_facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: the same for one block
     digest.py        tensors -> digests for lock files
     to_device.py     checks whether tensors arrive on a device unchanged
     compare.py       pairs of tensors -> how they differ, by tasks; compare_task.py: runs one task
@@ -27,12 +27,12 @@ from statecli.values.require_numpy import require_numpy as _require_numpy  # the
 
 if TYPE_CHECKING:
     from statecli.values import (
+        audit_facts as audit_facts,
         change_rank as change_rank,
         compare as compare,
         data_task as data_task,
         digest as digest,
         distribution as distribution,
-        facts as facts,
         gpu_kernel as gpu_kernel,
         histogram as histogram,
         preview as preview,

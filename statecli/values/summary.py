@@ -15,7 +15,14 @@ from msgspec.structs import astuple
 
 from statecli.core.model_state import Stats
 from statecli.values.elements import MAX_UNSCALED, Array, Decoder
-from statecli.values.merging import Rule, choose_given, choose_largest, choose_smallest, keep_if_equal, merge_fields
+from statecli.values.merge_summaries import (
+    Rule,
+    choose_given,
+    choose_largest,
+    choose_smallest,
+    keep_if_equal,
+    merge_fields,
+)
 
 #: Mask for digests of blocks, which are added modulo 2 ** 64.
 DIGEST_MASK = (1 << 64) - 1

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
-from statecli.values.merging import Rule, choose_smallest, merge_fields
+from statecli.values.merge_summaries import Rule, choose_smallest, merge_fields
 
 #: Number of elements compared at a time: both blocks, decoded, fit a core's second-level cache.
 BLOCK_ELEMENTS = 64 * 1024

@@ -9,7 +9,7 @@ import torch
 from statecli.commands.diff import change_details, value_comparison
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.run import compare_targets
-from statecli.commands.diff.transformations.training import is_training
+from statecli.commands.diff.transformations.ordinary_training import is_training
 
 KINDS = (
     *("none", "scale", "copy", "zeros", "constant", "transpose", "permute", "cast", "cut", "replace"),

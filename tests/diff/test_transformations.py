@@ -21,7 +21,7 @@ from statecli.commands.diff.result import Diff, Field, Rounding, Status, Transfo
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.transformations.views import locate, narrow, take_rows
 from statecli.core.model_state import ByteRange, TensorData
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 from statecli.report.transformation_text import describe_transformation
 from statecli.targets.load import read_checkpoint
 from statecli.values import element_checks

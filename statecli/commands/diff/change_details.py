@@ -14,7 +14,7 @@ from statecli.commands.diff import transformations
 from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Broken, Change, Field, Histogram, Inconclusive, Status
-from statecli.commands.diff.transformations.training import is_training
+from statecli.commands.diff.transformations.ordinary_training import is_training
 from statecli.commands.diff.value_comparison import describe_unknown
 from statecli.core.dtypes import SPACING
 from statecli.core.model_state import Kind, ModelState

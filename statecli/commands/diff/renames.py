@@ -13,7 +13,7 @@ from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.model_state import TensorData, TensorInfo
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 from statecli.values.delta import CompareOptions, Delta
 
 Rows = list[TensorInfo]

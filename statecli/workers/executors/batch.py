@@ -35,7 +35,7 @@ FUNCTIONS = {
     "check_elements_batch": "statecli.values.element_checks",
     "derived_batch": "statecli.values.data_task",
     "fingerprint_batch": "statecli.values.compare",
-    "facts_of_batch": "statecli.values.facts",
+    "facts_of_batch": "statecli.values.audit_facts",
     "digest_batch": "statecli.values.digest",
     "stats_batch": "statecli.values.stats",
 }

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from statecli.commands.diff.result import Change, Field, Rounding, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
-from statecli.commands.diff.transformations.training import was_replaced
+from statecli.commands.diff.transformations.ordinary_training import was_replaced
 from statecli.commands.diff.transformations.views import get_data, locate
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
 

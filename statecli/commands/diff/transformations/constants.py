@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.transformations.views import narrow, take_sample
 from statecli.core.model_state import TensorInfo
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 

@@ -6,7 +6,7 @@ import math
 
 from statecli.commands.diff.transformations.views import take_places
 from statecli.core.model_state import TensorData
-from statecli.values.evidence import measure_bits, measure_evidence
+from statecli.values.copy_evidence import measure_bits, measure_evidence
 
 #: Smallest number of bits of evidence for a transformation, in addition to the bits for choosing between the ways in
 #: which both sides may fit. By chance, one of 2 ** 32 trials succeeds.

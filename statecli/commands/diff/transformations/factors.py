@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.training import (
+from statecli.commands.diff.transformations.ordinary_training import (
     MAX_COSINE,
     MAX_EXCEPTIONS,
     MIN_CHANGE,
@@ -26,7 +26,7 @@ from statecli.commands.diff.transformations.views import (
     take_sample,
 )
 from statecli.core.model_state import TensorData
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements

@@ -21,12 +21,12 @@ from statecli.commands.diff.transformations.insertions import find_insertions
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves
 from statecli.commands.diff.transformations.not_finite import count_new_not_finite
+from statecli.commands.diff.transformations.ordinary_training import was_replaced
 from statecli.commands.diff.transformations.permutations import find_permutations
 from statecli.commands.diff.transformations.quantized import drop_numbers_of_codes, find_float_codes, find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes, find_similar_resizes
 from statecli.commands.diff.transformations.rotary import find_reordered_heads
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
-from statecli.commands.diff.transformations.training import was_replaced
 from statecli.commands.diff.transformations.transposed_moves import find_transposed_moves
 from statecli.core.model_state import Kind, Scalar
 from statecli.workers import pool

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.layers import split_moved_layer
-from statecli.commands.diff.transformations.training import are_few, find_namesakes, was_replaced
+from statecli.commands.diff.transformations.ordinary_training import are_few, find_namesakes, was_replaced
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.alignment import compute_digests_of_pairs
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
-from statecli.commands.diff.transformations.training import was_replaced
+from statecli.commands.diff.transformations.ordinary_training import was_replaced
 from statecli.commands.diff.transformations.views import get_sampled, locate, name_rounding, permute, select
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Field, Quantization, Status, Transformation, TransformationKind
-from statecli.commands.diff.transformations.training import MAX_COSINE
+from statecli.commands.diff.transformations.ordinary_training import MAX_COSINE
 from statecli.commands.diff.transformations.views import get_data
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo

@@ -7,7 +7,7 @@ from math import prod
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.training import MAX_COSINE
+from statecli.commands.diff.transformations.ordinary_training import MAX_COSINE
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,
@@ -17,7 +17,7 @@ from statecli.commands.diff.transformations.views import (
     permute,
     take_sample,
 )
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements

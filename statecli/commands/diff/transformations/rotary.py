@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from statecli.commands.diff.result import Change, RowOrder, Transformation, TransformationKind
 from statecli.commands.diff.transformations.alignment import compute_digests_of_pairs
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.training import MAX_EXCEPTIONS, was_replaced
+from statecli.commands.diff.transformations.ordinary_training import MAX_EXCEPTIONS, was_replaced
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.moves import follow_layers, group_rows
-from statecli.commands.diff.transformations.training import MAX_COSINE, was_replaced
+from statecli.commands.diff.transformations.ordinary_training import MAX_COSINE, was_replaced
 from statecli.commands.diff.transformations.views import get_data, locate, take_sample
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.moves import find_moves
 from statecli.commands.diff.transformations.views import get_data, is_cheap_to_sample, locate, permute
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 
 
 def find_transposed_moves(

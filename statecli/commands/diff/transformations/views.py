@@ -11,7 +11,7 @@ from statecli.commands.diff.result import Rounding
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData, TensorInfo
-from statecli.core.tensor_parts import replace_data
+from statecli.core.part_rows import replace_data
 from statecli.storage import files
 from statecli.values.element_checks import CheckResult
 from statecli.values.elements import find_element

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from statecli import formats
 from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo
-from statecli.values import facts, facts_kernel
+from statecli.values import audit_facts, facts_kernel
 from statecli.values.elements import Decoder
 from statecli.values.summary import Facts
 
@@ -50,11 +50,11 @@ def kernel(request, monkeypatch):
 def small(monkeypatch):
     """Use blocks of 64 bytes and tasks of four blocks, so that a few hundred elements cross every boundary."""
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(facts, "TASK_BYTES", 256)
+    monkeypatch.setattr(audit_facts, "TASK_BYTES", 256)
 
 
 def read_fact(info, **options):
-    (fact,) = facts.read_facts([info], **options)
+    (fact,) = audit_facts.read_facts([info], **options)
     return fact
 
 
@@ -327,8 +327,8 @@ def test_number_of_tasks_does_not_change_the_facts(store, monkeypatch, dtype):
     info = store(draw_any_bits(torch.float32, 3000).view(dtype))
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     whole = read_fact(info)
-    monkeypatch.setattr(facts, "TASK_BYTES", 256)
-    assert len(list(facts._build_tasks(0, "w", info.data))) > 10
+    monkeypatch.setattr(audit_facts, "TASK_BYTES", 256)
+    assert len(list(audit_facts._build_tasks(0, "w", info.data))) > 10
     assert read_fact(info) == whole
 
 
@@ -344,23 +344,25 @@ def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, kernel):
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     plain = read_fact(formats.read(str(tmp_path / "a.pt")).tensors[0])
     assert select_facts(plain) == compute_expected_facts(values)
-    monkeypatch.setattr(facts, "TASK_BYTES", 256)
+    monkeypatch.setattr(audit_facts, "TASK_BYTES", 256)
     for name in ("dcp", "a.npz", "zero", "legacy.pt", "a.safetensors"):
         assert read_fact(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
 
 
 def test_two_processes_compute_the_same_facts_as_one(store, monkeypatch):
     """Two processes compute the same facts as a single process."""
-    monkeypatch.setattr(facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
-    monkeypatch.setattr(facts.pool, "MIN_BATCH_BYTES", 1)
+    monkeypatch.setattr(audit_facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
+    monkeypatch.setattr(audit_facts.pool, "MIN_BATCH_BYTES", 1)
     infos = [store(draw_any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
-    assert facts.read_facts(infos, jobs=2) == facts.read_facts(infos, jobs=1)
+    assert audit_facts.read_facts(infos, jobs=2) == audit_facts.read_facts(infos, jobs=1)
 
 
 def test_storage_of_tied_tensors_is_read_once(store):
     """Tied tensors share their facts, and the reported bytes count the storage once."""
     info, read = store(torch.randn(100)), []
-    first, second = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
+    first, second = audit_facts.read_facts(
+        [info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size)
+    )
     assert first == second
     assert read == [400]
 
@@ -395,7 +397,7 @@ def test_only_the_tensor_of_a_truncated_file_is_damaged(store):
     intact, truncated = store(torch.randn(100)), store(torch.randn(100))
     with open(truncated.data.storage.path, "r+b") as file:
         file.truncate(50)
-    first, second = facts.read_facts([intact, replace(truncated, fqn="cut")])
+    first, second = audit_facts.read_facts([intact, replace(truncated, fqn="cut")])
     assert first.reason is None
     assert second.damaged
     assert "cut" in second.reason
@@ -405,7 +407,7 @@ def test_only_the_tensor_of_a_truncated_file_is_damaged(store):
 def test_facts_of_a_file_that_changes_during_the_run_are_discarded(store, monkeypatch):
     """Facts of a file that changed during the run are discarded."""
     info = store(torch.randn(100))
-    monkeypatch.setattr(facts, "find_changed", lambda _: [info.data.storage.path])
+    monkeypatch.setattr(audit_facts, "find_changed", lambda _: [info.data.storage.path])
     assert "changed while statecli read it" in read_fact(info).reason
 
 
@@ -428,7 +430,7 @@ def test_tensors_with_equal_short_digests_are_distinguished(store, monkeypatch):
     """If two tensors have the same short digest by accident, SHA-256 distinguishes them; copies still match."""
     monkeypatch.setattr(facts_kernel, "mix_bits", lambda _: 7)
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
-    first, second, third = facts.read_facts([a, b, c])
+    first, second, third = audit_facts.read_facts([a, b, c])
     assert first.digest == third.digest != second.digest
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from statecli.values import summary, tally
 from statecli.values.elements import Decoder
-from statecli.values.merging import choose_largest, choose_smallest, keep_if_equal
+from statecli.values.merge_summaries import choose_largest, choose_smallest, keep_if_equal
 
 
 def test_each_field_of_a_summary_has_a_rule():
