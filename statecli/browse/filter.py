@@ -19,7 +19,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.name_pattern import compile_name_pattern, has_braces
 from statecli.core.selection import Selection, glob_names, matches_any, split_sizes
-from statecli.core.units import join_names
+from statecli.core.units import format_section, join_names
 from statecli.report import RowView
 from statecli.report.tensor_remarks import PROBLEM_WORDS, describe_list_remark, list_problem_words
 
@@ -130,7 +130,7 @@ class Filter:
         if field == "kind":
             return tensor.kind.value
         if field == "section":
-            return tensor.section or "(top level)"
+            return format_section(tensor.section)
         if field == "device":
             return tensor.device or "-"
         tensor = replace(tensor, stats=self._unusual.stats.get(position))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from statecli.core.grouping import group_by
 from statecli.core.model_state import TensorInfo
-from statecli.core.units import format_fqn
+from statecli.core.units import format_fqn, format_section
 from statecli.report import fold
 
 #: Identity of a node: its section, the prefix of its tensors' names, and the number of equal modules that it joins.
@@ -66,7 +66,7 @@ def build_roots(
     """Return the nodes of the first level: the sections, or the modules if there is a single section."""
     by_section = group_by(positions, lambda position: tensors[position].section)
     sections = [
-        OutlineNode(section or "(top level)", section, "", section_positions, measure=measure)
+        OutlineNode(format_section(section), section, "", section_positions, measure=measure)
         for section, section_positions in by_section.items()
     ]
     return sections[0].list_children(tensors) if len(sections) == 1 else sections

@@ -74,6 +74,11 @@ def _format_scaled(count: int, units: tuple[str, ...]) -> str:
     return f"{text} {units[power]}" if units[power] else text
 
 
+def format_section(section: str) -> str:
+    """Return the name of a section, or `(top level)` for tensors of a checkpoint that are in no section."""
+    return section or "(top level)"
+
+
 def plural(count: int, noun: str) -> str:
     """Return the count and the noun: `1 tensor`, `1,024 tensors`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

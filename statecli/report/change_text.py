@@ -12,6 +12,7 @@ from statecli.core.units import (
     format_count,
     format_fqn,
     format_number,
+    format_section,
     format_shape,
     format_size,
     format_yes_no,
@@ -254,7 +255,7 @@ def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
     """Return a group for each section that differs: the tree of its changed modules."""
     return tuple(
         Group(
-            section or "(top level)",
+            format_section(section),
             _summarize_kinds(changes),
             tuple(_build_lines([tree.build_tree(changes)], 0, unfold)),
         )

@@ -13,7 +13,7 @@ from statecli.commands.diff.result import Change, Diff, ScalarChange, Status
 from statecli.core.grouping import group_by
 from statecli.core.model_state import Kind
 from statecli.core.output import ChangeOrder
-from statecli.core.units import KIND_NOUNS, format_fqn, format_shape, plural
+from statecli.core.units import KIND_NOUNS, format_fqn, format_section, format_shape, plural
 from statecli.report import Group, Line, ReportColumn, change_text, fold
 from statecli.report.bars import draw_bar
 from statecli.report.change_order import arrange_changes, order_change
@@ -82,7 +82,7 @@ def build_groups(diff: Diff, view: DiffView, columns: tuple[ReportColumn, ...]) 
     summarized_ids = select_summarized(diff.changes) if _is_folded(view) else frozenset()
     groups = []
     for section, kind in ordered_roles:
-        heading = (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind]
+        heading = (f"{format_section(section)}: " if has_sections else "") + KIND_NOUNS[kind]
         summary = _summarize_group(roles[section, kind], both_sides[section, kind])
         listed_changes = [row for row in roles[section, kind] if id(row) not in summarized_ids]
         lines = _build_lines(listed_changes, columns is _MEASURE_COLUMNS, view)

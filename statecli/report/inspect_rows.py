@@ -21,6 +21,7 @@ from statecli.core.units import (
     format_fqn,
     format_kind,
     format_number,
+    format_section,
     format_shape,
     format_size,
     plural,
@@ -96,7 +97,7 @@ def _build_quantized_group(
     size = sizes.sum_bytes(part for row in rows for part in weights[row.key].parts)
     heading = "quantized weights"
     if len(inspection.state.sections) > 1:
-        heading = f"{section or '(top level)'}: {heading}"
+        heading = f"{format_section(section)}: {heading}"
     in_tensors = f" in {plural(count, 'tensor')}" if count > len(rows) else ""
     summary = f"{plural(len(rows), 'weight')}{in_tensors}, {describe_count(elements, 'element')}, {format_size(size)}"
     lines = [line for row in rows for line in _build_weight_lines(row, weights[row.key], columns, view)]
@@ -142,7 +143,7 @@ def _build_group(
     is_assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in examples)
     heading = KIND_NOUNS[kind] + ("?" if is_assumed else "")
     if len(state.sections) > 1:
-        heading = f"{section or '(top level)'}: {heading}"
+        heading = f"{format_section(section)}: {heading}"
     elements = describe_count(total.elements, "element")
     summary = f"{plural(total.tensors, 'tensor')}, {elements}, {format_size(total.bytes)}"
     summary += _describe_evidence(examples, inspection.state.metadata)

@@ -12,7 +12,7 @@ from statecli.commands.inspect.quantized_rows import fold_tensors, select_weight
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo, TensorKey
-from statecli.core.units import format_count, format_size, plural
+from statecli.core.units import format_count, format_section, format_size, plural
 from statecli.report import folder_settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def format_subtitle(inspection: Inspection) -> str:
     if inspection.weights:
         state = replace(state, tensors=tuple(fold_tensors(state.tensors, inspection.weights)))
     counts = f": {text}{_describe_trainable(state, parameters)}" if parameters else ""
-    sections = f"; sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
+    sections = f"; sections {', '.join(map(format_section, state.sections))}" if len(state.sections) > 1 else ""
     dtypes = f", {_list_dtypes(state.tensors)}" if state.tensors else ""
     size_text = f"{plural(tensors, 'tensor')}, {format_size(size)}"
     return f"{state.format}, {size_text}{dtypes}{counts}{sections}{_format_scalars(state)}"

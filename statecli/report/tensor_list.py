@@ -10,7 +10,7 @@ from statecli.core import sizes
 from statecli.core.escaping import escape
 from statecli.core.filter_language import LANGUAGE, FilterLanguage
 from statecli.core.model_state import TensorInfo, TensorKey
-from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_shape
+from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_section, format_shape
 from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
 from statecli.report.tensor_remarks import PROBLEM_WORDS, choose_mood
@@ -100,7 +100,7 @@ def build_tensor_list(
         bytes=sizes.sum_bytes(tensors),
         elements=sum(total.elements for total in totals.values()),
         names=tuple(escape(format_fqn(tensor.fqn)) for tensor in tensors),
-        sections=_build_choices(tensor.section or "(top level)" for tensor in tensors),
+        sections=_build_choices(format_section(tensor.section) for tensor in tensors),
         kinds=_build_choices(map(format_kind, tensors)),
         dtypes=_build_choices(tensor.dtype for tensor in tensors),
         shapes=_build_choices(format_shape(tensor.shape) for tensor in tensors),

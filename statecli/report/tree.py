@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from statecli.core import sizes
 from statecli.core.grouping import group_by
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.core.units import format_count, format_fqn, format_kind, format_shape, format_size, plural
+from statecli.core.units import format_count, format_fqn, format_kind, format_section, format_shape, format_size, plural
 from statecli.report import Group, Line, ReportColumn, fold
 
 COLUMNS = (
@@ -59,7 +59,7 @@ def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group
     for section, tensors in group_by(state.tensors, lambda tensor: tensor.section).items():
         root = build_tree(tensors)
         summary = f"{plural(len(tensors), noun)}, {format_size(sizes.sum_bytes(tensors))}"
-        groups.append(Group(section or "(top level)", summary, tuple(_build_lines(root, 0, unfold))))
+        groups.append(Group(format_section(section), summary, tuple(_build_lines(root, 0, unfold))))
     return tuple(groups)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.core.units import format_fqn, plural
+from statecli.core.units import format_fqn, format_section, plural
 from statecli.report import NamedTensors
 from statecli.report.layer_roles import list_roles
 from statecli.report.row_order import arrange_naturally
@@ -35,6 +35,6 @@ def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
 def _list_labels(tensors: Sequence[TensorInfo], *, by_section: bool) -> tuple[str, ...]:
     """Return the names as in the list of the page, with the section in front if there are several sections."""
     return tuple(
-        f"{tensor.section or '(top level)'}: {format_fqn(tensor.fqn)}" if by_section else format_fqn(tensor.fqn)
+        f"{format_section(tensor.section)}: {format_fqn(tensor.fqn)}" if by_section else format_fqn(tensor.fqn)
         for tensor in tensors
     )

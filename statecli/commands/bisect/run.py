@@ -240,7 +240,7 @@ def _build(
     if counter is not None:  # the steps are those of `statecli log`
         places |= {path: Step(steps[counter], counter) for path, steps in prober.steps_of_path.items()}
     if prober.check_order and counter is not None:
-        note = f"the step is the setting {counter}; the checkpoints are in the order of their names"
+        note = f"the step is the value of the setting {counter}; the checkpoints are in the order of their names"
         notes = [Oddity("step-source", note), *notes[1:]]  # the first note of a run is its source
     probes = {path: replace(probe, step=places.get(probe.path, probe.step)) for path, probe in prober.probes.items()}
     first, last_before = (None if end is None else probes[end.path] for end in (first, last_before))

@@ -17,6 +17,7 @@ from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
 from statecli.core import quoting
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
+from statecli.core.units import format_section
 
 #: Smallest number of comparisons after which a setting that changed in each of them is taken for a counter.
 MIN_COMPARISONS = 3
@@ -48,7 +49,10 @@ def log_run(request: Request, steps: Steps = lambda count: nullcontext(lambda: N
     modules = follower.list_modules()
     rows = _add_stopped(rows, modules)
     others = list(dict.fromkeys(name for row in rows for name in row.other_sections))
-    note = Oddity("sections-left-out", f"the norm does not count these sections: {quoting.names(others)}")
+    note = Oddity(
+        "sections-left-out",
+        f"the norm does not count these sections: {quoting.names([format_section(section) for section in others])}",
+    )
     return Log(
         target=", ".join(request.targets),
         rows=tuple(rows),
