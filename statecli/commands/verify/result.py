@@ -111,7 +111,10 @@ def skip_harmless_cells(check: Check) -> Check:
     )
     verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
     verdicts |= {Verdict.FAILED} if harmful else {Verdict.PASSED}
-    return structs.replace(check, verdict=find_worst(verdicts), columns=columns)
+    verdicts |= {Verdict.INCONCLUSIVE} if check.reason else set()
+    verdict = find_worst(verdicts)
+    reason = check.reason or (summarize_reasons(columns, verdict) if verdict is Verdict.INCONCLUSIVE else None)
+    return structs.replace(check, verdict=verdict, reason=reason, columns=columns)
 
 
 def _skip_cell(cell: Cell) -> Cell:
