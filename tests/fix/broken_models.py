@@ -13,6 +13,7 @@ class BrokenModel(NamedTuple):
     input: str = ""
 
 
+BUILD = "\n    def build(self):\n        self.t = torch.ones(4)\n"
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 
 
@@ -33,6 +34,11 @@ BROKEN_MODELS = {
             "        # table\n        self.t: torch.Tensor\n"
             '        self.register_buffer("t", torch.ones(4), persistent=False)  # ones\n',
         ),
+    ),
+    "method-called-again": BrokenModel(
+        net("self.t = None\nself.build()", "return self.fc(x) + self.t", more=BUILD),
+        ('        if "t" in self.__dict__:\n            self.register_buffer("t", self.__dict__.pop("t"), ',),
+        "2x4",
     ),
     "annotated-parameter": BrokenModel(
         net("self.t: torch.Tensor = torch.ones(4, requires_grad=True)", "return self.fc(x) * self.t"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -163,7 +164,18 @@ def append_to_init(source: ParsedFile, owner: cst.ClassDef, method: cst.Function
     if not isinstance(method.body, cst.IndentedBlock):
         raise NoEdit(_describe_one_line_body(f"{owner.name.value}.{method.name.value}"))
     last = method.body.body[-1]
-    return {last: [last, *source.parse_statements(source.indent(code))]}
+    return {last: [last, *source.parse_statements(source.indent(_allow_second_call(method, code)))]}
+
+
+_POPPED_ATTRIBUTE = compile_on_use(r"(\w+)\.__dict__\.pop\((\"\w+\")\)")
+
+
+def _allow_second_call(method: cst.FunctionDef | None, code: str) -> str:
+    """Return code that registers an attribute only once: a second call of a method assigns the buffer itself."""
+    popped = _POPPED_ATTRIBUTE.search(code)
+    if popped is None or method is None or method.name.value in ("__init__", "__post_init__"):
+        return code
+    return f"if {popped[2]} in {popped[1]}.__dict__:\n{textwrap.indent(code, '    ')}"
 
 
 def _describe_one_line_body(name: str) -> str:
@@ -174,6 +186,7 @@ def insert_after_line(source: ParsedFile, assigned: Assigned, code: str) -> Chan
     """Return the change that adds statements after the assignment."""
     if not isinstance(assigned.line, cst.SimpleStatementLine):
         raise NoEdit(SHARED_LINE_REASON)
+    code = _allow_second_call(assigned.method, code)
     return {assigned.line: [assigned.line, *source.parse_statements(source.indent(code))]}
 
 
