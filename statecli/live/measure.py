@@ -8,7 +8,7 @@ out as on CUDA. The fresh memory is never written to, so the stand-in is nearly 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from statecli import live
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
 from statecli.live.move_model import get_moved_model, move_model
-from statecli.live.tensors import identify_storage, is_freed, is_lazy, split_parts
+from statecli.live.tensors import identify_storage, is_freed, is_lazy, split_disjoint, split_parts
 from statecli.live.walk import WalkResult, walk
 
 
@@ -29,12 +29,14 @@ class MoveTrial:
 
     Attributes:
         before: Storage key of each name before the move.
+        memories: A name of the same memory before the move, for each name: equal for names that share an element.
         after: Tensor and storage key of each name after the move, without names removed by the move.
         keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be measured.
         reason: Why no move could be tried; None after a move.
     """
 
     before: dict[str, int | str] = field(default_factory=dict)
+    memories: dict[str, str] = field(default_factory=dict)
     after: dict[str, tuple[torch.Tensor, int | str]] = field(default_factory=dict)
     keeps_objects: bool = True
     reason: str | None = None
@@ -101,13 +103,23 @@ def try_fresh_memory(module: nn.Module) -> MoveTrial:
 def _try_move(module: nn.Module, result: WalkResult, move: Callable[[nn.Module], object]) -> MoveTrial:
     tensors_before = list(iter_tensors(result))  # keeps old tensors alive, so that no address is used twice
     storages = {name: identify_storage(tensor) for name, tensor in reversed(tensors_before)}
-    trial = MoveTrial(storages, keeps_objects=move is not _move_to_meta)
+    memories = _group_by_memory(storages, dict(reversed(tensors_before)))
+    trial = MoveTrial(storages, memories, keeps_objects=move is not _move_to_meta)
     # A Parameter keeps its identity and changes its storage: only the storage itself can be kept alive.
     stores = [_keep_storage_alive(tensor) for _, tensor in tensors_before]
     for name, tensor in iter_tensors(walk(get_moved_model(module, move(module)))):
         trial.after.setdefault(name, (tensor, identify_storage(tensor)))
     del stores
     return trial
+
+
+def _group_by_memory(storages: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return for each name a name of the same memory; chunks of a storage have separate memories."""
+    by_storage: dict[int | str, dict[str, torch.Tensor]] = {}
+    for name, key in storages.items():
+        by_storage.setdefault(key, {})[name] = tensors[name]
+    groups = (group for sharing in by_storage.values() for group in split_disjoint(sharing))
+    return {name: group[0] for group in groups for name in group}
 
 
 def _keep_storage_alive(tensor: torch.Tensor) -> Any:

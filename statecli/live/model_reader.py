@@ -534,13 +534,13 @@ def _record_follows_device(table: _Table, trial: measure.MoveTrial) -> None:
 
 
 def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
-    ties: dict[int | str, _Tie] = {}
+    ties: dict[str, _Tie] = {}
     for row in table.rows:
-        is_measured = row.fqn in trial.after and row.fqn in trial.before
+        is_measured = row.fqn in trial.after and row.fqn in trial.memories
         if not is_measured or (row.unregistered and _is_recomputed(row.unregistered)):
             continue
         # Compare the moved instance with itself, because a copy may have separated tied weights.
-        tie, after = ties.setdefault(trial.before[row.fqn], _Tie()), trial.after[row.fqn][1]
+        tie, after = ties.setdefault(trial.memories[row.fqn], _Tie()), trial.after[row.fqn][1]
         count, names = tie.find_apart_from(after)
         tie.add(row.fqn, after, row.place)
         if count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,30 @@ def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     strides = [s for t in (first, second) for size, s in zip(t.shape, t.stride(), strict=True) if size > 1]
     step = math.gcd(*strides)
     return step == 0 or (begins[0] - begins[1]) % step == 0
+
+
+def split_disjoint(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Split the tensors of one storage into groups that share no byte, such as the chunks of a fused weight."""
+    extents = {name: _find_extent(tensor) for name, tensor in tensors.items()}
+    groups: list[list[str]] = []
+    group_end = 0.0
+    for name in sorted(extents, key=extents.__getitem__):
+        begin, end = extents[name]
+        if not groups or begin >= group_end:
+            groups.append([])
+        groups[-1].append(name)
+        group_end = max(group_end, end)
+    positions = {name: position for position, name in enumerate(tensors)}
+    return [sorted(group, key=positions.__getitem__) for group in groups]
+
+
+def _find_extent(tensor: torch.Tensor) -> tuple[int, float]:
+    """Return the range of a tensor in its storage, in bytes; without end for a layout with several parts."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+            return 0, math.inf
+        begin, size = int(tensor.storage_offset()), tensor.element_size()
+        return begin * size, (begin + _count_span(tensor)) * size
 
 
 def _count_span(tensor: torch.Tensor) -> int:

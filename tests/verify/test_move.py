@@ -70,6 +70,14 @@ def test_tied_buffers_are_reported():
     assert find_cell(check, "moves", "b").verdict is Verdict.FAILED
 
 
+@pytest.mark.parametrize("name", [Name.MOVE, Name.COPY])
+def test_chunks_of_one_tensor_are_not_tied(name):
+    """They share a storage, but no element; a third tensor that overlaps both is tied to them."""
+    chunks = "q, k = torch.ones(6, 3).chunk(2)\nself.q = nn.Parameter(q); self.k = nn.Parameter(k)"
+    assert prove_source(name, chunks).findings == ()
+    assert set(map_rules(prove_source(name, f"{chunks}\nself.w = nn.Parameter(q[1:])"))) == {"w"}
+
+
 def test_tied_parameters_pass():
     """A move to meta creates a Parameter for each name; a move to CUDA does not, and only the move to CUDA counts."""
     check = run_move("self.a = nn.Linear(3, 3); self.b = nn.Linear(3, 3); self.b.weight = self.a.weight")

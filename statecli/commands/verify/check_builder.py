@@ -30,7 +30,7 @@ from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ModelState, Origin
+from statecli.core.model_state import ModelState, Origin, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.units import format_origin
@@ -39,7 +39,7 @@ from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
-from statecli.live.tensors import identify_storage, is_lazy
+from statecli.live.tensors import identify_storage, is_lazy, split_disjoint
 from statecli.live.walk import walk
 from statecli.targets.location import is_installed
 
@@ -147,6 +147,10 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
 ABSENT_REASON = (
     "a second instance of the model lacks this tensor, so statecli cannot compare the tensor between instances"
 )
+#: Fix of a tensor that forward registers.
+REGISTER_EARLIER_HELP = (
+    "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
+)
 RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before each forward"
 
 
@@ -252,6 +256,22 @@ def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
     return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
 
 
+def describe_unsaved(row: TensorInfo) -> str:
+    """Return `not in state_dict()`, with the reason of a non-persistent buffer."""
+    return "not in state_dict() (persistent=False)" if row.persistent is False else "not in state_dict()"
+
+
+def judge_unsaved_in_copy(row: TensorInfo) -> Cell:
+    """Judge a tensor outside of state_dict() if each instance is a copy of the model, with the tensor's values."""
+    if row.persistent is False:
+        return skip_cell(describe_unsaved(row))
+    reason = (
+        "statecli built only one instance, and cannot check whether the constructor creates an equal tensor in a new "
+        "instance"
+    )
+    return build_inconclusive_cell(f"{describe_unsaved(row)}; {reason}")
+
+
 def build_finding(
     subject: ModelUnderTest,
     rule: Rule,
@@ -322,9 +342,11 @@ def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names of tensors that share a storage, group by group. Empty tensors are left out."""
+    """Yield the names of tensors that share memory, group by group. Empty tensors and chunks of a storage share none."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():
             by_storage.setdefault(identify_storage(tensor), []).append(name)
-    return (names for names in by_storage.values() if len(names) > 1)
+    for names in by_storage.values():
+        groups = split_disjoint({name: tensors_by_name[name] for name in names})
+        yield from (group for group in groups if len(group) > 1)
