@@ -285,6 +285,14 @@ def test_live_model_is_copied_to_meta(in_tmp_path):
     assert model.weight.device.type == "cpu"
 
 
+def test_plain_tensor_of_a_live_model_is_inconclusive():
+    """A copy of the model keeps the tensor on the cpu; the constructor would create it on meta."""
+    model = nn.Linear(2, 2)
+    model.t = torch.ones(3)
+    (check,) = statecli.verify(model, checks=["materialize"]).checks
+    assert map_verdicts(check, "materialized") == {"weight": "passed", "bias": "passed", "t": "inconclusive"}
+
+
 def test_other_proofs_run_only_on_request(in_tmp_path):
     """Each of these proofs can fail for a class that is harmless in most programs, so the proof is off by default."""
     assert DEFAULT_PROOFS == (Name.MOVE, Name.CAST, Name.SAVE, Name.COPY, Name.STEP, Name.FORWARD)

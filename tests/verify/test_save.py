@@ -242,6 +242,17 @@ def test_extra_state_with_tensors_or_objects_fails():
     assert actual == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
 
 
+def test_extra_state_without_a_load_is_reported():
+    """The tensor is in the file, so the message does not say that state_dict() lacks the tensor."""
+    methods = "def get_extra_state(self):\n    return self.t\ndef set_extra_state(self, state):\n    pass"
+    (finding,) = run_save(f"self.w = nn.Parameter(torch.ones(3)); self.t = torch.rand(3)\n---\n{methods}").findings
+    assert (finding.rule, finding.message) == (
+        "not-restored",
+        "t: saved, but load_state_dict() does not restore the tensor",
+    )
+    assert "restore the tensor in Net.set_extra_state" in finding.help
+
+
 def test_saved_tensor_of_a_subclass_is_named():
     """The entry is a tensor, so the help does not name get_extra_state."""
     code = "---\nclass Odd(torch.Tensor):\n    pass"

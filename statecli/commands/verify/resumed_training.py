@@ -147,8 +147,10 @@ class Trainer:
             module = self._subject.build_fresh(values=True, seed=_RESUME_SEED)
             with self._subject.user_code("setting the model to train mode"):
                 module.train()
+            # copy.deepcopy refuses some tensors that torch.save writes, such as sparse CSR tensors
+            model_state = save_roundtrip.copy_state_dict(training.checkpoint.model).state
             with self._subject.user_code("load_state_dict(strict=True) with the saved state_dict"):
-                module.load_state_dict(copy.deepcopy(training.checkpoint.model), strict=True)
+                module.load_state_dict(model_state, strict=True)
             training.copies.put_into(module, put_back)
             session = self._start(module)
             self._load(session, training.checkpoint)

@@ -79,7 +79,14 @@ class _Proof(Proof):
             if row.fqn in self._subject.state.recomputed:
                 self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
             elif not self._reasons:
-                self._cells.setdefault(row.fqn, Cell(Verdict.PASSED))
+                self._cells.setdefault(row.fqn, self._judge_resumed(row))
+
+    def _judge_resumed(self, row: TensorInfo) -> Cell:
+        """Judge a tensor without a finding. A copy of a live model has the tensor's values before the load."""
+        is_unsaved = row.saved is False and row.fqn not in self._subject.created_by_forward
+        if is_unsaved and not self._subject.rebuilds:
+            return check_builder.judge_unsaved_in_copy(row)
+        return Cell(Verdict.PASSED)
 
     # --- causes --------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class _Proof(Proof):
         reason = by_torch[1] if by_torch else error_text.removeprefix(f"{activity} raised ")
         new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in reason)
         places = (row.origin for row in new if row.origin)
-        help = next((check_builder.place_at_line(place, _IN_CONSTRUCTOR) for place in places), None)
+        help = next((check_builder.place_at_line(place, check_builder.REGISTER_EARLIER_HELP) for place in places), None)
         message = f"load_state_dict(strict=True) refuses the model's own state_dict: {reason}"
         self.report(rules.NOT_LOADABLE, message, None, help=help)
         self._unloadable = None if by_torch else f"load_state_dict raised {reason}"
@@ -180,7 +180,7 @@ class _Proof(Proof):
             message = f"{name}: saved, but load_state_dict() {load_effect}"
             help = self._suggest_in_own_method(name, _LOAD_METHODS, "in {}, pass the saved entry on to super()")
             if name in self._subject.created_by_forward and not help:
-                help = _IN_CONSTRUCTOR
+                help = check_builder.REGISTER_EARLIER_HELP
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
     def _is_set_by_load(self, name: str, restored_tensor: torch.Tensor | None) -> bool:
@@ -256,10 +256,10 @@ class _Proof(Proof):
     def _judge_without_rebuilding(self, row: TensorInfo) -> Cell | None:
         """Return the cell of a tensor if the verdict needs no second build, else None."""
         if row.fqn in self._recomputed:
-            return check_builder.skip_cell(f"{_describe_unsaved(row)}; {check_builder.RECOMPUTED_REASON}")
+            return check_builder.skip_cell(f"{check_builder.describe_unsaved(row)}; {check_builder.RECOMPUTED_REASON}")
         if row.fqn in self._subject.created_by_forward:
             reason = "the first forward creates the tensor again; the check `resume` compares the values"
-            return check_builder.skip_cell(f"{_describe_unsaved(row)}; {reason}")
+            return check_builder.skip_cell(f"{check_builder.describe_unsaved(row)}; {reason}")
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, but not in state_dict(), so a checkpoint lacks the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
@@ -269,20 +269,20 @@ class _Proof(Proof):
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
-        if row.persistent is False:
-            return check_builder.skip_cell(_describe_unsaved(row))
-        reason = (
-            "statecli built only one instance, and cannot check whether the constructor creates an equal tensor in a "
-            "new instance"
-        )
-        return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {reason}")
+        return check_builder.judge_unsaved_in_copy(row)
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
-            return check_builder.skip_cell(f"{_describe_unsaved(row)}; the constructor creates an equal tensor")
+            return check_builder.skip_cell(
+                f"{check_builder.describe_unsaved(row)}; the constructor creates an equal tensor"
+            )
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             reason = "the tensors of two instances cannot be compared"
-            return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {reason}")
+            return check_builder.build_inconclusive_cell(f"{check_builder.describe_unsaved(row)}; {reason}")
+        if row.saved:  # in an entry of another name, such as the extra state
+            message = f"{row.fqn}: saved, but load_state_dict() does not restore the tensor"
+            help = self._suggest_in_own_method(row.fqn, _LOAD_METHODS, "restore the tensor in {}")
+            return self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
         message = f"{row.fqn}: {RANDOM_VALUE_REMARK}"
         help = PERSISTENT_HELP if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
@@ -297,13 +297,10 @@ class _Proof(Proof):
 
 
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
-_IN_CONSTRUCTOR = (
-    "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
-)
 #: Methods of a class that decide what is saved and loaded.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
 _KEEP_HELP = "keep in {} all entries that super() saves"
-_LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
+_LOAD_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
 
 
 def _find_refused_tensor(state: object, refused_type: str) -> str | None:
@@ -553,7 +550,3 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
 
 #: Largest number of elements of a tensor that may have the same values by chance after a change.
 _MAX_CHANCE_ELEMENTS = 4_096
-
-
-def _describe_unsaved(row: TensorInfo) -> str:
-    return "not in state_dict() (persistent=False)" if row.persistent is False else "not in state_dict()"
