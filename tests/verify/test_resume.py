@@ -13,7 +13,7 @@ import statecli
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
 
-from .proving import expect_findings, expect_pass, find_imported_net, map_rules, prove_source, write_class
+from .proving import expect_findings, expect_pass, find_imported_net, map_rules, map_verdicts, prove_source, write_class
 from .test_export import net
 
 TENSOR, MODULE, LOST = "unregistered-tensor", "unregistered-module", "lost-by-resuming"
@@ -287,6 +287,32 @@ def test_live_model_is_unchanged():
     (check,) = statecli.verify(model, inputs="2x2", checks=["resume"]).checks
     assert check.verdict is Verdict.PASSED
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_tensor_that_every_copy_of_a_live_model_holds_is_inconclusive():
+    """No constructor draws the tensor again, so the resumed copy has the values without a load."""
+    model = nn.Linear(2, 2)
+    model.t = torch.randn(2)
+    model.register_buffer("u", torch.ones(2), persistent=False)
+    (check,) = statecli.verify(model, inputs="2x2", checks=["resume"]).checks
+    assert map_verdicts(check, "resumed") == {"weight": "passed", "bias": "passed", "t": "inconclusive", "u": "skipped"}
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+
+
+def test_sparse_buffer_is_restored(in_tmp_path):
+    """The state_dict is copied as a file, because copy.deepcopy refuses sparse CSR tensors."""
+    check = prove(net('self.register_buffer("t", torch.eye(3).to_sparse_csr())', "return self.fc(x)"))
+    assert check.verdict is Verdict.PASSED, check.reason
+
+
+def test_tuple_without_a_length_does_not_prevent_the_proof(in_tmp_path):
+    """A class of the user may refuse len(), as the irreps of e3nn do."""
+    body = net(
+        "class Odd(tuple):\n    def __len__(self):\n        raise NotImplementedError\nself.o = Odd((1, 2))",
+        "return self.fc(x)",
+    )
+    for name in (Name.RESUME, Name.EXPORT, Name.COMPILE):
+        assert prove_source(name, body, "2x3").verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize(

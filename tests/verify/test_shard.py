@@ -39,6 +39,16 @@ REDUCED = """if self.training:
     self.t.lerp_(step, 0.1)
 return self.fc(x) - self.t"""
 
+QUEUE = """self.register_buffer("queue", torch.zeros(3, 8))
+self.register_buffer("position", torch.zeros(1, dtype=torch.int64))"""
+#: Forward raises for a smaller position, and not for a larger one.
+PUT = """y = self.fc(x)
+if self.training:
+    position = int(self.position)
+    self.queue[:, position : position + 2] = {0}
+    self.position[0] = (position + 2) % 8
+return y"""
+
 #: A class that fails, with the rule of each failed name, and a class of the same purpose that passes.
 ZOO = {
     "drawn at random": (
@@ -84,6 +94,16 @@ ZOO = {
         net(f'self.register_buffer("w", torch.zeros(3))\n{IGNORE}', re.sub(r"self\.t\b", "self.w", MEAN)),
         {"w": UNSYNCHRONIZED},
         net(f'self.register_buffer("w", torch.zeros(3))\n{IGNORE}', "return self.fc(x) - self.w"),
+    ),
+    "a queue with an index": (
+        net(QUEUE, PUT.format("y.detach().t()")),
+        {"queue": UNSYNCHRONIZED},
+        net(QUEUE, PUT.format("1.0")),
+    ),
+    "a parameter that forward creates": (
+        net("", "if not hasattr(self, 'w'):\n    self.w = nn.Parameter(torch.ones(3))\nreturn self.fc(x) * self.w"),
+        {"w": UNSYNCHRONIZED},
+        net("self.w = nn.Parameter(torch.ones(3))", "return self.fc(x) * self.w"),
     ),
     "a scalar parameter": (
         net("self.w = nn.Parameter(torch.tensor(1.0))", "return self.fc(x) * self.w"),

@@ -375,6 +375,7 @@ def test_parameter_created_by_forward_fails():
         "return self.used(x) * self.late"
     )
     assert map_rules(check) == {"late": "not-in-optimizer"}
+    assert check.findings[0].help.startswith("register the tensor in the constructor")
 
 
 def test_parameters_omitted_by_the_model_fail():

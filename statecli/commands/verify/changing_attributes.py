@@ -75,7 +75,7 @@ def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
     """
     changed_attributes: dict[str, ChangedAttribute] = {}
     for training in (False, True):
-        module = subject.build_used()
+        module = subject.build_used(values=not subject.rebuilds)
         initial = _copy_attributes(module)
         try:
             with check_builder.keep_class_attributes(module):
@@ -123,11 +123,12 @@ def _encode(value: object, depth: int) -> object:
         return repr(value)  # NaN equals itself
     if isinstance(value, _OPAQUE_TYPES) or depth == 0:
         return type(value).__name__
-    first = list(islice(tuple(value), _MAX_ENTRIES)) if isinstance(value, _CONTAINERS) else []
+    first = list(islice(value, _MAX_ENTRIES)) if isinstance(value, _CONTAINERS) else []
     if isinstance(value, dict):
         return ("dict", len(value), [(_encode(key, 1), _encode(value[key], depth - 1)) for key in first])
     if isinstance(value, (list, tuple, deque)):
-        return (type(value).__name__, len(value), [_encode(entry, depth - 1) for entry in first])
+        size = sum(1 for _ in value)  # len() of a subclass may raise
+        return (type(value).__name__, size, [_encode(entry, depth - 1) for entry in first])
     if isinstance(value, (set, frozenset)):
         return ("set", len(value), sorted(repr(entry) for entry in first if type(entry) in ATOM_TYPES))
     state = getattr(value, "__dict__", None)

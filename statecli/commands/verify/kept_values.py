@@ -191,7 +191,7 @@ class _Reader:
         if isinstance(value, dict):
             children = [(f"[{key!r}]", value[key]) for key in tuple(value)]
         elif isinstance(value, (list, tuple, deque)):
-            children = [(f"[{index}]", entry) for index, entry in enumerate(tuple(value))]
+            children = [(f"[{index}]", entry) for index, entry in enumerate(value)]  # len() may raise
         elif isinstance(value, (set, frozenset)):
             self._parts[path] = f"{{{', '.join(sorted(map(repr, value)))}}}"
             return

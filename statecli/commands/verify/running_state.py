@@ -7,6 +7,7 @@ earlier elements were.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import torch
 
@@ -19,7 +20,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the names of tensors with a running state, or an empty set if forward cannot be called.
+    """Return the names of tensors with a running state, or an empty set if there are no inputs or each changed call raises.
 
     Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward.
     """
@@ -28,10 +29,13 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
         return frozenset()
     try:
         before, after = call_once(subject, names)
-        changed_names = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
-        others = [call_once(subject, changed_names, sign=sign)[1] for sign in (-1, 1)] if changed_names else []
     except ModelError:
         return frozenset()
+    changed_names = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
+    others = []
+    for sign in (-1, 1) if changed_names else ():
+        with suppress(ModelError):  # a smaller or a larger index may be out of range
+            others.append(call_once(subject, changed_names, sign=sign)[1])
     return frozenset(
         name
         for name in changed_names

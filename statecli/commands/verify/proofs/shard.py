@@ -163,7 +163,7 @@ class _Proof(Proof):
             return check_builder.RECOMPUTED_REASON
         if row.kind is Kind.UNREGISTERED and self._metrics and self._metrics.is_synchronized(row.fqn):
             return SYNCHRONIZED_REASON
-        if row.fqn in self._subject.created_by_forward:
+        if row.fqn in self._subject.created_by_forward and row.kind is not Kind.PARAMETER:
             return "the first forward creates the tensor on each rank"
         return None if row.elements else "the tensor is empty"
 
@@ -180,7 +180,9 @@ class _Proof(Proof):
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
             message = f"{row.fqn}: left out by {wrappers}: {effect}"
-            self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=_STOP_IGNORING)
+            is_late = row.fqn in self._subject.created_by_forward
+            help = check_builder.REGISTER_EARLIER_HELP if is_late else _STOP_IGNORING
+            self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help)
         elif is_diverging or row.fqn in self._random:
             self._report_buffer(row, wrappers, is_diverging=is_diverging)
         else:

@@ -104,7 +104,7 @@ class _StepVerdicts:
         subject = self.run.subject
         if not (subject.created_by_forward or subject.reassigned_by_forward):
             return frozenset()
-        module = subject.build_fresh()
+        module = subject.build_for_call()
         _, error_text = check_builder.run_user_code(
             subject, "calling the model", lambda: subject.call(module, grad=True)
         )
@@ -438,11 +438,14 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cel
     if leaf.peak is None and verdicts.tensors.get(name) is not leaf.tensor:
         return check_builder.skip_cell("forward replaces the tensor without reading it")
     row = verdicts.run.subject.rows_by_fqn[name]
+    severity = rules.NOT_IN_OPTIMIZER.cases["no gradient"] if leaf.peak is None else None
+    if row.kind is Kind.PARAMETER and name in verdicts.run.subject.created_by_forward:
+        reason = "the first forward creates the parameter, so an optimizer built before does not train it"
+        return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, reason, check_builder.REGISTER_EARLIER_HELP, severity)
     reason = {
         Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
         Kind.UNREGISTERED: "requires grad but is not registered, so no optimizer trains it",
     }.get(row.kind, "the class's own parameters() leaves this tensor out, so no optimizer trains it")
-    severity = rules.NOT_IN_OPTIMIZER.cases["no gradient"] if leaf.peak is None else None
     return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, reason, row.fix or _suggest_registration(row), severity)
 
 
