@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from statecli.commands.verify import recreated_by_forward  # noqa: E402
 from statecli.commands.verify.proofs import forward  # noqa: E402
 from statecli.commands.verify.result import Verdict  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
@@ -79,7 +78,7 @@ def test_help_recommends_to_recreate_a_cache():
     """The cached tensor was assigned in forward, so the help does not suggest a change of the constructor."""
     (finding,) = forward.prove(build_sample_subject("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
-    assert advice == recreated_by_forward.RECREATE_HELP.format("device")
+    assert advice == "create the tensor again in forward when the device changes, or keep one tensor per device"
     assert line.endswith("cached_mask.py:23")
 
 

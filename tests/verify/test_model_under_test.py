@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn  # noqa: E402
 
 from statecli.commands.verify import model_under_test as subjects  # noqa: E402
 from statecli.commands.verify.run import Request, run  # noqa: E402
+
+from .mixes import build_inputs  # noqa: E402
 
 
 class Tied(nn.Module):
@@ -47,6 +50,26 @@ def test_copy_without_values_takes_no_memory():
     copies = [subject.build_fresh() for _ in range(3)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
     assert all(copy.weight.shape == (8192, 8192) for copy in copies)
+
+
+class Indexed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4))
+        self.register_buffer("indices", torch.full((20_000,), 3))
+        self.cache = None
+
+    def forward(self, x):
+        self.cache = self.table[self.indices]
+        return x + self.cache[:2]
+
+
+def test_called_copy_has_the_values_of_its_model():
+    """Forward may index by a large buffer, so unwritten memory is not enough for a copy that is called."""
+    subject = subjects.prepare_live_model(Indexed())
+    subject = dataclasses.replace(subject, inputs=build_inputs((2,)), created_by_forward=frozenset(["cache"]))
+    assert torch.equal(subject.build_used().indices, torch.full((20_000,), 3))
+    assert torch.equal(subject.build_for_call().indices, torch.full((20_000,), 3))
 
 
 def test_live_model_is_unchanged():

@@ -161,3 +161,12 @@ def test_proof_restores_the_random_generators():
     prove_source(Name.FORWARD, body, "2x3")
     assert (torch.get_rng_state() == before[0]).all()
     assert random.getstate() == before[1]
+
+
+def test_help_for_a_cache_of_the_input_does_not_create_the_cache_again():
+    """The first input gave the values, so a later forward cannot create the tensor again."""
+    body = "self.fc = nn.Linear(3, 3)\nself.first = None\n---\ndef forward(self, x):\n"
+    store = "    if self.first is None:\n        self.first = {}\n    return self.fc(x) - self.first"
+    for value, start in (("x.detach().mean(0)", "copy the tensor with .to(x.device)"), ("torch.ones(3)", "create the")):
+        (finding,) = prove_source(Name.MOVE, body + store.format(value), "2x3", device="fake-cuda").findings
+        assert finding.help.startswith(start)

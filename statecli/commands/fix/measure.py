@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 from statecli import live
 from statecli.commands.fix.project_copy import Project, ProjectCopy, copy_project
 from statecli.commands.verify import run as verify_run
-from statecli.commands.verify.inputs import map_tensors
 from statecli.commands.verify.result import Verification
 from statecli.core.errors import ModelError
 
@@ -67,7 +65,7 @@ def measure(
             subject = verify_run.build_model_under_test(request)
             # Before the checks, because their training steps permanently change a parameter in a class body.
             instance = _measure_instance(subject, old)
-            dependent_names = _list_input_dependent(subject)
+            dependent_names = subject.input_dependent
             verification = verify_run.verify_model(subject, request)
             attributes = _list_attributes(subject.build_fresh())
             return Measurement(verification, copy, *instance, attributes, dependent_names)
@@ -93,38 +91,6 @@ def _measure_instance(
         with suppress(ModelError):
             output = tuple(_list_values(subject.call(module)))
     return entries, output, load
-
-
-def _list_input_dependent(subject: ModelUnderTest) -> frozenset[str]:
-    """Return the tensors created by forward whose values depend on the input or seed; all if forward fails."""
-    if subject.inputs is None or not subject.created_by_forward:
-        return frozenset()
-    inputs = subject.inputs
-
-    def make_other_call(seed: int = 0) -> Any:
-        return map_tensors(inputs.make_call(seed=seed), _change_values)
-
-    other_subject = dataclasses.replace(subject, inputs=dataclasses.replace(inputs, make_call=make_other_call))
-    try:
-        first, second = subject.build_fresh(values=True), subject.build_fresh(values=True)
-        subject.call(first)
-        other_subject.call(second, seed=1)
-    except ModelError:
-        return subject.created_by_forward
-    tensors, other_tensors = live.measure.map_tensors(first), live.measure.map_tensors(second)
-    return frozenset(
-        name
-        for name in subject.created_by_forward
-        if name not in tensors
-        or name not in other_tensors
-        or not live.tensor_bits.is_same(tensors[name], other_tensors[name])
-    )
-
-
-def _change_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Reverse the values, and halve floats, because a user's input function may ignore the seed."""
-    changed = tensor.flatten().flip(0).reshape(tensor.shape)
-    return changed / 2 if tensor.is_floating_point() or tensor.is_complex() else changed
 
 
 def _list_attributes(module: torch.nn.Module) -> dict[str, frozenset[str]]:

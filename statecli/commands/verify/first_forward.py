@@ -78,7 +78,7 @@ def _call_once(subject: ModelUnderTest, inputs: Inputs) -> _FirstCall:
     """
 
     def build_and_call(*, values: bool) -> _FirstCall:
-        module = subject.build_fresh(values=values)
+        module = subject.build_for_call(values=values)
         tensors_before = measure.map_tensors(module)
         read_names: set[str] = set()
         # The inputs may be tensors of the original, so they are copied before the recording.

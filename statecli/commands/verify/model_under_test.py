@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
 from statecli.commands.verify import copy_model
-from statecli.commands.verify.inputs import NO_INPUT, MissingInput, use_seed
+from statecli.commands.verify.inputs import NO_INPUT, MissingInput, map_tensors, use_seed
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.model_state import REGISTERED_KINDS, Kind, ModelState, TensorInfo
-from statecli.live import measure
+from statecli.live import measure, tensor_bits
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec
 from statecli.live.walk import walk
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-    from statecli.commands.verify.inputs import Inputs
+    from statecli.commands.verify.inputs import Call, Inputs
 
 
 class BuildInstance(Protocol):
@@ -78,6 +79,33 @@ class ModelUnderTest:
         """The description (`TensorInfo`) of each tensor, by FQN."""
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
+    @functools.cached_property
+    def input_dependent(self) -> frozenset[str]:
+        """Names of the tensors that forward creates with other values for another input; all names if forward fails."""
+        if self.inputs is None or not self.created_by_forward:
+            return frozenset()
+        inputs = self.inputs
+
+        def make_other_call(seed: int = 0) -> Call:
+            call: Call = map_tensors(inputs.make_call(seed=seed), _change_values)
+            return call
+
+        other_subject = replace(self, inputs=replace(inputs, make_call=make_other_call))
+        try:
+            first, second = self.build_fresh(values=True), self.build_fresh(values=True)
+            self.call(first)
+            other_subject.call(second, seed=1)
+        except ModelError:
+            return self.created_by_forward
+        tensors, other_tensors = measure.map_tensors(first), measure.map_tensors(second)
+        return frozenset(
+            name
+            for name in self.created_by_forward
+            if name not in tensors
+            or name not in other_tensors
+            or not tensor_bits.is_same(tensors[name], other_tensors[name])
+        )
+
     def skip_without_inputs(self, name: Name, how: str = "") -> Check:
         """Return the check of a proof that is skipped because forward has no inputs."""
         return Check(name, Verdict.SKIPPED, how, str(self.why_no_inputs))
@@ -90,10 +118,15 @@ class ModelUnderTest:
 
     def build_used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
         """Build an instance, and call it once if forward creates tensors."""
-        module = self.build_fresh(values=values, seed=seed)
-        if self.created_by_forward:
-            self.call(module)
+        if not self.created_by_forward:
+            return self.build_fresh(values=values, seed=seed)
+        module = self.build_for_call(values=values, seed=seed)
+        self.call(module)
         return module
+
+    def build_for_call(self, *, values: bool = False, seed: int = 0) -> nn.Module:
+        """Build an instance to call. A copy has the values of its model, because forward may index by them."""
+        return self.build_fresh(values=values or not self.rebuilds, seed=seed)
 
     def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
         """Call `module` with the inputs, in eval mode unless `training` is True. Raises ModelError.
@@ -112,6 +145,12 @@ class ModelUnderTest:
             finally:
                 for part, training in modes:
                     part.training = training
+
+
+def _change_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in reverse order, and halved if these are not indices: a user's function may ignore seeds."""
+    changed = tensor.flatten().flip(0).reshape(tensor.shape)
+    return changed / 2 if tensor.is_floating_point() or tensor.is_complex() else changed
 
 
 def prepare_built_model(built_model: BuiltModel, target: str) -> ModelUnderTest:

@@ -34,8 +34,16 @@ if TYPE_CHECKING:
 REPLACED_EACH_TIME_REASON = "every forward replaces the tensor without reading the old value"
 REPLACED_REASON = "forward replaces the tensor without reading the old value"
 REPLACED_ON_CHANGE_REASON = "forward replaces the tensor when the {} changes"
-#: Remedy for a tensor that forward does not create again.
-RECREATE_HELP = "create the tensor again in forward when the {0} changes, or keep one tensor per {0}"
+_RECREATE_HELP = "create the tensor again in forward when the {0} changes, or keep one tensor per {0}"
+_COPY_HELP = (
+    "copy the tensor with .to(x.{0}) where forward reads the tensor; forward cannot create the tensor again, because "
+    "its values depend on the input"
+)
+
+
+def suggest_recreation(subject: ModelUnderTest, fqn: str, change: str) -> str:
+    """Return the fix of a tensor that forward creates only once. `change`: device or dtype."""
+    return (_COPY_HELP if fqn in subject.input_dependent else _RECREATE_HELP).format(change)
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:

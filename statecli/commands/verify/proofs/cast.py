@@ -217,7 +217,7 @@ class _Proof(Proof):
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL_HELP
         if row.fqn in self._subject.created_by_forward:
-            return recreated_by_forward.RECREATE_HELP.format("dtype")
+            return recreated_by_forward.suggest_recreation(self._subject, row.fqn, "dtype")
         if row.kind is Kind.UNREGISTERED:
             return None if row.fix else _IN_APPLY_HELP
         methods = [call_text.lstrip(".").partition("(")[0] for call_text in steps.wrong]

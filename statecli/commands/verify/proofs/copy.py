@@ -100,7 +100,7 @@ class _Proof:
         """
         if not (self._subject.created_by_forward or self._subject.reassigned_by_forward):
             return None
-        module = self._subject.build_fresh()
+        module = self._subject.build_for_call()
         before = _find_non_leaves(module)
         _, error_text = check_builder.run_user_code(
             self._subject, "calling the model", lambda: self._subject.call(module, grad=True)

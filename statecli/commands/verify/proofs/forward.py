@@ -494,9 +494,9 @@ def _describe_source(
     """
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"on {device}", recreated_by_forward.RECREATE_HELP.format(
-            "device"
-        ) if source.fqn in subject.created_by_forward else None
+        is_created = source.fqn in subject.created_by_forward
+        help = recreated_by_forward.suggest_recreation(subject, source.fqn, "device") if is_created else None
+        return f"on {device}", help
     if source.file_variable is not None:
         name, filename = source.file_variable
         file, line = tensor_sources.format_file(filename, subject.target), locate_variable(filename, name)

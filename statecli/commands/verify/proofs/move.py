@@ -257,7 +257,7 @@ class _Proof:
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
             effect = Effect.LOSS  # the next forward on the device reads what the first forward left on the CPU
-            help = recreated_by_forward.RECREATE_HELP.format("device")
+            help = recreated_by_forward.suggest_recreation(self._subject, row.fqn, "device")
         elif not row.fix:
             help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, remedy)
         severity, message = None, f"{row.fqn}: {explanation}"
