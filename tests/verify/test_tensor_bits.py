@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from statecli.commands.verify import check_builder  # noqa: E402
 from statecli.commands.verify.result import Name  # noqa: E402
 from statecli.live import tensor_bits  # noqa: E402
 
@@ -88,6 +89,26 @@ ROUNDING = {
         "    return self",
     ),
 }
+
+
+class Refusing(torch.Tensor):
+    """A tensor whose class refuses every operator with an AssertionError, as a quantized tensor may."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (2, 2))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+def test_tensor_whose_operators_raise_cannot_be_compared():
+    """The other tensors of the model are compared all the same."""
+    tensor = Refusing()
+    assert tensor_bits.is_same(tensor, tensor) is None
+    assert tensor_bits.get_flat_memory(tensor) is None
+    assert check_builder.copy_values(tensor) is None
 
 
 @pytest.mark.parametrize("rounding", ROUNDING)
