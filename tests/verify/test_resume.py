@@ -299,6 +299,12 @@ def test_tensor_that_every_copy_of_a_live_model_holds_is_inconclusive():
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
 
 
+def test_tensor_whose_values_cannot_be_compared_is_inconclusive(in_tmp_path):
+    """Equal outputs do not show that the load restored a tensor that statecli cannot read."""
+    check = prove(net("self.t = torch.nested.nested_tensor([torch.ones(2)])", "return self.fc(x)"))
+    assert map_verdicts(check, "resumed")["t"] == "inconclusive"
+
+
 def test_sparse_buffer_is_restored(in_tmp_path):
     """The state_dict is copied as a file, because copy.deepcopy refuses sparse CSR tensors."""
     check = prove(net('self.register_buffer("t", torch.eye(3).to_sparse_csr())', "return self.fc(x)"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import statecli
 from statecli.commands.verify.proofs import save
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
@@ -13,7 +14,17 @@ from statecli.core.model_state import Origin
 from statecli.live import tensor_bits
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
-from .proving import SOURCE, find_cell, map_rules, map_verdicts, prove_live, prove_sample, prove_source, run_proof
+from .proving import (
+    SOURCE,
+    build_net,
+    find_cell,
+    map_rules,
+    map_verdicts,
+    prove_live,
+    prove_sample,
+    prove_source,
+    run_proof,
+)
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -251,6 +262,8 @@ def test_extra_state_without_a_load_is_reported():
         "t: saved, but load_state_dict() does not restore the tensor",
     )
     assert "restore the tensor in Net.set_extra_state" in finding.help
+    (check,) = statecli.verify(build_net(), checks=["save"]).checks
+    assert map_rules(check) == {"t": "not-restored"}
 
 
 def test_saved_tensor_of_a_subclass_is_named():

@@ -32,8 +32,10 @@ from statecli.core.finding import Consequence, Wording
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
 from statecli.core.units import format_origin, plural
+from statecli.live import measure, tensor_bits
 from statecli.live.attribute_source import read_assignment
 from statecli.live.metric_states import MAKE_PERSISTENT_HELP, SAVED_ON_REQUEST_REASON, MetricStates
+from statecli.live.tensors import is_lazy
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
 #: Largest number of values, each left out once in another training. More values rarely have causes of their own.
@@ -75,14 +77,17 @@ class _Proof(Proof):
                     f"after the load, {effect}, but no single attribute of the model explains the difference; look "
                     "for a value that several attributes hold, or that depends on the time"
                 )
+        tensors = measure.map_tensors(training.module)
         for row in self._subject.state.tensors:
             if row.fqn in self._subject.state.recomputed:
                 self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
             elif not self._reasons:
-                self._cells.setdefault(row.fqn, self._judge_resumed(row))
+                self._cells.setdefault(row.fqn, self._judge_resumed(row, tensors.get(row.fqn)))
 
-    def _judge_resumed(self, row: TensorInfo) -> Cell:
+    def _judge_resumed(self, row: TensorInfo, tensor: torch.Tensor | None) -> Cell:
         """Judge a tensor without a finding. A copy of a live model has the tensor's values before the load."""
+        if tensor is not None and not is_lazy(tensor) and tensor_bits.is_same(tensor, tensor) is None:
+            return check_builder.build_inconclusive_cell("the values cannot be compared")
         is_unsaved = row.saved is False and row.fqn not in self._subject.created_by_forward
         if is_unsaved and not self._subject.rebuilds:
             return check_builder.judge_unsaved_in_copy(row)

@@ -53,6 +53,9 @@ class _Proof(Proof):
         self._unproved: set[str] = set()
         self._overwritten_storages: set[int | str] = set()
         self._unloadable: str | None = None
+        #: True if a strict load succeeded, and the names of tensors with other values after the load.
+        self._is_loaded = False
+        self._different: set[str] = set()
         self._target = nn.Module()
         self._loaded: Any = None
         self._reloaded_tensors: dict[str, torch.Tensor] | None = None
@@ -65,14 +68,14 @@ class _Proof(Proof):
             loaded_state = self._write(source, target_tensors)
             put_back()
             self._unproved = self._find_unproved(target_tensors)
-            strictly = self._load(target, loaded_state)
+            self._is_loaded = self._load(target, loaded_state)
             restored = measure.map_tensors(target)
             unsaved_rows = [
                 row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded_state)
             ]
             put_back()  # the load into B also wrote to memory shared with the next instances
             self._judge_not_saved(unsaved_rows)
-            _Safetensors(self, target, loaded_state).prove(strictly)
+            _Safetensors(self, target, loaded_state).prove(self._is_loaded)
 
     def _write(self, source: nn.Module, target_tensors: Mapping[str, torch.Tensor]) -> Any:
         """Overwrite the saved instance (A), and return its state_dict after `torch.save` and `torch.load`."""
@@ -145,6 +148,8 @@ class _Proof(Proof):
         if has_same_bits and name not in self._unproved:
             self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
             return True
+        if has_same_bits is False:
+            self._different.add(name)
         entry = loaded_state.get(name) if isinstance(loaded_state, Mapping) else None
         if not isinstance(entry, torch.Tensor):
             return False
@@ -269,6 +274,9 @@ class _Proof(Proof):
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
+        if row.saved:  # in an entry of another name, such as the extra state
+            is_lost = self._is_loaded and row.fqn in self._different
+            return self._fail_not_restored(row) if is_lost else check_builder.build_inconclusive_cell(_UNKNOWN_ENTRY)
         return check_builder.judge_unsaved_in_copy(row)
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
@@ -279,13 +287,16 @@ class _Proof(Proof):
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             reason = "the tensors of two instances cannot be compared"
             return check_builder.build_inconclusive_cell(f"{check_builder.describe_unsaved(row)}; {reason}")
-        if row.saved:  # in an entry of another name, such as the extra state
-            message = f"{row.fqn}: saved, but load_state_dict() does not restore the tensor"
-            help = self._suggest_in_own_method(row.fqn, _LOAD_METHODS, "restore the tensor in {}")
-            return self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
+        if row.saved and row.fqn in self._different:
+            return self._fail_not_restored(row)
         message = f"{row.fqn}: {RANDOM_VALUE_REMARK}"
         help = PERSISTENT_HELP if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
+
+    def _fail_not_restored(self, row: TensorInfo) -> Cell:
+        message = f"{row.fqn}: saved, but load_state_dict() does not restore the tensor"
+        help = self._suggest_in_own_method(row.fqn, _LOAD_METHODS, "restore the tensor in {}")
+        return self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
 
@@ -296,6 +307,7 @@ class _Proof(Proof):
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
 
 
+_UNKNOWN_ENTRY = "saved under another name; statecli cannot check whether load_state_dict() restores the tensor"
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
 #: Methods of a class that decide what is saved and loaded.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
