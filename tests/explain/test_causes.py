@@ -54,6 +54,14 @@ def test_renamed_tensors_are_proved_and_loaded(desk, net, explain, run_lines, ch
     assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
+def test_a_prefix_of_two_modules_is_found_next_to_another_tensor(desk, net, explain, run_lines):
+    """A tensor without the prefix does not hide it: every tensor of the class is restored."""
+    state = net["Net"]().state_dict()
+    torch.save({f"base_model.model.{name}": tensor for name, tensor in state.items()} | {"step": torch.ones(1)}, "a.pt")
+    document = explain("net.py:Net", "a.pt")
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
+
+
 @pytest.mark.parametrize("command", ["diff", "explain"])
 def test_the_file_of_the_class_is_imported_once(desk, net, statecli, command):
     """The imported class is also built with other arguments, and named in the printed lines."""

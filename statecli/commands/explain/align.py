@@ -294,10 +294,8 @@ def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
     for _ in range(MAX_COMPONENTS):
         first, second = _descend(stored, registered)
         current_score = _count_inner_names(first, second)
-        lifted = [(_lift_largest(first), second), (first, _lift_largest(second))]
-        better = [
-            (a, b) for a, b in lifted if a is not None and b is not None and _count_inner_names(a, b) > current_score
-        ]
+        lifted = [(node, second) for node in _lift_largest(first)] + [(first, node) for node in _lift_largest(second)]
+        better = [pair for pair in lifted if _count_inner_names(*pair) > current_score]
         if not better:
             return first, second
         stored, registered = max(better, key=lambda option: _count_inner_names(*option))
@@ -314,18 +312,24 @@ def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
     return best[0][1], best[1][1]
 
 
-def _lift_largest(node: _Node) -> _Node | None:
-    """Replace the largest child of a module by its children. Return None if names clash or the child is too small."""
+def _lift_largest(node: _Node) -> Iterator[_Node]:
+    """Yield the module with other children in place of its largest child: of this child, then of its only child.
+
+    Skips children with the names of the remaining children.
+    """
     if len(node.children) < 2:
-        return None
+        return
     token, largest = max(node.children.items(), key=lambda item: (item[1].count, "ema" not in item[0]))
     others = {name: child for name, child in node.children.items() if name != token}
-    if 2 * largest.count < node.count or others.keys() & largest.children.keys() or largest.is_tensor:
-        return None
-    lifted = _Node(node.name, node.position)
-    lifted.children = {**largest.children, **others}
-    lifted.count, lifted.signature = node.count, node.signature
-    return lifted
+    if 2 * largest.count < node.count:
+        return
+    for level in _list_only_children(largest):
+        if level.is_tensor or others.keys() & level.children.keys():
+            continue
+        lifted = _Node(node.name, node.position)
+        lifted.children = {**level.children, **others}
+        lifted.count, lifted.signature = node.count, node.signature
+        yield lifted
 
 
 def _list_only_children(node: _Node) -> list[_Node]:
