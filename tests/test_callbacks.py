@@ -58,6 +58,12 @@ def test_a_module_that_the_optimizer_lacks_is_named_once():
     assert train(model, torch.optim.AdamW(others, 0.1)) == ["adapter.* got no update: not in the optimizer"]
 
 
+def test_lazy_parameters_do_not_end_the_training():
+    """A parameter without a shape is not in the snapshot, so nothing is reported about its update."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(1))
+    assert train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2) == []
+
+
 def test_a_module_without_a_gradient_is_named():
     """Forward does not use the module."""
     model = build()

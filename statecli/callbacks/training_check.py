@@ -53,6 +53,8 @@ class TrainingCheck:
         self.fail = fail
         self.findings: list[str] = []
         self._before: statecli.Snapshot | None = None
+        #: Names of the tensors in the snapshot, which lacks lazy parameters without a shape.
+        self._names: frozenset[str] = frozenset()
         self._steps = 0
         #: Learning rate of each parameter in the optimizer, by id.
         self._rates: dict[int, float] = {}
@@ -63,6 +65,7 @@ class TrainingCheck:
         """Take a snapshot of the model before the first step."""
         self._steps, self._waiting = 0, None
         tensors = _list_tensors(model)
+        self._names = frozenset(tensors)
         self._before = statecli.Snapshot(tensors) if tensors else None
         if self._before is None:
             self.report(["cannot check the updates: this process holds no elements of the model"])
@@ -79,8 +82,8 @@ class TrainingCheck:
             return
         self._steps += 1
         changed_names = _list_changed(self._before, model)
-        tensor_names = _list_tensors(model).keys()
-        parameters = {name: parameter for name, parameter in model.named_parameters() if name in tensor_names}
+        compared_names = self._names & _list_tensors(model).keys()
+        parameters = {name: parameter for name, parameter in model.named_parameters() if name in compared_names}
         trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
         lines: list[str] = []
         if self._waiting is None and (trainable & changed_names or not trainable):
@@ -168,7 +171,9 @@ class TrainingCheck:
 def _list_tensors(model: nn.Module) -> dict[str, Any]:
     """Return the tensors of a model by name. A sharded tensor is its local part; empty tensors are left out."""
     named: Mapping[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    local = {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in named.items()}
+    # A lazy parameter has no shape before the first forward.
+    shaped = {name: tensor for name, tensor in named.items() if not hasattr(tensor, "materialize")}
+    local = {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in shaped.items()}
     return {name: tensor.detach() for name, tensor in local.items() if tensor.numel()}
 
 
