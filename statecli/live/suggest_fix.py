@@ -287,6 +287,8 @@ def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> st
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
     is_descriptor = hasattr(type(value), "__get__")
     owner = type(unregistered.owner).__name__
+    if isinstance(value, types.MemberDescriptorType):
+        return f"# delete {name} from __slots__ of {owner}, and register the tensor with self.register_buffer"
     return f"# rename the attribute: {owner} has a method or a property {name}" if is_descriptor else None
 
 

@@ -589,3 +589,11 @@ def test_variable_of_a_file_is_at_its_last_assignment(tmp_path):
     path.write_text("GT = None\nGT, HT = 1, 2\nGT[0] = 3\nHT: int\n", "utf-8")
     assert locate_variable(str(path), "GT") == locate_variable(str(path), "HT") == 2
     assert locate_variable(str(path), "IT") is None
+
+
+def test_tensor_in_a_slot_is_registered_without_the_slot(inspect):
+    """The name of a slot is not free: register_buffer refuses the name until the slot is gone."""
+    init = "super().__init__()\n        self.t = torch.ones(1)"
+    state = inspect(f"class Net(nn.Module):\n    __slots__ = ('t',)\n    def __init__(self):\n        {init}\n")
+    (row,) = state.tensors
+    assert row.fix == "# delete t from __slots__ of Net, and register the tensor with self.register_buffer"

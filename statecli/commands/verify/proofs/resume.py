@@ -156,7 +156,7 @@ class _Proof(Proof):
             )
         return (
             f"after the load, {effect}, but no attribute of the model explains the difference; "
-            "look for an iterator, or an object of a library written in C"
+            "look for a value in a closure, a partial, a slot, an iterator, or an object of a library written in C"
         )
 
     def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: TrainingRecord) -> None:

@@ -281,9 +281,9 @@ class _Proof(Proof):
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
-            return check_builder.skip_cell(
-                f"{check_builder.describe_unsaved(row)}; the constructor creates an equal tensor"
-            )
+            is_shared = rebuild is Rebuild.SHARED
+            reason = _SHARED_REASON if is_shared else "the constructor creates an equal tensor"
+            return check_builder.skip_cell(f"{check_builder.describe_unsaved(row)}; {reason}")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             reason = "the tensors of two instances cannot be compared"
             return check_builder.build_inconclusive_cell(f"{check_builder.describe_unsaved(row)}; {reason}")
@@ -307,6 +307,10 @@ class _Proof(Proof):
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
 
 
+_SHARED_REASON = (
+    "all instances share the tensor, for example as a class attribute; statecli does not check whether another process "
+    "creates an equal tensor"
+)
 _UNKNOWN_ENTRY = "saved under another name; statecli cannot check whether load_state_dict() restores the tensor"
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
 #: Methods of a class that decide what is saved and loaded.
