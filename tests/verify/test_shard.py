@@ -237,6 +237,15 @@ def test_process_group_of_the_user_is_kept():
     assert "this process already has a process group" in check.reason
 
 
+@pytest.mark.parametrize("name", [Name.SHARD, Name.SAVE])
+def test_unknown_updates_of_forward_are_inconclusive(name):
+    """Forward raises in train mode, so nobody knows whether it updates the buffer."""
+    init = 'self.register_buffer("t", torch.zeros(3), persistent=False)'
+    check = prove_source(name, net(init, "assert not self.training\nreturn self.fc(x) - self.t"), "2x3")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "which tensors forward updates in train mode" in check.reason
+
+
 def test_lazy_model_is_inconclusive():
     """A parameter without a shape has nothing to shard."""
     (check,) = statecli.verify(nn.LazyLinear(2), checks=["shard"]).checks

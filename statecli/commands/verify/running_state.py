@@ -22,7 +22,8 @@ Values = Mapping[str, torch.Tensor]
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
     """Return the names of tensors with a running state, or an empty set if there are no inputs or each changed call raises.
 
-    Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward.
+    Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward. Raises
+    ModelError if forward raises in train mode for inputs of the user.
     """
     names = frozenset(names)
     if subject.inputs is None or not names:
@@ -30,6 +31,8 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
     try:
         before, after = call_once(subject, names)
     except ModelError:
+        if subject.inputs.requested:
+            raise
         return frozenset()
     changed_names = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
     others = []
@@ -40,6 +43,13 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
         name
         for name in changed_names
         if any(name in other and _depends_on_earlier_values(before[name], after[name], other[name]) for other in others)
+    )
+
+
+def describe_unknown_updates(subject: ModelUnderTest, error: ModelError) -> str:
+    """Return the reason why it is unknown which tensors have a running state."""
+    return (
+        f"statecli cannot check which tensors forward updates in train mode: {check_builder.get_reason(subject, error)}"
     )
 
 

@@ -132,6 +132,12 @@ class _Proof(Proof):
         help = f"register {name} as a buffer, or pass the tensor as an input"
         self.report(registration_rules.UNREGISTERED_TENSOR, message, None, help=help)
 
+    def _is_updated(self, fqn: str) -> bool:
+        try:
+            return bool(find_running_state(self._subject, (fqn,)))
+        except ModelError:  # the program is captured in eval mode, so an error in train mode proves nothing
+            return False
+
     def _fail(self, row: TensorInfo, place: SourceLine | None) -> None:
         rule = registration_rules.choose_rule(row)
         if row.fqn in self._subject.created_by_forward:
@@ -139,7 +145,7 @@ class _Proof(Proof):
         else:
             effect = measure_effect(
                 row,
-                is_lost=lambda: bool(find_running_state(self._subject, (row.fqn,))),
+                is_lost=lambda: self._is_updated(row.fqn),
                 is_harmless=lambda: bool(row.rebuilt),
             )
             severity, reason = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]

@@ -25,6 +25,7 @@ from statecli.commands.verify.check_builder import Help
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.core.errors import ModelError
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.registration_rules import PERSISTENT_HELP, RANDOM_VALUE_REMARK
@@ -219,7 +220,11 @@ class _Proof(Proof):
 
     def _judge_not_saved(self, rows: list[TensorInfo]) -> None:
         rebuilds: dict[str, Rebuild] | None = None
-        running = running_state.find_running_state(self._subject, self._list_possible_states(rows))
+        try:
+            running = running_state.find_running_state(self._subject, self._list_possible_states(rows))
+        except ModelError as error:
+            running = frozenset()
+            self._reasons.append(running_state.describe_unknown_updates(self._subject, error))
         for row in rows:
             cell = self._judge_without_rebuilding(row)
             if cell is None:

@@ -25,7 +25,7 @@ from statecli.commands.verify.compiler_output import silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.commands.verify.running_state import call_once, find_running_state
+from statecli.commands.verify.running_state import call_once, describe_unknown_updates, find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Consequence
@@ -67,7 +67,11 @@ class _Proof(Proof):
             broadcast = self._find_broadcast()
             sharded = self._find_sharded()
         other_rows = [row for row in self._subject.state.tensors if row.kind is not Kind.PARAMETER]
-        diverging = find_diverging(self._subject, [row.fqn for row in other_rows])
+        try:
+            diverging = find_diverging(self._subject, [row.fqn for row in other_rows])
+        except ModelError as error:
+            diverging = frozenset()
+            self._reasons.append(describe_unknown_updates(self._subject, error))
         self._random = self._find_random(other_rows)
         for row in self._subject.state.tensors:
             self._judge(row, broadcast, sharded, diverging)
