@@ -572,11 +572,11 @@ def _format_buffer(site: _Site, owner: str, value: str, rebuild: Rebuild, furthe
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(f'{owner}.register_buffer("{site.name}", {value}){further_lines}', site.get_key())
     text = f'{owner}.register_buffer("{site.name}", {value}, persistent=False){further_lines}'
-    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_SAVING_COMMENT}"
+    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{SAVING_COMMENT}"
 
 
 #: Comment below a buffer if statecli does not know whether the constructor rebuilds the value.
-_SAVING_COMMENT = (
+SAVING_COMMENT = (
     "# to save the value too, delete persistent=False, and load older checkpoints with\n"
     "# model.load_state_dict(state, strict=False)"
 )
@@ -740,7 +740,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: boo
     )
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(text, f"{name}_*")
-    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_SAVING_COMMENT}"
+    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{SAVING_COMMENT}"
 
 
 def _is_complete(site: _Site, container: object) -> bool:

@@ -34,7 +34,7 @@ from statecli.core.model_state import ModelState, Origin, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.units import format_origin
-from statecli.live import measure, tensor_sources
+from statecli.live import measure, suggest_fix, tensor_sources
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
@@ -207,6 +207,15 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy:
     if is_installed_file(code.co_filename):
         return PlacedHelp(f"report this to the library ({format_origin(origin)}): {remedy}", None)
     return place_at_line(origin, remedy)
+
+
+def build_saved_fix(row: TensorInfo) -> PlacedHelp | None:
+    """Return the row's fix with a buffer in the checkpoint, because the value of the constructor is not enough."""
+    if row.fix is None or "persistent=False" not in row.fix:
+        return None
+    return place_at_line(
+        row.origin, row.fix.replace(f"\n{suggest_fix.SAVING_COMMENT}", "").replace(", persistent=False", "")
+    )
 
 
 def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:

@@ -176,7 +176,7 @@ class _Proof(Proof):
             running = all(part in loaded_values.get(slot, {}) for part in differing)
             case = "lost" if effect or running else "no effect"
             for row in rows:
-                help = MAKE_PERSISTENT_HELP if self._is_of_metric(slot) else self._build_tensor_fix(row)
+                help = MAKE_PERSISTENT_HELP if self._is_of_metric(slot) else check_builder.build_saved_fix(row)
                 self._report_tensor(row, consequence, case, help, is_changed=is_changed, is_saved=is_saved)
             return
         case = "lost" if effect else "no effect"
@@ -215,12 +215,6 @@ class _Proof(Proof):
         wording = wording or Wording(f"{description}: {consequence}", row.fqn)
         self.report(rule, wording, row.fqn, help=help, severity=rule.cases[case])
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
-
-    def _build_tensor_fix(self, row: TensorInfo) -> check_builder.PlacedHelp | None:
-        """Return the recorded fix without `persistent=False`, so that the buffer is saved; None for other fixes."""
-        if row.fix is None or "persistent=False" not in row.fix:
-            return None
-        return check_builder.place_at_line(row.origin, row.fix.replace(", persistent=False", ""))
 
     def _report_value(
         self,

@@ -250,7 +250,7 @@ class _Proof(Proof):
         message = (
             f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks the tensor, because {reason}"
         )
-        help = PERSISTENT_HELP if is_declined else None
+        help = PERSISTENT_HELP if is_declined else check_builder.build_saved_fix(row)
         severity = rules.LOST_BY_SAVING.cases["not persistent"] if is_declined else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
 
