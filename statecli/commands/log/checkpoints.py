@@ -135,5 +135,8 @@ def _describe_sources(entries: Sequence[Checkpoint]) -> str:
     sources = list(dict.fromkeys(entry.step.source for entry in entries if entry.step is not None))
     if not sources:
         return "no checkpoint has a step, so the checkpoints are ordered by name"
-    texts = ["the number in the name" if source == NAME_SOURCE else f"the value of the setting {source}" for source in sources]
+    texts = [
+        "the number in the name" if source == NAME_SOURCE else f"the value of the setting {source}"
+        for source in sources
+    ]
     return f"the step is {' or '.join(texts)}"

@@ -351,7 +351,7 @@ def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names of tensors that share memory, group by group. Empty tensors and chunks of a storage share none."""
+    """Yield the names of tensors that share memory, group by group. Empty tensors and chunks share none."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():
