@@ -20,7 +20,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the names of tensors with a running state, or an empty set if there are no inputs or each changed call raises.
+    """Return the names of tensors with a running state; empty without inputs, or if each changed call raises.
 
     Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward. Raises
     ModelError if forward raises in train mode for inputs of the user.
