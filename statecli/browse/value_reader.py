@@ -46,7 +46,7 @@ class ReaderThread:
 
     @property
     def is_busy(self) -> bool:
-        """True while a job or a list runs or waits."""
+        """True while a job or a list of steps is running or waiting."""
         return self._is_running or self._job is not None or self._list is not None
 
     def close(self) -> None:

@@ -201,7 +201,7 @@ MAX_GROUP_ENTRY_PAIRS = 20_000_000
 def _find_all_trained(
     state: ModelState, candidates: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
 ) -> set[int]:
-    """Return the positions of the tensors that an optimizer of the state trains.
+    """Return the positions of the tensors that are trained by an optimizer saved in the same checkpoint.
 
     An optimizer is matched to a single model, and to the model's copies (EMA, AveragedModel's `module.`), by name and
     shape. No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer:

@@ -115,7 +115,7 @@ FakeGpuContext = Callable[[DeviceWatch], contextlib.AbstractContextManager[MoveR
 
 @contextlib.contextmanager
 def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Fake a GPU without values in the block: new and moved tensors hold no data; `watch` checks each operator."""
+    """Inside the block, fake a GPU without values: tensors on it hold no data, and `watch` checks each operator."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     shapes = ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
@@ -127,7 +127,7 @@ def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Watch a forward pass on a real GPU in the block. Move arguments that CUDA would refuse, as on the fake GPU."""
+    """Inside the block, watch forward on a real GPU. Move arguments that CUDA would refuse, as the fake GPU does."""
     with DeviceWatchMode(watch):
         yield MoveRecord(lambda: None)
 
@@ -170,7 +170,7 @@ def _has_real_tensor(values: Iterable[Any]) -> bool:
 
 @contextlib.contextmanager
 def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveRecord]:
-    """Patch torch in the block so that modules move as on CUDA and autocast accepts the fake device."""
+    """Inside the block, patch torch so that modules move as on CUDA and autocast accepts the fake device."""
     record = MoveRecord(release)
     with contextlib.ExitStack() as stack:
         cuda = _CudaCallMode()
@@ -228,7 +228,7 @@ def _lift_lists_on_cpu() -> Iterator[None]:
 
 
 class _CudaCallMode(TorchFunctionMode):
-    """Map calls that name CUDA to the fake device: `.cuda()`, `device="cuda"`, `.numpy()`, `torch.tensor`.
+    """Emulate CUDA in calls that name CUDA (`.cuda()`, `device="cuda"`) or depend on the device (`.numpy()`).
 
     User code reads cuda:0 as `.device` and True as `.is_cuda`. torch's own code has another path for CUDA and reads
     the true device: `busy` is above 0 while an operator runs.

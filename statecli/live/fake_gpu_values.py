@@ -62,7 +62,7 @@ class _ValuesWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def use_fake_gpu_with_values(watch: DeviceWatch) -> Iterator[MoveRecord]:
-    """Fake a GPU with values in the block: tensors may claim to be on the GPU, and `watch` checks operators."""
+    """Inside the block, fake a GPU with values: tensors may claim to be on the GPU, and `watch` checks operators."""
     with _ValuesWatchMode(watch), patch_torch() as record, torch.no_grad():
         yield record
 

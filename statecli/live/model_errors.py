@@ -111,7 +111,10 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
 
 
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
-    """Return the error for a refused download, with a model spec that needs no download; None for other errors."""
+    """Return the ModelError for a refused download; None if `error` has another cause.
+
+    The ModelError suggests how to name the model without a download, or how to allow downloads.
+    """
     refusal = downloads.find_refusal(error)
     if refusal is None:
         return None

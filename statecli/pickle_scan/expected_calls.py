@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of containers or numbers gets an object as argument: the class would call its methods.
+    """Return True if a container or number class, such as `dict`, is called with an object, whose methods it calls.
 
     Pickle writes literals here. The object may be a range or a tensor, which stand for any number of elements.
     """
@@ -309,14 +309,14 @@ def converts_object(name: str, args: tuple[Value, ...]) -> bool:
 
 
 def computes_number(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a `Fraction` gets a text that Python never writes, such as `1e999999999`, which fills memory."""
+    """Return True if `Fraction` is called with a text that Python never writes: `1e999999999` would fill memory."""
     return name == "fractions.Fraction" and not all(
         type(arg) is int or (type(arg) is str and _FRACTION.fullmatch(arg)) for arg in args
     )
 
 
 def has_unexpected_value(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class of single values gets an argument of a type that picklers never write, such as a list.
+    """Return True if a class of single values, such as `Decimal`, gets an argument that picklers never write.
 
     The members of an enumeration have numbers, texts or tuples of these as values. An error message shows any other
     value, and computing with a number of the file takes any time.

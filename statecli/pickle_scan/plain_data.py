@@ -161,7 +161,7 @@ class _Walk:
                 yield items
 
     def _is_unchecked(self, use: str, node: Value) -> bool:
-        """Return True the first time that a value is checked for this use, because many containers can share it."""
+        """Return True the first time that `node` is checked for `use`, so that a shared value is checked only once."""
         is_first = (use, id(node)) not in self._checked
         self._checked[use, id(node)] = node  # keeps the id in use
         return is_first
@@ -196,7 +196,7 @@ class _Walk:
         return self._count(elements) if elements and type(node) is Obj and node.args else elements
 
     def _count(self, values: _Sized | None) -> _Sized | None:
-        """Count a container's values as steps, because several containers can share it and repeat the work."""
+        """Count the values of a container as steps, each time that the walk reads the container. Raises OutOfSteps."""
         if values:
             self._steps.take(Budget.FLOW, len(values))
         return values

@@ -185,7 +185,7 @@ def _parse_type(text: str) -> ScriptType | None:
 
 
 def is_trusted(text: str) -> bool:
-    """Return True if torch checks a value of this type itself when the value is used."""
+    """Return True if torch itself checks values of this type when they are used."""
     declared = _parse_type(text)
     return declared is not None and not _has_checked_part(declared)
 

@@ -22,9 +22,9 @@ COMPUTED_TEXT: Final[Value] = Key(None)
 
 
 def read_text(value: Value) -> Value:
-    """Return the text of a value; `COMPUTED_TEXT` if only Python can compute it, other values unchanged.
+    """Return the text that a value creates, or `COMPUTED_TEXT` if only Python can compute the text.
 
-    A key of a dict is returned unchanged, unless the key is a text.
+    Return any other value unchanged, also a key of a dict that is not a text.
     """
     node = value.value if type(value) is Key else value
     if type(node) is not Obj:

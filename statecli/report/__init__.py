@@ -500,7 +500,7 @@ class Report(msgspec.Struct, frozen=True):
     settings: Callable[[], tuple[SettingGroup, ...]] = tuple
 
     def describe_findings(self) -> tuple[Finding, ...]:
-        """Return all findings with the places and texts that outputs show."""
+        """Return all findings with the places and texts shown in outputs."""
         return self.describe(self.findings)
 
     def describe_findings_without_row(self) -> tuple[Finding, ...]:

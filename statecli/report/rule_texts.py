@@ -1,4 +1,4 @@
-"""Texts about rules that outputs show."""
+"""Texts about rules, shown in outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encode_rule_texts(rules: Iterable[Rule]) -> str:
 
 
 def describe_rule(rule: Rule) -> RuleText:
-    """Return the parts of a rule that outputs show."""
+    """Return the texts and properties of a rule that are shown in outputs."""
     return RuleText(
         rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, rule.plugin, rule.heading
     )

@@ -24,7 +24,7 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
-    """Tensor whose storage is shared or has repeated elements. A sum counts the bytes of each storage once.
+    """Tensor that shares its storage, or uses an element of the storage more than once. Sums count each storage once.
 
     Attributes:
         row: Position of the tensor in the list.

@@ -35,7 +35,10 @@ def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iter
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
-    """Yield the changes with this field or status. If the reference has a model, only compared sections count."""
+    """Yield the changes with this field or status. If the reference has a model, skip the sections not compared.
+
+    Shapes and dtypes of an optimizer's tensors are always compared.
+    """
     diff = subject.reference_diff
     if diff is None:
         return

@@ -72,9 +72,10 @@ class Shard:
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
     def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
-        """Return the bytes of the shard file, at the end of a command. `changed_files`: changed during the command.
+        """Return the bytes of the shard file, when a command ends.
 
-        Raises `UnreadableError` for a file that changed meanwhile, because its results belong to neither version.
+        `changed_files` are the files that changed while the command ran. Raises `UnreadableError` for a changed file,
+        because its results belong to neither version.
         """
         # Before the check for changes, so that a file that changes while it is sampled is reported.
         files = identify_files(self._versions)

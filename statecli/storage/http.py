@@ -74,7 +74,7 @@ class JsonPage(NamedTuple):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """An answer before its body is read, its URL after redirects, and the credentials for the first server."""
+    """HTTP response before its body is read, with its URL after redirects, and the credentials for the first server."""
 
     response: BaseHTTPResponse
     url: str

@@ -275,7 +275,10 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> Span:
-        """Return the true start of the bytes from `offset` on, and the true end of the bytes with the same shift."""
+        """Return the actual span in the file of the bytes that the archive's directory places at `offset` to `stop`.
+
+        The span ends before the first byte that is shifted by another distance; see `ShiftedRun`.
+        """
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
                 return Span(offset + shift, min(min(stop, end) + shift, self.size))

@@ -1,4 +1,4 @@
-"""Expand typed targets: walk folders and expand globs, in natural order, each target once.
+"""Expand the targets that the user gives: walk folders and expand globs, in natural order, each target once.
 
 A model's folder is one target, with its shards and the files of its training. Every other checkpoint in the folder is a
 separate target. Any other file is a target with status `skipped` and a reason, so nothing is left out silently.
@@ -334,7 +334,8 @@ def _walk_folder(
 ) -> Iterator[_Candidate]:
     """Yield the targets in a folder, without `claimed_files`, which belong to the model of a parent folder.
 
-    `depth` is the number of folders below the typed folder. Behind a URL, the walk stops when its budget is exceeded.
+    `depth` is the number of folders between this folder and the user's folder. Behind a URL, the walk stops when its
+    budget is exceeded.
     """
     if walk.budget.exceeded:
         return

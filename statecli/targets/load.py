@@ -1,4 +1,4 @@
-"""Load a typed target into a ModelState."""
+"""Load the target that a text names into a ModelState."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split a typed target into its path and the section after `#`."""
+"""Split the text of a target into its path and the section after `#`."""
 
 from __future__ import annotations
 

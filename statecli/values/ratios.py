@@ -1,4 +1,4 @@
-"""Estimate the factor between two tensors from some of their elements, even if a few elements are wrong."""
+"""Estimate the ratio of a tensor's values to an older tensor's from some elements, of which a few may be wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
 
 @with_denormals
 def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], name: str) -> float | None:
-    """Return the factor after / before, estimated from two small samples; None if most ratios are far from the median.
+    """Estimate new value / old value from two small samples. Return None if most ratios are far from the median.
 
     Elements that are zero or not finite on either side are ignored. None for an unreadable sample.
     """

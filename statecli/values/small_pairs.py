@@ -35,7 +35,7 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def compare_small_pairs(pairs: Sequence[tuple[TensorInfo, TensorInfo]], options: CompareOptions) -> dict[int, Tally]:
-    """Compare pairs of small adjacent tensors. Return tallies by pair number; tasks must compare all other pairs."""
+    """Compare pairs of small adjacent tensors. Return a `Tally` by pair number; tasks must compare the other pairs."""
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
     with keep_files_open():

@@ -94,7 +94,10 @@ def list_policy_keys(request: Request) -> list[str]:
 
 
 def _is_used(key: str, request: Request) -> bool:
-    """Return whether a selected rule uses an option: compare statecli's rules by name, plugin rules by their needs."""
+    """Return whether a selected rule uses an option.
+
+    For statecli's rules, the name or the group decides; for plugin rules also the inputs that a rule declares.
+    """
     plugin_needs = {need for rule in request.rules if rule.plugin is not None for need in rule.needs}
     is_needed = not plugin_needs.isdisjoint(NEEDS_BY_OPTION.get(key, ()))
     return is_needed or _is_any_selected(RULES_BY_OPTION[key], request)

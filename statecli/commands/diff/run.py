@@ -220,7 +220,10 @@ class _Comparison:
     # --- pairs of tensors -------------------------------------------------------------------------------------------
 
     def _select_states(self) -> StatePair:
-        """Return both states without tensors that the other side cannot have, such as optimizer state for a class."""
+        """Return both states without the tensors that the other side cannot have.
+
+        For example, drop the optimizer state if the other side is a model class.
+        """
         if not self.loads:
             return self._select_from_files()
         loaded = load_check.select_model(self.checkpoint, self.model)

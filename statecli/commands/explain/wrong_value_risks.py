@@ -22,7 +22,7 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if an unused tensor of the file may belong to a name that keeps its initial value.
+    """Yield a warning if an unused tensor of the file may belong to a name that keeps its initial value.
 
     The tensor has the missing tensor's shape, and the last component of one name shares a word with the other name.
     """
@@ -51,7 +51,7 @@ def _split_last_part(name: str) -> set[str]:
 
 
 def _find_possible_join(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if unused tensors may hold the rows of missing tensors, as q, k and v of a fused projection do."""
+    """Yield a warning if unused tensors may hold the rows of missing tensors: q, k and v instead of a fused `qkv`."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
     for side, (names, shapes) in enumerate(
         ((matching.unexpected, matching.own_shapes), (matching.missing, matching.shapes))
@@ -76,7 +76,7 @@ def _find_possible_join(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_tie(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if a missing tensor may be an output layer tied to an embedding, because the shapes are equal."""
+    """Yield a warning if a missing tensor may be an output layer tied to an embedding, because the shapes are equal."""
     embeddings: dict[Shape, str] = {
         shape: name
         for name, registered_name in matching.pairs.items()
@@ -104,7 +104,7 @@ def _find_transposed_kernels(matching: Matching) -> Iterable[str]:
 
 
 def _find_square_weights(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if square weights may be transposed, because other weights of the file are transposed."""
+    """Yield a warning if square weights may be transposed, because other weights of the file are transposed."""
     square = [
         name
         for name in matching.pairs.values()
@@ -116,7 +116,7 @@ def _find_square_weights(matching: Matching) -> Iterable[str]:
 
 
 def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
-    """Yield a doubt if a tensor that is left out may be the class's tensor with its dimensions permuted."""
+    """Yield a warning if a tensor that is left out may be the class's tensor with its dimensions permuted."""
     for name, registered_name in matching.mismatched.items():
         shapes = matching.own_shapes[name] or (), matching.shapes[registered_name] or ()
         if prod(shapes[0]) == prod(shapes[1]) > 1 or sorted(shapes[0]) == sorted(shapes[1]):

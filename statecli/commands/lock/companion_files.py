@@ -167,7 +167,7 @@ def find_companion_files(folder: str) -> list[str]:
 
 
 def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
-    """Return the folders of diffusers pipelines that contain `targets`, if the typed targets `texts` reach them.
+    """Return the folders of diffusers pipelines that contain `targets`, if the user's targets `texts` reach them.
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """

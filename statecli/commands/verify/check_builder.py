@@ -261,7 +261,7 @@ def skip_cell(reason: str, **measured: str | None) -> Cell:
 
 
 def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
-    """Build an inconclusive cell."""
+    """Build a cell with the verdict `inconclusive`."""
     return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
 
 

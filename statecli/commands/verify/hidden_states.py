@@ -1,4 +1,7 @@
-"""Find recurrent modules that start from a hidden state of zeros: the weight of this state gets a zero gradient."""
+"""Find recurrent modules that run one time step from a hidden state of zeros.
+
+The weight that multiplies this state (`weight_hh`) then gets a zero gradient.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model under test: its tensors, its inputs, and a function that builds instances for proofs to change."""
+"""Model under test: its tensors, its inputs, and a function that builds new instances, which proofs may modify."""
 
 from __future__ import annotations
 

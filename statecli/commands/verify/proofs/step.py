@@ -297,7 +297,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
 
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
-    """Return the inconclusive cell of a leaf that got no gradient while forward drew random numbers."""
+    """Return a cell with the verdict `inconclusive` for a leaf without gradient, if forward draws random numbers."""
     gradients = (
         f"{'zero' if 0 in run.leaf_records[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
     )
