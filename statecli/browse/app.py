@@ -444,7 +444,7 @@ class Browser(App[None]):
         elif row is not None and row.tensor is not None:
             self._compare(row.tensor)
         else:
-            self._say("move to a tensor to press d, or press D to compare all listed tensors")
+            self._say("move to a tensor and press d, or press D to compare all listed tensors")
 
     def action_list_diff(self) -> None:
         """Compare the values of all listed tensors."""
@@ -469,7 +469,7 @@ class Browser(App[None]):
         """Read the statistics of the tensor at the cursor."""
         row = self.model.current
         if row is None or row.tensor is None:
-            self._say("move to a tensor to press s, or press S to read all listed tensors")
+            self._say("move to a tensor and press s, or press S to read all listed tensors")
             return
         if not self.model.tensors[row.tensor].ranges and self.model.tensors[row.tensor].data is None:
             return

@@ -75,11 +75,11 @@ def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return an unreadable tensor row for `x.npy` in an archive that also has `x`: numpy.load reads only `x`."""
+    """Return an unreadable row for `x` in an archive with `x` and `x.npy`: under this name, numpy.load returns `x`."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
-        f"two records have the same array name ({names}), and numpy.load reads only the first; save the archive "
-        "again with different names"
+        f"two records have the same array name ({names}), so numpy.load returns only one of them under this "
+        "name; save the archive again with different names"
     )
     damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)

@@ -148,7 +148,11 @@ class Flow:
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "gets its state from the pickle a second time; this runs a method of its class")
+                self.note_misuse(
+                    root,
+                    "builds an object that the pickle changes after it has set the object's state; the change may call "
+                    "a method of the object's class",
+                )
             name = get_plain_name(root) if root else ""
             is_accelerate_state = target.how == "newobj" and name.startswith("accelerate.state.")
             is_shared = name in known_names.SHARED_OBJECTS or name in known_names.SPELLING_FUNCTIONS
@@ -703,7 +707,7 @@ class Flow:
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
-        """Visit every name and pair in the values, but not inside of other calls."""
+        """Visit every name in the values, and check every pair of a key and its value. Do not enter other calls."""
         holds_hooks = self._get_root_name(holder) in expected_calls.HOOK_HOLDERS
         visited = self._seen_in_hook_holders if holds_hooks else self._seen_values
         waiting = list(values)

@@ -309,7 +309,7 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
             f"each bar shows {size:,} values: strong colour up to the smallest, faint colour up to the largest"
         )
     if unusual:
-        parts.append(f"{unusual:,} changed at least 10 times as much as the median of the layers (orange)")
+        parts.append(f"{unusual:,} (orange) changed at least 10 times as much as the median of the layers")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     infinite_words = Counter(bar.word for bar in bars if math.isinf(bar.value))

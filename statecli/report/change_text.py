@@ -72,7 +72,9 @@ def describe_change(change: Change) -> str:
 
 def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
     if field is Field.TYING:
-        return "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied otherwise"
+        return (
+            "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied to different tensors"
+        )
     sides = [_FIELD_TEXTS[field](tensor) for tensor in (before, after)]
     if sides[0] == sides[1]:
         return f"{field.value} of its inner tensors"

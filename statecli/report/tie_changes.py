@@ -15,7 +15,7 @@ def is_tie_only(change: Change) -> bool:
 
 
 def describe_ties(changes: Iterable[Change]) -> list[str]:
-    """Describe changes of tied weights: `1 tie lost (2 tensors)` or `2 tensors tied otherwise`."""
+    """Describe changes of tied weights: `1 tie lost (2 tensors)` or `2 tensors tied to different tensors`."""
     untied_tensors, newly_tied_tensors, retied_count = [], [], 0
     for change in changes:
         if Field.TYING not in change.fields or change.before is None or change.after is None:
@@ -31,7 +31,7 @@ def describe_ties(changes: Iterable[Change]) -> list[str]:
         for tensors, word in ((untied_tensors, "lost"), (newly_tied_tensors, "added"))
         if tensors
     ]
-    return texts + ([f"{plural(retied_count, 'tensor')} tied otherwise"] if retied_count else [])
+    return texts + ([f"{plural(retied_count, 'tensor')} tied to different tensors"] if retied_count else [])
 
 
 def _count_groups(tensors: Sequence[TensorInfo]) -> int:

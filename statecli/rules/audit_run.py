@@ -18,8 +18,8 @@ INTERNAL_ERROR = Rule(
     summary="A rule stopped with an internal error, so its findings are unknown.",
     why="this rule did not check the target, so the audit must not pass. A baseline cannot accept this finding.",
     example="a checkpoint with an unusual structure triggers a bug in statecli or in a plugin.",
-    fix="report the message as an issue of statecli, or to the author of the plugin that the message names; until "
-    "then, leave the rule out with `--ignore RULE`.",
+    fix="open an issue for statecli with this message, or report it to the author of the plugin that the message "
+    "names; until the error is fixed, leave the rule out with `--ignore RULE`.",
 )
 NOT_JUDGED = _note(
     "not-judged",

@@ -151,6 +151,9 @@ def needs_locked_companions(subject: Subject) -> str | None:
 def needs_digest_as_name(subject: Subject) -> str | None:
     """Return why no file can be compared with the digest in its name; None if at least one file can."""
     if not subject.digest_files:
-        return "no file of the target has its own digest as its name: audit a snapshot or a blob of the Hub's cache"
+        return (
+            "no file of the target is stored under the digest of its content: audit a snapshot or a blob of the Hub's "
+            "cache"
+        )
     reasons = [file.unread_because for file in subject.digest_files]
     return None if None in reasons else reasons[0]

@@ -112,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Return tallies, by pair number, of small pairs that are adjacent in their files. These pairs need no tasks."""
+    """Compare small pairs that are adjacent in their files, without tasks. Return each pair's `Tally` by its number."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -306,7 +306,7 @@ def _run_on_device(
 
 
 def _have_different_checksums(pair: Pair) -> bool:
-    """Return whether the files record different checksums. If the bytes are equal, one of the files is damaged."""
+    """Return whether the files record different checksums. If they do and the bytes are equal, a file is damaged."""
     before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
     return len(before_ranges) == len(after_ranges) and any(
         before.length == after.length
@@ -447,7 +447,7 @@ def _plan_pair(number: int, pair: Pair, options: CompareOptions) -> Plan:
 def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
     needed_parts = sparse.PARTS_OF_LAYOUT.get(pair.after.layout, ("values",))
     if not all({name for name, _ in tensor.parts}.issuperset(needed_parts) for tensor in (pair.before, pair.after)):
-        return NotCompared("the file does not contain its stored values")
+        return NotCompared("its values or indices are missing from the file")
     return sparse.compare_sparse(pair.before, pair.after, options)
 
 

@@ -145,7 +145,7 @@ def _to_stats(summary: Facts | str, dtype: str, reason: str | None = None) -> St
 def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
     stored_values = dict(tensor.parts).get("values")
     if stored_values is None:
-        return Stats(reason=f"{tensor.layout}: the file does not contain its stored values")
+        return Stats(reason=f"{tensor.layout}: its values are missing from the file")
     summary = _summarize_data(stored_values, tensor.fqn, decoder)
     is_uncoalesced = tensor.note_kind is NoteKind.UNCOALESCED
     return _add_implicit_zeros(

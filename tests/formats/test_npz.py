@@ -707,7 +707,7 @@ def test_two_records_of_one_name_are_unreadable(tmp_path, name):
         rows = {row.fqn: row for row in formats.read(path).tensors}
         assert numpy.array_equal(loaded[fqn], numpy.ones(3) if first == fqn else numpy.zeros(3))
     assert (
-        f"two records have the same array name ('{fqn}' and '{fqn}.npy'), and numpy.load reads only the first"
+        f"two records have the same array name ('{fqn}' and '{fqn}.npy'), so numpy.load returns only one of them"
         in rows[fqn].damage
     )
     assert rows[fqn].data is None

@@ -145,7 +145,7 @@ def test_changed_dtype_is_a_remark_next_to_changed_values():
         (Field.DEVICE, {"device": "cpu"}, {"device": "cuda:0"}, "device cpu → cuda:0"),
         (Field.TYING, {}, {"tied_to": ("b",)}, "now tied"),
         (Field.TYING, {"tied_to": ("b",)}, {}, "no longer tied"),
-        (Field.TYING, {"tied_to": ("b",)}, {"tied_to": ("c",)}, "tied otherwise"),
+        (Field.TYING, {"tied_to": ("b",)}, {"tied_to": ("c",)}, "tied to different tensors"),
     ],
 )
 def test_remark_has_both_sides_of_each_field(field, before, after, text):

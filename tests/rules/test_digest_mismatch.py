@@ -89,4 +89,4 @@ def test_file_without_a_digest_as_its_name_is_not_hashed(tmp_path):
     """The rule is skipped, and the reason describes the required file name."""
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (target,) = audit(Request((str(tmp_path / "model.safetensors"),), select=(RULE,))).targets
-    assert target.skipped[0].reason.startswith("no file of the target has its own digest as its name")
+    assert target.skipped[0].reason.startswith("no file of the target is stored under the digest of its content")
