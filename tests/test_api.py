@@ -541,7 +541,7 @@ def test_verify_of_a_spec_equals_the_result_of_the_command():
         (lambda: statecli.diff(nn.Linear(2, 2), "missing.pt"), UnreadableError, "missing.pt: cannot be opened"),
         (lambda: statecli.diff(nn.Linear(2, 2), nn.Linear), UsageError, "Linear is a class: pass an instance"),
         (lambda: statecli.diff({"a": lambda: 0}, nn.Linear(2, 2)), UsageError, "state_dict: torch.save cannot write"),
-        (lambda: statecli.diff({"a": 3}, nn.Linear(2, 2)), UnreadableError, "state_dict: holds no tensor"),
+        (lambda: statecli.diff({"a": 3}, nn.Linear(2, 2)), UnreadableError, "state_dict: contains no tensor"),
         (
             lambda: statecli.diff(nn.Linear(2, 2), nn.Linear(2, 2), executor="processes:2"),
             UsageError,

@@ -280,7 +280,7 @@ def test_messages_about_an_object_in_memory_name_no_file():
     """Neither the error nor a note calls the object a file or a pickle."""
     with pytest.raises(statecli.MalformedError) as caught:
         statecli.inspect({"a": 1})
-    assert str(caught.value) == "state_dict: holds no tensor: the object is a dict of length 1"
+    assert str(caught.value) == "state_dict: contains no tensor: the object is a dict of length 1"
     model = torch.nn.Linear(2, 2)
     text = str(statecli.inspect({"model": model.state_dict(), "optimizer": sgd()}))
     assert "file" not in text

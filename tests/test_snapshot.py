@@ -137,5 +137,5 @@ def test_a_file_is_compared_with_a_snapshot(tmp_path):
 
 def test_a_model_without_tensors_has_no_snapshot():
     """There is nothing to compare later."""
-    with pytest.raises(statecli.StateError, match=r"^ReLU: holds no tensor"):
+    with pytest.raises(statecli.StateError, match=r"^ReLU: contains no tensor"):
         statecli.Snapshot(nn.ReLU())

@@ -390,7 +390,7 @@ def test_the_version_has_three_spellings(statecli, words):
         ),
         (
             ("inspect", "a.lock"),
-            "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE",
+            "is a lock file; to compare a checkpoint with this lock, run: statecli audit CHECKPOINT --lock FILE",
         ),
     ],
 )

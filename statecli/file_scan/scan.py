@@ -476,7 +476,7 @@ class FileScan:
         inert_storages = self._find_idle_storages(piece.region, archive, numbered_storages)
         self._report_zeros(piece, zeros)
         if unreadable_config is not None:
-            self.result.add_unread(piece, f"{unreadable_config}, and any record may hold a pickle")
+            self.result.add_unread(piece, f"{unreadable_config}, and any record may contain a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
         uses = {name: use_of(record) for name, record in archive.records.items() if name not in inert_storages}
         scripts = [

@@ -123,8 +123,8 @@ def _resolve_step(path: str) -> str:
             "copy the checkpoint again"
         )
     raise UnreadableError(
-        f"holds {len(folders)} checkpoints, but no file `latest` that selects one of them; give one of these folders: "
-        f"{quoting.names(folders)}"
+        f"contains {len(folders)} checkpoints, but no file `latest` that selects one of them; give one of these "
+        f"folders: {quoting.names(folders)}"
     )
 
 

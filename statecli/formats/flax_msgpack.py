@@ -174,7 +174,7 @@ class _Tree:
         if blob.code == _ARRAY:
             self.arrays += 1
             if self.arrays > MAX_ROWS:
-                raise MalformedError(f"holds more than {MAX_ROWS} arrays, the limit of statecli")
+                raise MalformedError(f"contains more than {MAX_ROWS} arrays, the limit of statecli")
             return self._build_tensor(path, self._decode_array, blob)
         if blob.code == _COMPLEX:
             return self._decode_complex(blob)
@@ -190,7 +190,9 @@ class _Tree:
     def _decode_array(self, blob: Blob) -> Tensor:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 3 or type(value[1]) is not str or not isinstance(value[2], Blob):
-            raise MalformedError("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it")
+            raise MalformedError(
+                "its array is not recorded in the form that Flax writes, a list of shape, dtype and bytes"
+            )
         shape, name, data = _read_shape(value[0]), value[1], value[2]
         elements, size = prod(shape), data.length
         if name == "object":

@@ -123,7 +123,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
         try:
             if not model:
                 raise MissingShard(
-                    f"{files.join(path, iteration, name)}: holds no {MODEL_FILES[0]}; copy the folder again"
+                    f"{files.join(path, iteration, name)}: contains no {MODEL_FILES[0]}; copy the folder again"
                 )
             states[name] = _prefix_sections(name, read_file(model_path))
         except UnreadableError as error:

@@ -321,7 +321,7 @@ def _check_numbers(name: str, numbers: Sequence[Any], label: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < 2**63:
             raise MalformedError(
-                f"{quoting.name(name)}: its {label} holds {quoting.value(number)}; expected integers of 0 or more"
+                f"{quoting.name(name)}: its {label} contains {quoting.value(number)}; expected integers of 0 or more"
             )
 
 
@@ -342,7 +342,7 @@ def _check_coverage(spans: Iterable[tuple[int, int, str]], size: int) -> None:
     preceding = "the header" if previous_name is None else quoting.name(previous_name)
     if at > size:
         raise MalformedError(
-            f"{preceding}: ends at byte {at}, but the file holds {size} bytes of tensors: truncated, {at - size} bytes "
+            f"{preceding}: ends at byte {at}, but the file has {size} bytes of tensors: truncated, {at - size} bytes "
             "are missing; copy or download the file again"
         )
     if at < size:

@@ -183,7 +183,7 @@ class _Reader:
         self.oddities.extend(find_gaps(self.archive))
         if not self.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in self.oddities):
             self._add_oddity(
-                OddityKind.NO_TENSORS.value, "holds no tensor: its programs have no weights and no constants"
+                OddityKind.NO_TENSORS.value, "contains no tensor: its programs have no weights and no constants"
             )
         return ModelState(
             self.path,
@@ -213,7 +213,7 @@ class _Reader:
             names = [f"serialized_{part}.{suffix}" for suffix in ("pt", "json")]
             record = next((self.archive.records[name] for name in names if name in self.archive.records), None)
             if record is None:
-                raise MalformedError(f"holds no {names[0]}: the export did not finish; export the program again")
+                raise MalformedError(f"contains no {names[0]}: the export did not finish; export the program again")
             self._read_pickled(record, payloads, is_weight=is_weight)
         self._read_program("model", program, payloads)
 
@@ -244,14 +244,14 @@ class _Reader:
             if of and of["model"] not in models:
                 whose = f"{of['folder']} of {quoting.quote(of['model'])}"
                 raise MalformedError(
-                    f"holds {whose} but no models/{quoting.name(of['model'])}.json; export the program again"
+                    f"contains {whose}, but no models/{quoting.name(of['model'])}.json; export the program again"
                 )
 
     def _read_json(self, name: str) -> dict[str, Any]:
         record = self.archive.records.get(name)
         record_name = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
-            raise MalformedError(f"holds no {record_name}: the export did not finish; export the program again")
+            raise MalformedError(f"contains no {record_name}: the export did not finish; export the program again")
         data = self.archive.read(record, MAX_JSON_BYTES)
         self.values += data.count(b",")
         if self.values > _json.MAX_VALUES:
@@ -373,7 +373,7 @@ class _Reader:
         for fqn in (*roles, *(fqn for fqn in contents if fqn not in roles)):
             self.tensors.append(build_info(_build_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
         if len(self.tensors) > MAX_ROWS:
-            raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
+            raise MalformedError(f"contains more than {MAX_ROWS} tensors, the limit of statecli")
         self.state_dicts.append(StateDict(model, is_module=True))
         for key, value in _describe_program(program):
             self.metadata[f"{model}.{key}" if has_several_models else key] = value
@@ -425,7 +425,7 @@ class _Reader:
             raise MalformedError(f"{fqn}: its entry is not a list of record, shape, strides and offset")
         whole = self._read_single(f"data/weights/{view[0]}", fqn)
         if whole.data is None:
-            raise MalformedError(f"{fqn}: record {view[0]} does not hold a plain tensor")
+            raise MalformedError(f"{fqn}: record {view[0]} does not contain a plain tensor")
         name = f"data/weights/{view[0]}"
         decoder = TensorDecoder({name: whole.data.storage})
         node = _build_call(
@@ -495,7 +495,7 @@ def _read_int(node: object, label: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
         description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
-        raise MalformedError(f"{fqn}: its {label} must hold integers, but holds {description}")
+        raise MalformedError(f"{fqn}: its {label} must contain integers, but contains {description}")
     return number
 
 

@@ -127,7 +127,7 @@ def _decode_storage(pid: object) -> tuple[str, tuple[str, int]]:
     """Return the key, dtype and element count in the persistent id ("storage", type, key, location, numel, view)."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
         raise MalformedError(
-            'a storage is not recorded as ("storage", type, key, location, number of elements), as torch writes it; '
+            'a storage is not recorded in the form that torch writes, ("storage", type, key, location, size); '
             "save the checkpoint again"
         )
     kind, key, numel = pid[1], pid[2], pid[4]

@@ -69,7 +69,7 @@ def read_single(path: str, base: int, length: int) -> TensorData:
     pickle, storages, _ = read_contents(path, base, length)
     tensor = TensorDecoder(storages, persistent=pickle.persistent).tensor(pickle.root, "tensor")
     if tensor is None or tensor.data is None:
-        raise MalformedError("holds no tensor with values")
+        raise MalformedError("contains no tensor with values")
     return tensor.data
 
 
@@ -105,7 +105,7 @@ def _check_kind(archive: Archive) -> None:
     if records and all(name.endswith(".npy") for name in records):
         raise UnreadableError("is a numpy archive (.npz); an archive of torch.save is needed")
     if find_record(archive, "version") is not None:
-        raise MalformedError("holds no data.pkl: the save did not finish; save the checkpoint again")
+        raise MalformedError("contains no data.pkl: the save did not finish; save the checkpoint again")
     if "data.pkl" in ends:
         raise MalformedError(
             "its file data.pkl is not in the folder of the archive's first record, where torch looks for data.pkl; "

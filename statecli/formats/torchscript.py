@@ -244,7 +244,7 @@ class _Modules:
             self.classes[cls.module] = dict(_parse_classes(self._read_text(cls.module)))
         if cls.name not in self.classes[cls.module]:
             raise MalformedError(
-                f"holds an object of class {quoting.name(cls.qualified)}, but its code does not define this class"
+                f"contains an object of class {quoting.name(cls.qualified)}, but its code does not define this class"
             )
         return self.classes[cls.module][cls.name]
 
@@ -360,7 +360,7 @@ def _build_constant_rows(root: object, reading: Reading) -> Iterator[DecodedTens
     entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
     for count, child in enumerate(entries):
         if count > MAX_ROWS:
-            raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
+            raise MalformedError(f"contains more than {MAX_ROWS} tensors, the limit of statecli")
         tensor = child.tensor
         if tensor is not None:
             yield DecodedTensor(

@@ -98,7 +98,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
         return UnreadableError("is not a checkpoint (text file)")
     if description == _JSON and b'"statecli.lock/' in head[:200]:
         return UnreadableError(
-            "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE"
+            "is a lock file; to compare a checkpoint with this lock, run: statecli audit CHECKPOINT --lock FILE"
         )
     if description == _JSON and os.path.basename(path) == checkpoint_folder.CONFIG:
         advice = checkpoint_folder.advise_class(path)
@@ -188,7 +188,7 @@ def _read_first_member(head: bytes) -> str:
             break
         member = block[:100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
         if block[156:157] in (b"0", b"\0") and not member.endswith("/"):
-            return f" that holds {quoting.name(member)}"
+            return f" with {quoting.name(member)}"
         at += 512 + -(-int(size, 8) // 512) * 512 if size.translate(None, b"89") == size else len(head)
     return ""
 

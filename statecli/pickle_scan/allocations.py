@@ -154,8 +154,8 @@ class Allocations:
             yield Bomb(reason, 0)
         elif self._expanding_name is not None:
             why = (
-                f"passes containers that share parts to {self._expanding_name.qualified}; written out, as in an error "
-                f"message, they are more than {_MAX_HASH_STEPS:,} values; loading may hang"
+                f"passes containers that share elements to {self._expanding_name.qualified}; as text, for example in "
+                f"an error message, the containers have more than {_MAX_HASH_STEPS:,} values; loading may hang"
             )
             yield Bomb(why, self._expanding_name.position)
         if self._number_steps > _MAX_HASH_STEPS:

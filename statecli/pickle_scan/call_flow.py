@@ -431,7 +431,9 @@ class Flow:
         """Check the attributes of a tensor: each state is a dict, or a pair of dicts (attributes, slots)."""
         for state in states:
             if type(state) is tuple and len(state) != 2 and is_clean(plain_name):
-                self.note_misuse(name, "gets a state of other than two dicts from the pickle; torch never saves this")
+                self.note_misuse(
+                    name, "gets a tuple from the pickle that is not a pair of dicts; torch never saves this"
+                )
             for part in state if type(state) is tuple else (state,):
                 if type(part) is Obj:
                     self._note_object(name)

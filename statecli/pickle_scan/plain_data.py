@@ -473,7 +473,7 @@ class _Walk:
             if type(number) is int and abs(number) > limit:
                 yield Hazard(
                     f"{self.describe_path(node)}[{name!r}]: integer with an absolute value above {limit}; the next "
-                    "optimizer step may compute a power of this number for hours"
+                    "optimizer step may compute a power with this number for hours"
                 )
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:

@@ -456,7 +456,7 @@ def _refuse(record: Record, disk: int) -> None:
     if record.method != STORED:
         raise _create_unsupported_error(record)
     raise _create_damage_error(
-        f"{record.name!r} is stored without compression, but its list of records gives two sizes, "
+        f"{record.name!r} is stored without compression, but the archive's list of records gives two sizes, "
         f"{record.compressed_size} and {record.size} bytes"
     )
 

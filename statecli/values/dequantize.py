@@ -116,8 +116,8 @@ def _dequantize_scales(
     blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # a file may state any number
     if nested_scales.size * blocksize < codes.size:
         raise MalformedError(
-            f"{name}: its scales are quantized too, but the file has the second-level scales of only "
-            f"{nested_scales.size * blocksize} of {codes.size} scales"
+            f"{name}: its scales are quantized too, but the file has second-level scales for only "
+            f"{nested_scales.size * blocksize} of its {codes.size} scales"
         )
     positions = codes.astype(np.uint8)
     if (positions != codes).any():
@@ -251,7 +251,7 @@ def _read_scales(parts: Mapping[QuantizedPart, TensorData], name: str, height: i
     """Return the scales as a matrix with a row per weight row. Raises MalformedError if the rows differ in length."""
     scales = _read_part(parts[QuantizedPart.SCALES], name)
     if scales.size % max(height, 1) or not scales.size:
-        raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")
+        raise MalformedError(f"{name}: {scales.size} scales cannot be divided equally among {height} rows")
     return scales.reshape(height, -1)
 
 
@@ -287,13 +287,13 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
     """Return the group number of each input channel. Raises MalformedError if a group does not exist."""
     if data is None:
         if count < 1 or width % count:
-            raise MalformedError(f"{name}: has {count} groups, which do not divide {width} input channels equally")
+            raise MalformedError(f"{name}: {width} input channels cannot be divided equally into {count} groups")
         return np.arange(width) // max(width // count, 1)
     groups = _read_part(data, name, (width,)).astype(np.intp)
     if width and not 0 <= groups.min() <= groups.max() < count:
         raise MalformedError(
-            f"{name}: its input channels refer to groups {groups.min()} to {groups.max()}, but it has scales of only "
-            f"{count} groups"
+            f"{name}: its input channels refer to groups {groups.min()} to {groups.max()}, but the file has scales for "
+            f"only {count} groups"
         )
     return groups
 

@@ -481,7 +481,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
     if (tensor.dtype, tensor.shape) != (data.dtype, data.shape):
         raise MalformedError(
             f"{data.storage.path}: {name}: the index records {data.dtype} {list(data.shape)}, but the array at byte "
-            f"{data.storage.offset} holds {tensor.dtype} {list(tensor.shape)}"
+            f"{data.storage.offset} has {tensor.dtype} {list(tensor.shape)}"
         )
     return tensor
 

@@ -325,7 +325,7 @@ def test_empty_state_dict_is_an_error_and_empty_optimizer_is_not(statecli, build
         assert (result.code, map_statuses(result)) == (code, {"a.pt": "audited"})
         codes = [statecli(*words).code for words in (("lock", "a.pt"), ("inspect", "a.pt"), ("diff", "a.pt", "a.pt"))]
         assert codes == ([2] * 3 if code else [2, 0, 0])
-        assert ("holds no tensor" in statecli("inspect", "a.pt").err) == bool(code)
+        assert ("contains no tensor" in statecli("inspect", "a.pt").err) == bool(code)
 
 
 def test_filter_does_not_fail_a_file_without_tensors(statecli):

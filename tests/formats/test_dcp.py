@@ -636,7 +636,7 @@ def test_chunk_that_contradicts_the_metadata_is_found(tmp_path, statecli):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": tensor}, None, places)))
     assert statecli("inspect", str(tmp_path)).code == 0
     result = statecli("inspect", str(tmp_path), "--stats")
-    assert "the index records float32 [4], but the array at byte 0 holds float32 [3]" in result.out + result.err
+    assert "the index records float32 [4], but the array at byte 0 has float32 [3]" in result.out + result.err
 
 
 # Pickles that would run code.

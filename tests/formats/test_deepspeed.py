@@ -580,7 +580,7 @@ def test_single_folder_is_read_without_latest(line, tmp_path):
     assert section(formats.read(str(folder)), "module")
     shutil.copytree(folder / "checkpoint", folder / "other")
     assert (
-        line(folder) == "holds 2 checkpoints, but no file `latest` that selects one of them; "
+        line(folder) == "contains 2 checkpoints, but no file `latest` that selects one of them; "
         "give one of these folders: checkpoint, other"
     )
 

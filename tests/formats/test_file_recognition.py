@@ -104,10 +104,10 @@ FOREIGN_FILES: dict[str, tuple[bytes, str]] = {
     "lz4": (b"\x04\x22\x4d\x18" + bytes(9), "is an LZ4 file: unpack it first (unlz4)"),
     "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(20), "is a 7z archive: unpack it first (7z x)"),
     "RAR": (b"Rar!\x1a\x07\1\0" + bytes(20), "is a RAR archive: unpack it first (unrar x)"),
-    "tar": (pack_tar("a.txt"), "is a tar archive that holds a.txt: unpack it first (tar -xf)"),
+    "tar": (pack_tar("a.txt"), "is a tar archive with a.txt: unpack it first (tar -xf)"),
     "tar with a folder first": (
         pack_tar("model/", "model/model.safetensors"),
-        "is a tar archive that holds model/model.safetensors: unpack it first (tar -xf)",
+        "is a tar archive with model/model.safetensors: unpack it first (tar -xf)",
     ),
     "tar of nothing but a long name": (
         pack_tar("é" * 60)[:512],
@@ -115,11 +115,11 @@ FOREIGN_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "tar in gzip": (
         gzip.compress(pack_tar("model.pt")),
-        "is a gzip file that contains a tar archive that holds model.pt: unpack it first (tar -xf)",
+        "is a gzip file that contains a tar archive with model.pt: unpack it first (tar -xf)",
     ),
     "tar in xz": (
         lzma.compress(pack_tar("model.pt")),
-        "is an xz file that contains a tar archive that holds model.pt: unpack it first (tar -xf)",
+        "is an xz file that contains a tar archive with model.pt: unpack it first (tar -xf)",
     ),
     "safetensors in gzip": (
         gzip.compress(save({"a": torch.zeros(3)})),

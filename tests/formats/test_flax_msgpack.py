@@ -344,7 +344,7 @@ def test_invalid_content_is_reported_in_one_line(case, tmp_path, line):
     assert expected in line(path)
 
 
-NOT_A_LIST = "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"
+NOT_A_LIST = "its array is not recorded in the form that Flax writes, a list of shape, dtype and bytes"
 DAMAGED_ARRAYS = {
     "lists in lists": (Extension(1, b"\x91" * 5000), "nests more than 100 levels deep"),
     "no list": (Extension(1, pack({"a": 1})), NOT_A_LIST),

@@ -44,7 +44,7 @@ def test_an_honest_tensor_is_read():
 @pytest.mark.parametrize(
     ("wrong_fields", "message"),
     [
-        ({"size": (-1,)}, "w: its shape holds -1; expected integers from 0 to 2^63 - 1"),
+        ({"size": (-1,)}, "w: its shape contains -1; expected integers from 0 to 2^63 - 1"),
         (
             {"size": (2**62, 2**62), "stride": (1, 1)},
             "w: shape [4611686018427387904, 4611686018427387904] is impossible",
@@ -65,7 +65,7 @@ def test_an_honest_tensor_is_read():
         ({"offset": 1}, "w: shape [4] at offset 1 needs 5 elements, but storage 0 has 4 float32 elements"),
         ({"offset": -1}, "w: its offset into storage 0 is -1; expected an integer of 0 or more"),
         ({"stride": (2,)}, "w: shape [4] at offset 0 needs 7 elements, but storage 0 has 4 float32 elements"),
-        ({"stride": (-1,)}, "w: its stride holds -1; expected integers from 0 to 2^63 - 1"),
+        ({"stride": (-1,)}, "w: its stride contains -1; expected integers from 0 to 2^63 - 1"),
         ({"stride": (1, 1)}, "w: its shape has 1 sizes, but there are 2 strides"),
         ({"key": "9"}, "w: storage '9' is not in the file; copy the file again, or save the checkpoint again"),
         (

@@ -94,7 +94,7 @@ def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
     assert result.err.startswith(f"statecli: {file}: ")
     file.unlink()
     result = statecli("inspect", str(folder))
-    assert result.err == f"statecli: {file.parent}: holds no model_optim_rng.pt; copy the folder again\n"
+    assert result.err == f"statecli: {file.parent}: contains no model_optim_rng.pt; copy the folder again\n"
     assert "mp_rank_00.model" in result.out
 
 

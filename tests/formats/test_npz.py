@@ -356,8 +356,7 @@ DAMAGED_ARRAYS = {
     "a field too large": (npy(format_header(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
     "2^40 elements of nothing": (
         npy(format_header(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
-        "claims 1099511627776 elements of 0 bytes each, more than the file has bytes (87); statecli refuses such an "
-        "array",
+        "claims 1099511627776 elements of 0 bytes each, but the file has only 87 bytes; statecli refuses such an array",
     ),
     "a header beyond the end": (
         npy(format_header(), length=5000),

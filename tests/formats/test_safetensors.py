@@ -102,15 +102,15 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "short": (
         pack_tensor(entry(), bytes(5)),
-        "a: ends at byte 8, but the file holds 5 bytes of tensors: truncated, 3 bytes are missing; "
+        "a: ends at byte 8, but the file has 5 bytes of tensors: truncated, 3 bytes are missing; "
         "copy or download the file again",
     ),
     "reversed": (pack_tensor(entry(offsets=(8, 0))), "a: its data_offsets begin at 8, but end at 0"),
     "negative offset": (
         pack_tensor(entry(offsets=(-8, 0))),
-        "a: its data_offsets holds -8; expected integers of 0 or more",
+        "a: its data_offsets contains -8; expected integers of 0 or more",
     ),
-    "two negatives": (pack_tensor(entry(shape=(-1, -2))), "a: its shape holds -1; expected integers of 0 or more"),
+    "two negatives": (pack_tensor(entry(shape=(-1, -2))), "a: its shape contains -1; expected integers of 0 or more"),
     "overflow": (
         pack_tensor(entry(shape=(2**62, 2**62))),
         "a: shape [4611686018427387904, 4611686018427387904] is impossible: over 2^64 elements",
@@ -125,7 +125,7 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "offset of 2^70": (
         pack_tensor(entry(offsets=(0, 2**70))),
-        f"a: its data_offsets holds {2**70}; expected integers of 0 or more",
+        f"a: its data_offsets contains {2**70}; expected integers of 0 or more",
     ),
     "offset of 5000 digits": (
         pack_file(HEADER_START.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
@@ -133,7 +133,7 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "offset of 4000 digits": (
         pack_file(HEADER_START.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
-        "a: its data_offsets holds a number of more than 30 digits; expected integers of 0 or more",
+        "a: its data_offsets contains a number of more than 30 digits; expected integers of 0 or more",
     ),
     "size mismatch": (
         pack_tensor(entry(shape=(3,))),
@@ -152,14 +152,17 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
         pack_tensor(entry(["F32"])),
         "a: unknown dtype a list; a newer safetensors may have written the file",
     ),
-    "float in the shape": (pack_tensor(entry(shape=(2.0,))), "a: its shape holds 2.0; expected integers of 0 or more"),
+    "float in the shape": (
+        pack_tensor(entry(shape=(2.0,))),
+        "a: its shape contains 2.0; expected integers of 0 or more",
+    ),
     "bool in the shape": (
         pack_tensor(entry(shape=(True,), offsets=(0, 4)), bytes(4)),
-        "a: its shape holds True; expected integers of 0 or more",
+        "a: its shape contains True; expected integers of 0 or more",
     ),
     "list in the shape": (
         pack_tensor(entry(shape=([2],))),
-        "a: its shape holds a list; expected integers of 0 or more",
+        "a: its shape contains a list; expected integers of 0 or more",
     ),
     "NaN in the shape": (
         pack_file(HEADER_START.replace("[2]", "[NaN]") + "}", bytes(8)),
@@ -294,7 +297,7 @@ REFUSED_BY_STATECLI_ONLY: dict[str, tuple[bytes, str]] = {
     ),
     "a dimension of 2^63": (
         pack_tensor(entry(shape=(0, 2**63), offsets=(0, 0)), b""),
-        "a: its shape holds 9223372036854775808; expected integers of 0 or more",
+        "a: its shape contains 9223372036854775808; expected integers of 0 or more",
     ),
 }
 

@@ -214,7 +214,7 @@ def test_unusual_archive_is_read_with_an_oddity(contents, name, data):
 
 
 INVALID_ARCHIVES = {
-    "no version": (build(without("version")), "holds no version record"),
+    "no version": (build(without("version")), "contains no version record"),
     "a version in words": (
         build(records(version=b"three")),
         "the version record contains 'three'; expected a positive integer",
@@ -226,7 +226,7 @@ INVALID_ARCHIVES = {
         "archive/version has 5,000 bytes, more than statecli's limit of 64",
     ),
     "byteorder middle": (build(change_record("byteorder", data=b"middle")), "byteorder record contains 'middle'"),
-    "an unfinished save": (build(without("data.pkl")), "holds no data.pkl: the save did not finish"),
+    "an unfinished save": (build(without("data.pkl")), "contains no data.pkl: the save did not finish"),
     "TorchScript": (build([*records(), Member("archive/constants.pkl", b"x")]), "is a TorchScript archive"),
     "torch.export": (
         build([Member("m/archive_format", b"pt2"), Member("m/version", b"0")]),
@@ -395,11 +395,11 @@ INVALID_STREAMS = {
         legacy(state_dict(a=tensor(), b=tensor(kind="IntStorage")), [("0", 4, bytes(16))]),
         "storage '0' has two descriptions: 4 float32 elements and 4 int32 elements",
     ),
-    "an id in text": (legacy(build_pickle(b"Pevil\n"), []), "as torch writes it; save the checkpoint again"),
-    "an id of two": (storage_id(text("storage"), FLOAT), "as torch writes it; save the checkpoint again"),
+    "an id in text": (legacy(build_pickle(b"Pevil\n"), []), "location, size); save the checkpoint again"),
+    "an id of two": (storage_id(text("storage"), FLOAT), "location, size); save the checkpoint again"),
     "an id of another kind": (
         storage_id(text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
-        "as torch writes it; save the checkpoint again",
+        "location, size); save the checkpoint again",
     ),
     "a type that is not a storage": (
         storage_id(text("storage"), b"cos\nsystem\n", text("0"), text("cpu"), number(4)),

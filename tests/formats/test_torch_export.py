@@ -371,12 +371,12 @@ WRONG_ENTRIES = {
     "a dtype that is true": ({"meta": {"dtype": True}}, "its dtype is True"),
     "a symbolic size": (
         {"meta": {"sizes": [{"as_expr": {"expr_str": "s0"}}, _int(3)]}},
-        "its sizes must hold integers, but holds a symbol",
+        "its sizes must contain integers, but contains a symbol",
     ),
     "sizes that are no list": ({"meta": {"sizes": 3}}, "its sizes are not a list but 3"),
     "a size below zero": (
         {"meta": {"sizes": [_int(-1), _int(3)]}},
-        "its shape holds -1; expected integers from 0 to 2^63 - 1",
+        "its shape contains -1; expected integers from 0 to 2^63 - 1",
     ),
     "a huge size": ({"meta": {"sizes": [_int(2**62), _int(2**62)]}}, "2^63 elements or more"),
     "too many dimensions": ({"meta": {"sizes": [_int(1)] * 2000}}, "2000 dimensions"),
@@ -387,7 +387,7 @@ WRONG_ENTRIES = {
     "an offset below zero": ({"meta": {"storage_offset": _int(-1)}}, "its offset into storage"),
     "an offset that is none": (
         {"meta": {"storage_offset": None}},
-        "its storage_offset must hold integers, but holds None",
+        "its storage_offset must contain integers, but contains None",
     ),
     "a layout that is not strided": ({"meta": {"layout": 1}}, "its layout is 1, not 7 (strided)"),
     "no device": ({"meta": {"device": None}}, "its device is None"),
@@ -479,8 +479,8 @@ def test_record_name_decides_whether_a_constant_is_a_tensor(parts, tmp_path):
 def test_missing_or_unknown_record_is_named(parts, tmp_path, line):
     """The error names a required record that is missing or has an unexpected content."""
     for missing_record, message in (
-        (CONFIG, f"holds no {CONFIG}: the export did not finish; export the program again"),
-        ("data/constants/model_constants_config.json", "holds no data/constants/model_constants_config.json: the "),
+        (CONFIG, f"contains no {CONFIG}: the export did not finish; export the program again"),
+        ("data/constants/model_constants_config.json", "contains no data/constants/model_constants_config.json: the "),
     ):
         path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != missing_record})
         assert line(path).startswith(message)
@@ -513,15 +513,15 @@ def test_weights_without_a_program_are_refused(parts, program, tmp_path, line, s
             name: data for name, data in parts.items() if name != MODEL and not name.startswith(other_folder)
         }
         path = build_archive(tmp_path / "y.pt2", remaining_parts)
-        assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
+        assert line(path) == f"contains {folder} of 'model', but no models/model.json; export the program again"
         assert statecli("audit", path).code == 2
     records = read_archive(save_2_8_layout(program, tmp_path / "x.pt2"))
     path = build_archive(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
-    assert line(path) == "holds weights of 'model' but no models/model.json; export the program again"
+    assert line(path) == "contains weights of 'model', but no models/model.json; export the program again"
     changed_parts = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
     assert (
         line(build_archive(tmp_path / "y.pt2", changed_parts))
-        == "holds weights of 'b' but no models/b.json; export the program again"
+        == "contains weights of 'b', but no models/b.json; export the program again"
     )
 
 
@@ -1615,7 +1615,7 @@ def test_incomplete_old_layout_is_refused(program, tmp_path, line):
         archive.writestr("serialized_exported_program.json", records["serialized_exported_program.json"])
     assert (
         line(tmp_path / "y.pt2")
-        == "holds no serialized_state_dict.pt: the export did not finish; export the program again"
+        == "contains no serialized_state_dict.pt: the export did not finish; export the program again"
     )
     with zipfile.ZipFile(tmp_path / "z.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in records.items():

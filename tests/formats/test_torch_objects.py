@@ -434,7 +434,7 @@ def test_checkpoint_without_tensors_is_an_error(tmp_path):
     """A file without tensors is read; if tensors are needed, the error describes the object in the file."""
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
-    with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the object is a dict of length 1"):
+    with pytest.raises(MalformedError, match=r"file\.pt: contains no tensor: the object is a dict of length 1"):
         load.read_checkpoint(str(tmp_path / "file.pt"))
 
 

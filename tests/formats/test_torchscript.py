@@ -414,10 +414,10 @@ def test_missing_record_or_class_is_named(parts, tmp_path, line):
     )
     remaining_parts = {name: data for name, data in parts.items() if name != CODE}
     assert line(build_archive(tmp_path / "b.pt", remaining_parts)) == (
-        "holds an object of class __torch__.torch.nn.modules.linear.Linear, but its code does not define this class"
+        "contains an object of class __torch__.torch.nn.modules.linear.Linear, but its code does not define this class"
     )
     remaining_parts = {name: data for name, data in parts.items() if name != "version"}
-    assert line(build_archive(tmp_path / "c.pt", remaining_parts)).startswith("holds no version record")
+    assert line(build_archive(tmp_path / "c.pt", remaining_parts)).startswith("contains no version record")
     assert line(build_archive(tmp_path / "d.pt", {**parts, "data.pkl": b"\x80\x02}."})) == (
         "its data.pkl does not contain a TorchScript module"
     )

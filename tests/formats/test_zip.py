@@ -212,7 +212,7 @@ MALFORMED_ARCHIVES = {
     "header past the end": (build(change_record("data/0", offset=10**6)), "'archive/data/0' is outside the archive"),
     "size": (
         build(change_record("data/0", size=8)),
-        ("stored without compression, but its list of records gives two sizes, 16 and 8 bytes"),
+        ("stored without compression, but the archive's list of records gives two sizes, 16 and 8 bytes"),
     ),
     "both sizes past the end": (
         build(change_record(".data/serialization_id", size=10**6, packed_size=10**6)),

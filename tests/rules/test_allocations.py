@@ -128,7 +128,7 @@ STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text(
 EMPTY_TENSOR = call_global("torch", "FloatTensor")
 #: 40 nested lists; each contains the previous list twice. The last is in the memo at 39.
 NESTED_LISTS = nest_objects(lambda x: b"](" + x + x + b"e")
-EXPANSION_MESSAGE = "written out, as in an error message, they are more than"
+EXPANSION_MESSAGE = "as text, for example in an error message, the containers have more than"
 
 
 def build_optimizer(parameter):

@@ -581,7 +581,7 @@ def test_unsafe_data_finds_integers_that_an_optimizer_raises_to_a_power(messages
     optimizer.load_state_dict(state)
     actual_messages = messages({"optimizer": state})
     assert actual_messages[0].startswith("['optimizer']['param_groups'][0]['")
-    assert "may compute a power of this number for hours" in actual_messages[0]
+    assert "may compute a power with this number for hours" in actual_messages[0]
 
 
 def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(messages):
@@ -856,9 +856,7 @@ def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, run_rul
     torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
     (finding,) = run_rule("unsafe-data", tmp_path / "a.pt")
     assert finding.severity is Severity.ERROR
-    assert finding.message.startswith(
-        "0.compute_dtype holds a string (as the codes of its letters) that statecli cannot read"
-    )
+    assert finding.message.startswith("0.compute_dtype stores a string as character codes, which statecli cannot read")
     assert not run_rule("unsafe-data", save_checkpoint({"0.compute_dtype": torch.ones(3)}))
 
 

@@ -191,7 +191,7 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
     """The metadata and the content of the archive must agree."""
     data = archive_tensor(torch.zeros(4), tmp_path / "x")
     with pytest.raises(
-        MalformedError, match=r"the index records float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
+        MalformedError, match=r"the index records float32 \[2, 2\], but the array at byte \d+ has float32 \[4\]"
     ):
         read_values(TensorData(data.storage, "float32", (2, 2)))
 

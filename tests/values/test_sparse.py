@@ -361,8 +361,8 @@ def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
     (change,) = target["changes"]
     assert (result.code, change["fields"], change["values"]) == (1, ["shape"], None)
     assert change["not_compared"] == "the shapes of its inner tensors differ"
-    assert [finding["message"] for finding in target["findings"]] == ["w: shape of its inner tensors"]
+    assert [finding["message"] for finding in target["findings"]] == ["w: the shape of its inner tensors differs"]
     table_result = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
-    assert "shape of its inner tensors" in table_result.out
+    assert "the shape of its inner tensors differs" in table_result.out
     result, _ = diff({"w": first}, {"w": second}, "--ignore", "shape")
     assert (result.code, result.err.count("statecli does not know whether the values differ")) == (2, 1)

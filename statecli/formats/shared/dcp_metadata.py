@@ -296,7 +296,7 @@ def _read_sizes(node: object, label: str) -> Sizes:
     for n in numbers:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
             number = quoting.value(n) if type(n) is int else "a value that is not an integer"
-            raise MalformedError(f"its {label} holds {number}; expected integers from 0 to 2^63 - 1")
+            raise MalformedError(f"its {label} contains {number}; expected integers from 0 to 2^63 - 1")
     return numbers
 
 

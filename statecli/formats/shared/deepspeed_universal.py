@@ -113,5 +113,5 @@ def _read_tensor(path: str, parameter: str) -> Tensor | None:
         pickle.root if items is None else items.get(_PARAM), parameter
     )
     if items is not None and tensor is None:
-        raise MalformedError(f"holds no tensor {_PARAM!r}: convert the checkpoint again")
+        raise MalformedError(f"contains no tensor {_PARAM!r}: convert the checkpoint again")
     return tensor

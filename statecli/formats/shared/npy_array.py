@@ -131,7 +131,7 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         return replace(row, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(
-            f"claims {elements} elements of 0 bytes each, more than the file has bytes ({storage.length}); statecli "
+            f"claims {elements} elements of 0 bytes each, but the file has only {storage.length} bytes; statecli "
             "refuses such an array"
         )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None

@@ -73,7 +73,7 @@ def check_version(archive: Archive) -> None:
     """
     text = read_word(archive, ".data/version" if find_record(archive, ".data/version") else "version")
     if text is None:
-        raise MalformedError("holds no version record, so torch refuses the file; save the checkpoint again")
+        raise MalformedError("contains no version record, so torch refuses the file; save the checkpoint again")
     if not (text.isdecimal() and text.isascii()) or int(text) == 0:
         raise MalformedError(f"the version record contains {text!r}; expected a positive integer")
     if int(text) > MAX_VERSION:

@@ -91,7 +91,9 @@ def decode_ints(node: object, label: str, fqn: str) -> tuple[int, ...]:
         )
     for n in node:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-            raise MalformedError(f"{fqn}: its {label} holds {truncate_value(n)}; expected integers from 0 to 2^63 - 1")
+            raise MalformedError(
+                f"{fqn}: its {label} contains {truncate_value(n)}; expected integers from 0 to 2^63 - 1"
+            )
     return node
 
 

@@ -74,10 +74,10 @@ def build_state(
             for row in _build_rows(section, reading)
         )
         if len(tensors) > MAX_ROWS:
-            raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
+            raise MalformedError(f"contains more than {MAX_ROWS} tensors, the limit of statecli")
     # An optimizer has no tensors before its first step, or as SGD without momentum.
     if not tensors and not any(section.role == "optimizer" and section.node is pickle.root for section in sections):
-        reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the object is {_describe(pickle.root)}")
+        reading.add_oddity(OddityKind.NO_TENSORS.value, f"contains no tensor: the object is {_describe(pickle.root)}")
     if bare_storages := list(dict.fromkeys(reading.decoder.bare_storages)):
         names = quoting.names(bare_storages)
         reading.add_oddity("bare-storage", f"storages without a tensor are shown as one-dimensional tensors: {names}")

@@ -55,7 +55,7 @@ def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[s
         elif type(key) is str and inner_items is not None and all(_is_plain(*item) for item in inner_items.items()):
             attributes[key] = dict(inner_items)
         else:
-            message = f"_metadata of {path or 'the model'} holds a value that statecli does not read"
+            message = f"_metadata of {path or 'the model'} contains a value that statecli does not read"
             reading.add_oddity("state-dict-metadata", message, path)
     return attributes
 

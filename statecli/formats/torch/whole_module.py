@@ -88,7 +88,7 @@ class _ModuleWalk:
             ]
             stack.extend(reversed(children))
             if len(self.rows) > MAX_ROWS:
-                raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
+                raise MalformedError(f"contains more than {MAX_ROWS} tensors, the limit of statecli")
 
     def _add_own(self, path: str, attributes: Mapping[str, Any], is_unregistered: bool) -> None:
         non_persistent_names = set(map(_read_text, as_sequence(attributes.get("_non_persistent_buffers_set")) or ()))
