@@ -303,7 +303,7 @@ def test_rules_of_the_other_sort_are_not_listed_with_model(statecli):
     """A class has no values to check, and a file no code: neither is a gap of the audit."""
     result = statecli("audit", "clean.pt", "--model", "torch.nn:Linear(2, 2)", "-v", "--no-values")
     lines = [line for line in result.out.splitlines() if line.startswith("not run")]
-    assert [line.endswith(": values not read: --no-values") for line in lines if "nan, " in line] == [True]
+    assert [line.endswith(": values not read, because of --no-values") for line in lines if "nan, " in line] == [True]
     assert not any(
         word in line for line in lines for word in ("unregistered-tensor", "a class", "give --model", " on ")
     )
@@ -366,7 +366,7 @@ def test_a_class_that_is_given_as_a_target_is_counted(statecli):
 
 
 NOTHING_AUDITED = [
-    (("clean.pt", "--select", "nan", "--no-values"), "nan did not run: values not read: --no-values"),
+    (("clean.pt", "--select", "nan", "--no-values"), "nan did not run: values not read, because of --no-values"),
     (("none/",), "nothing was audited"),
 ]
 

@@ -31,7 +31,7 @@ def classify_by_model(
     stripped from names and reported, since loading would fail. `renamed` maps names of entries to the names expected by
     the class.
 
-    Raises NothingMatched if the checkpoint holds no tensors of a model.
+    Raises NothingMatched if the checkpoint contains no tensors of a model.
     """
     registered = {tensor.fqn: tensor for tensor in model.tensors if tensor.kind in REGISTERED_KINDS}
     findings: list[Finding] = []
@@ -150,7 +150,7 @@ def _compare_entry(
     ):
         shape, registered_shape = _format_shape(tensor), _format_shape(registration)
         wording = Wording(
-            f"{state.target} holds {shape}, but {model.target} registers {registered_shape}",
+            f"the shape is {shape} in {state.target}, but {registered_shape} in {model.target}",
             short=f"{shape}, but the class has {registered_shape}",
         )
         rule = load_rules.SHAPE_MISMATCH

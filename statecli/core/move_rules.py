@@ -20,7 +20,7 @@ LEFT_BEHIND = Rule(
 forward on the GPU raises "Expected all tensors to be on the same device".""",
     example='`self.table = torch.randn(5, 5)` in `__init__`, then `model.to("cuda")`.',
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. If the class has its own `_apply`,
-call `super()._apply(fn)` in it.""",
+call `super()._apply(fn)` in this method.""",
 )
 #: Remark on a tensor that was already on the device of the move.
 KEEPS_MEMORY_REMARK = "keeps its memory when the model moves, so a move to another device does not move the tensor"

@@ -232,11 +232,11 @@ def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
 
 #: Case and text for tied weights that are saved separately, by the answer whether their bytes are equal.
 _CASE_BY_EQUALITY: dict[bool | None, tuple[str | None, str]] = {
-    None: (None, " whose values cannot be compared; load_state_dict keeps the last one"),
+    None: (None, " whose values cannot be compared; load_state_dict keeps only the last tensor"),
     True: ("equal bytes", " with equal bytes"),
-    False: ("different bytes", " with different bytes; load_state_dict silently keeps the last one"),
+    False: ("different bytes", " with different bytes; load_state_dict silently keeps only the last tensor"),
 }
-_CASE_WITHOUT_VALUES = ("not read", " (add --values to compare them); load_state_dict keeps the last one")
+_CASE_WITHOUT_VALUES = ("not read", "; load_state_dict keeps only the last tensor; add --values to compare the values")
 
 
 def _have_same_values(subject: Subject, rows: list[TensorInfo]) -> bool | None:

@@ -63,7 +63,7 @@ LOCK_OF_ONE_TARGET = _note(
     summary="Several targets were compared with a lock of one target, and at least one of them differs.",
     why="a lock of one target has no path, so that it also matches a renamed or converted copy. Each audited target is "
     "compared with the lock, and other checkpoints of the same run then differ.",
-    example="`statecli audit checkpoints/ --lock step-100.lock.json`, where the lock was made of one file.",
+    example="`statecli audit checkpoints/ --lock step-100.lock.json`, where the lock was created from one file.",
     fix="audit only the copies of the locked target, or lock the folder with `statecli lock FOLDER`.",
 )
 

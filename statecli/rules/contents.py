@@ -31,16 +31,16 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
 
     Why: a load with `strict=False`, or a load of an adapter, succeeds silently and does not change the model. Usually a
     filter of the keys matched nothing, or the saving process had no weights (FSDP, ZeRO-3). The finding is a note for a
-    pickle with only settings, and for a TorchScript or torch.export program without weights. States without tensors by
-    nature are not reported: the state of a scheduler or a sampler, or of an optimizer before its first step or without
-    momentum.
+    pickle with only settings, and for a TorchScript or torch.export program without weights. States that
+    normally have no tensors are not reported: the state of a scheduler or a sampler, or of an optimizer before its
+    first step or without momentum.
 
     Example: `adapter_model.safetensors` of 16 bytes, after `get_peft_model_state_dict` on a rank without parameters.
 
     Fix: save again on the rank with the weights, and check the number of tensors with `statecli inspect`.
     """
     state, path = subject.full_state, split_section(subject.target)[0]
-    help = "save the checkpoint again from a process that holds the weights"
+    help = "save the checkpoint again from a process that has the weights"
     if state.tensors:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
             yield Issue(f"{key}: the state_dict is empty, so the checkpoint contains no model", help=help, about=key)
@@ -113,7 +113,7 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
             names_text = join_names(tuple(map(subject.name_of, reported)))
             noun = "parameters" if has_elements else "tensors"
             message = f"{section}: {len(reported):,} of {len(rows):,} {noun} are empty (0 elements): {names_text}"
-            help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
+            help = "audit the files that contain the weights" if is_elsewhere else "gather the weights before saving"
             severity = empty_tensor.cases["in partitions"] if is_elsewhere else None
             yield Issue(message, None, section, help, severity)
 

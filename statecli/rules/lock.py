@@ -82,7 +82,7 @@ def _describe_file(change: FileChange) -> str:
         return "not in the lock"
     if change.actual is None:
         return "in the lock but missing"
-    return f"content differs from the lock: digest {change.actual[:12]}…, locked {change.locked[:12]}…"
+    return f"content differs from the lock: digest {change.actual[:12]}…, but the lock has {change.locked[:12]}…"
 
 
 def _compute_content(pair: LockMatch) -> str | None:
@@ -113,7 +113,7 @@ def _describe_pair(pair: LockMatch) -> str:
     if line is None:
         return "not in the lock"
     if tensor is None:
-        return f"missing, locked as {line.dtype} {_format_shape(line)}"
+        return f"missing from the checkpoint; the lock has {line.dtype} {_format_shape(line)}"
     return "; ".join(_describe_field(field, tensor, line, pair.digest) for field in pair.differ)
 
 
@@ -125,7 +125,7 @@ def _describe_only_values(pair: LockMatch) -> str | None:
 
 
 def _describe_digests(line: LockedTensor, digest: str) -> str:
-    return f"digest {digest[:12]}…, locked {str(line.digest)[:12]}…"
+    return f"digest {digest[:12]}…, but the lock has {str(line.digest)[:12]}…"
 
 
 def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None) -> str:
@@ -134,12 +134,12 @@ def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: 
     if field == "values":
         return f"values differ from the lock: {_describe_digests(line, str(digest))}"
     if field == "shape":
-        return f"shape is {_format_shape(tensor)}, locked as {_format_shape(line)}"
+        return f"shape is {_format_shape(tensor)}, but the lock has {_format_shape(line)}"
     if field == "kind":
-        return f"kind is {tensor.kind.value}, locked as {line.kind.value if line.kind else None}"
+        return f"kind is {tensor.kind.value}, but the lock has {line.kind.value if line.kind else None}"
     if field == "requires_grad":
-        return "requires grad, locked as frozen" if tensor.requires_grad else "frozen, locked as requiring grad"
-    return f"dtype is {tensor.dtype}, locked as {line.dtype}"
+        return f"requires_grad is {tensor.requires_grad}, but the lock has {line.requires_grad}"
+    return f"dtype is {tensor.dtype}, but the lock has {line.dtype}"
 
 
 def _format_shape(tensor: TensorInfo | LockedTensor) -> str:

@@ -58,8 +58,8 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     attributes. The rule checks the metadata `tokenizer.chat_template` of GGUF files. In folders it checks
     `chat_template.jinja` and the key `chat_template` of JSON files. It reports Python's attributes with double
     underscores and attributes of frames (`gi_frame`), after a dot, as a text, or in a field of `format`. It also
-    reports a subscript that begins with two underscores, and the filter `attr` with anything else than a plain name. It
-    does not find a name that a template computes in another way. A file that is not read is reported too.
+    reports a subscript that begins with two underscores, and the filter `attr` with anything other than a plain name.
+    It does not find a name that a template computes in another way. A file that is not read is reported too.
 
     Example: `{{ cycler.__init__.__globals__.os.popen('…').read() }}` in `tokenizer_config.json`.
 

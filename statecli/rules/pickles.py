@@ -249,9 +249,9 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     take forever to hash or to write out. The loading process is killed or hangs, even with `weights_only=True`.
     torch.save and pickle do not write such a file, because they write the data itself.
 
-    Example: `bytearray(2**36)` next to the tensors; a dictionary key that is a tuple with itself as two items, 64
-    levels deep; such a list as the state of a parameter; a memo entry with the number 2**28; compressed records that
-    inflate 1,000 times.
+    Example: `bytearray(2**36)` next to the tensors; tuples nested 64 levels deep as a dictionary key, where each
+    tuple contains the next tuple twice; such lists as the state of a parameter; a memo entry with the number 2**28;
+    compressed records that inflate 1,000 times.
 
     Fix: do not load the file. If the file is yours, save the data itself instead of a call that computes it.
     """

@@ -78,8 +78,8 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
     """The parameters and buffers of one model are on several devices.
 
     Why: the first operator that combines tensors of two devices raises an error. Common causes are a tensor created by
-    forward, and an unregistered tensor that stayed when the model moved. A model split over GPUs on purpose is also
-    reported.
+    forward, and an unregistered tensor that did not move when the model moved. A model split over GPUs on purpose is
+    also reported.
 
     Example: all weights are on `cuda:0`, and `mask` is on the CPU.
 

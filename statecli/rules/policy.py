@@ -110,16 +110,22 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
         if changes and not is_changed:
             named = changes[0].fqn if len(changes) == 1 else None
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
-            description = _describe_unchanged(len(changes), is_certain=not unknown)
+            compared_count = sum(not change.not_compared for change in changes)
+            description = _describe_unchanged(len(changes), compared_count)
             message = f"policy.must-change {glob!r}: {description}{unknown}"
             help = "run `statecli verify --check step` to see whether the tensors are trained"
             yield Issue(message, named, help=help)
 
 
-def _describe_unchanged(count: int, *, is_certain: bool) -> str:
+def _describe_unchanged(count: int, compared_count: int) -> str:
     if count == 1:
-        return f"the only matching tensor {'did not change' if is_certain else 'could not be compared'}"
-    return f"none of {count} tensors changed{'' if is_certain else ', as far as they could be compared'}"
+        return f"the only matching tensor {'did not change' if compared_count else 'could not be compared'}"
+    if not compared_count:
+        return f"none of the {count} matching tensors could be compared"
+    if compared_count == 1:
+        return "the only matching tensor that could be compared did not change"
+    comparable = " that could be compared" if compared_count < count else ""
+    return f"none of the {compared_count} matching tensors{comparable} changed"
 
 
 @rule(Severity.ERROR, needs_must_not_change)

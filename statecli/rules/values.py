@@ -180,7 +180,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
     a placeholder. Weights that are often constant in sound checkpoints are not reported: norms, biases and counters
     (one-dimensional), scales of channels (a single dimension larger than 1), and tensors smaller than 1 kB.
 
-    Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
+    Example: `head.weight`, created with `torch.full` for a test, in a checkpoint that goes to production.
 
     Fix: initialize the weight at random; no action is needed if the value is intended (a mask of ones).
     """

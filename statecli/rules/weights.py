@@ -91,9 +91,9 @@ _MASK_NAME = compile_on_use(r"mask", re.IGNORECASE)
 
 @rule(Severity.WARNING, needs_values)
 def outlier(subject: Subject) -> Iterator[Issue]:
-    """Very few values of a weight are a thousand times as large as all its others.
+    """Very few values of a weight are a thousand times as large as all the other values.
 
-    Why: training does not produce such values. Its cause is a flipped bit of an exponent, faulty memory or a faulty
+    Why: training does not produce such values. The cause is a flipped bit of an exponent, faulty memory or a faulty
     disk, or an edit by hand. A single value of 50,000 among values of size 1 decides every output that uses the weight.
     The rule samples every 61st element of each block of 512 kB (of a small tensor, every element), and takes the fourth
     largest absolute value of each sample. The maximum of these numbers is the reference size. The rule compares it with

@@ -146,7 +146,11 @@ def test_tensors_that_differ_are_one_problem(statecli):
     torch.save({"a": torch.zeros(2), "c": torch.ones(2)}, "two.pt")
     output = statecli("audit", "two.pt", "--lock", "two.json", "-f", "table").out
     assert "error[lock-mismatch]: 3 tensors do not match the lock\n" in output
-    for line in ("| a: values differ: digest ", "| b: missing, locked as float32 [2]", "c: not in the lock"):
+    for line in (
+        "| a: values differ: digest ",
+        "| b: missing from the checkpoint; the lock has float32 [2]",
+        "c: not in the lock",
+    ):
         assert line in output
 
 

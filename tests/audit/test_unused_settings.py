@@ -44,7 +44,7 @@ def test_targets_with_the_same_reason_share_a_note():
     """Neither target had its values read; with values, the rule gives no note."""
     (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
     assert note.startswith(
-        "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read: --no-values"
+        "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read, because of --no-values"
     )
     assert not list_notes("a.pt", policy=Policy(dtype=("float32",)), values=True)
 
@@ -144,6 +144,6 @@ def test_several_targets_that_differ_from_a_lock_of_one_target_are_noted():
     assert not list_notes("a.pt", "b.safetensors", lock=locked)
     assert not list_notes("c.pt", lock=locked)
     assert list_notes("a.pt", "b.safetensors", "c.pt", lock=locked) == [
-        "the lock was made of one target, and 3 targets were compared with this lock; audit only the copies of the "
-        "locked target, or lock the folder"
+        "the lock was created from one target, and 3 targets were compared with this lock; audit only the copies of "
+        "the locked target, or lock the folder"
     ]

@@ -32,7 +32,7 @@ def test_no_values_option_is_in_the_verdict(nan_checkpoint, statecli):
     """The run passes, and the verdict counts the tensors whose values were not read."""
     result = statecli("audit", nan_checkpoint, "--no-values")
     assert result.code == 0
-    assert "not checked: 1 tensor (values not read: --no-values)" in result.out
+    assert "not checked: 1 tensor (values not read, because of --no-values)" in result.out
 
 
 @pytest.mark.parametrize(("limit", "code"), [(40, 1), (39, 0)])

@@ -157,12 +157,12 @@ def test_broken_tie_finds_separate_tensors_that_the_class_ties(list_findings, wr
     ((severity, fqn, message),) = list_findings("broken-tie", path, model=tied_class)
     assert (severity, fqn) == ("note", "embed")
     assert message == (
-        f"embed: {tied_class} ties this tensor to head, but the checkpoint has 2 separate tensors "
-        "(add --values to compare them); load_state_dict keeps the last one"
+        f"embed: {tied_class} ties this tensor to head, but the checkpoint has 2 separate tensors; "
+        "load_state_dict keeps only the last tensor; add --values to compare the values"
     )
     ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "error"
-    assert "2 separate tensors with different bytes; load_state_dict silently keeps the last one" in message
+    assert "2 separate tensors with different bytes; load_state_dict silently keeps only the last tensor" in message
 
 
 def test_broken_tie_notes_copies_of_the_same_values(list_findings, write_checkpoint, tied_class):
@@ -178,7 +178,9 @@ def test_broken_tie_warns_of_tied_tensors_with_two_shapes(list_findings, write_c
     path = write_checkpoint(embed=torch.ones(2, 2), head=torch.ones(4, 1))
     ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "warning"
-    assert message.endswith("2 separate tensors whose values cannot be compared; load_state_dict keeps the last one")
+    assert message.endswith(
+        "2 separate tensors whose values cannot be compared; load_state_dict keeps only the last tensor"
+    )
 
 
 def test_broken_tie_finds_tied_tensors_with_two_dtypes(list_findings, write_checkpoint, tied_class):

@@ -55,13 +55,13 @@ def test_lock_mismatch_names_only_the_changed_weight(audit_changed, state):
 @pytest.mark.parametrize(
     ("change", "description"),
     [
-        (lambda tensor: tensor.double(), "dtype is float64, locked as float32"),
-        (lambda tensor: tensor.t().contiguous(), "shape is [3, 4], locked as [4, 3]"),
+        (lambda tensor: tensor.double(), "dtype is float64, but the lock has float32"),
+        (lambda tensor: tensor.t().contiguous(), "shape is [3, 4], but the lock has [4, 3]"),
         (
             lambda tensor: tensor.reshape(2, 6).half(),
-            "dtype is float16, locked as float32; shape is [2, 6], locked as [4, 3]",
+            "dtype is float16, but the lock has float32; shape is [2, 6], but the lock has [4, 3]",
         ),
-        (lambda tensor: None, "missing, locked as float32 [4, 3]"),
+        (lambda tensor: None, "missing from the checkpoint; the lock has float32 [4, 3]"),
     ],
 )
 def test_lock_mismatch_describes_the_change_of_a_tensor(audit_changed, state, change, description):
@@ -115,8 +115,8 @@ def test_lock_mismatch_finds_other_kind_and_requires_grad(run_rule, tmp_path):
     )
     findings = run_rule("lock-mismatch", f"{path}:Two", lock=build_lock(f"{path}:One"))
     assert {finding.message for finding in findings} == {
-        "w: kind is buffer, locked as parameter; frozen, locked as requiring grad",
-        "v: frozen, locked as requiring grad",
+        "w: kind is buffer, but the lock has parameter; requires_grad is False, but the lock has True",
+        "v: requires_grad is False, but the lock has True",
     }
     assert not run_rule("lock-mismatch", f"{path}:One", lock=build_lock(f"{path}:One"))
 

@@ -34,13 +34,13 @@ def _explain_unsafe(tensor: TensorInfo) -> str | None:
     """Return why a tensor's text may be code; None for the name of a dtype, and for floats, which chr() refuses."""
     if tensor.data is None:
         return (
-            "holds a string (as the codes of its letters) that statecli cannot read, because the tensor is not a "
-            "plain dense tensor"
+            "stores a string as character codes, which statecli cannot read, because the tensor is not a plain dense "
+            "tensor"
         )
     if not tensor.elements or not tensor.dtype.startswith(_INTEGERS):
         return None
     is_dtype = tensor.elements <= _MAX_LETTERS and texts_as_code.is_dtype(_read_letters(tensor))
-    return None if is_dtype else "holds a string (as the codes of its letters) that is not the name of a dtype"
+    return None if is_dtype else "stores a string as character codes, but the string is not the name of a dtype"
 
 
 def _read_letters(tensor: TensorInfo) -> str:

@@ -25,7 +25,10 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
         if tensor.data is not None:
             yield from scan_bytes(locate_storage(tensor, state), label, read_bytes(tensor))
         else:
-            reason = "statecli cannot read the bytes of this tensor (sparse, nested, of a subclass, or on meta)"
+            reason = (
+                "statecli cannot read the bytes of this tensor, because the tensor is sparse, nested, a subclass, or "
+                "on meta"
+            )
             yield ScannedPickle(label, Place(state.target, 0, 0), unread=reason)
 
 

@@ -102,8 +102,8 @@ def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Findi
     rules_of_lock = (lock_check.LOCK_RULE, lock_check.SETTINGS_RULE)
     if len(compared) > 1 and any(finding.rule in rules_of_lock for finding in audit.findings):
         message = (
-            f"the lock was made of one target, and {plural(len(compared), 'target')} were compared with this lock; "
-            "audit only the copies of the locked target, or lock the folder"
+            f"the lock was created from one target, and {plural(len(compared), 'target')} were compared with this "
+            "lock; audit only the copies of the locked target, or lock the folder"
         )
         yield rules.LOCK_OF_ONE_TARGET.finding(message, target="")
 

@@ -32,7 +32,7 @@ class ValuesBudget:
     def explain_unread(self, text: str, tensors: Sequence[TensorInfo]) -> str | None:
         """Return why the values of this target are not read. If they are read, reduce the budget and return None."""
         if self.values is not None:
-            return None if self.values else "values not read: --no-values"
+            return None if self.values else "values not read, because of --no-values"
         size = sum(map(_count_value_bytes, tensors))
         if files.reads_are_requests(split_section(text)[0]):
             return "values not read: the file is remote; add --values"
@@ -51,7 +51,7 @@ class ValuesBudget:
     def explain_unhashed(self, size: int) -> str | None:
         """Return why a local file of this size is not hashed. If it is hashed, reduce the budget and return None."""
         if self.values is not None:
-            return None if self.values else "digest not computed: --no-values"
+            return None if self.values else "digest not computed, because of --no-values"
         if size > self.hash_bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)
             return f"digest not computed: the file is larger than the default limit of {limit}; add --values"

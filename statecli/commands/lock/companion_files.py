@@ -296,7 +296,7 @@ def _compare_settings(
         - len(counted_changes)
         + sum(bool(companion_prefixes) and key.startswith(companion_prefixes) for key in locked.values)
     )
-    origin = "was made from another format or from a folder" if locked.format else "has no settings"
+    origin = "was created from another format or from a folder" if locked.format else "has no settings"
     return counted_changes, (
         NotChecked("setting", uncompared_count, f"not compared, because the lock {origin}"),
     ) if uncompared_count else ()

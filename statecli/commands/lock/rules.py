@@ -12,7 +12,7 @@ NOTHING_TO_LOCK = Rule(
     Severity.NOTE,
     summary="A target has no tensor that can be locked, so it is not in the lock file.",
     why="`audit --lock` compares only tensors in the lock file, so any later version of this target passes.",
-    example="`statecli lock runs/` where one checkpoint holds only the state of callbacks.",
+    example="`statecli lock runs/` where one checkpoint contains only the state of callbacks.",
     fix="if the target should contain a model, save the model again. Otherwise leave the target out of the "
     "command to avoid the note.",
 )
@@ -35,7 +35,7 @@ VALUES_NOT_LOCKED = Rule(
     summary="The lock has no digest of the values of some tensors, so any values pass.",
     why="""a lock without value digests covers only names, dtypes and shapes. A checkpoint with other weights passes
 such a lock.""",
-    example="the lock was made from a class (`statecli lock net.py:Net`), whose initial weights are random; "
+    example="the lock was created from a class (`statecli lock net.py:Net`), whose initial weights are random; "
     "or somebody\nremoved the digests from the file.",
     fix="run `statecli lock` on the checkpoint; ignore this rule if the lock should cover only shapes.",
     cases={"on writing": Severity.NOTE},
