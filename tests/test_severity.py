@@ -144,7 +144,7 @@ def test_inspect_with_an_input_has_the_severity_of_verify(write, statecli, case)
 def test_inspect_reports_the_result_of_forward_for_the_tensor(write, statecli):
     """The message has the line that mixes devices, or reports that forward ran."""
     mixes = statecli("inspect", write("self.t = torch.arange(4.0)", " + self.t"), "--to", "meta", "--input", "2x4")
-    assert "on cpu while the rest is on cuda:0, in add at net.py:10" in mixes.out
+    assert "on cpu while the other operands are on cuda:0, in add at net.py:10" in mixes.out
     copies = statecli(
         "inspect", write("self.t = torch.arange(4.0)", " + self.t.to(x)"), "--to", "meta", "--input", "2x4"
     )
@@ -158,10 +158,7 @@ def test_inspect_says_if_a_fake_gpu_cannot_tell(write, statecli):
         result = statecli("inspect", target, *move, "--input", "2x4")
         assert result.code == 0
         assert "warning[unregistered-tensor]" in result.out
-        assert (
-            "statecli does not know whether forward mixes devices: the model calls torch.cuda.is_available()"
-            in result.out
-        )
+        assert "statecli does not know whether forward mixes devices: torch.cuda.is_available()" in result.out
 
 
 def test_a_harmless_tensor_is_not_counted_as_failed(write, statecli):

@@ -131,7 +131,7 @@ def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller:
         if spec.is_file or refusal.owner is None:
             return ModelError(problem, advice=f"write {name}={value}, or {downloads.ALLOW}")
         line = quote_for_shell(f"{refusal.owner.__module__}:{refusal.owner.__qualname__}({name}={value})")
-        advice = f"for its part {refusal.owner.__name__} alone, write {line}, or {downloads.ALLOW}"
+        advice = f"to build only {refusal.owner.__name__}, a part of the model, write {line}, or {downloads.ALLOW}"
         return ModelError(problem, advice=advice, lines=(line,))
     line = quote_for_shell(f"{spec.base}({format_call(changed_spec.args, changed_spec.kwargs)})")
     return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}", lines=(line,))

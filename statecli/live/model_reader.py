@@ -652,9 +652,9 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
 
 def _describe_device_special_case(follows_move: bool, device_: torch.device) -> str:
     """Explain that only one of two moves moved the tensor: the class has special code for a device (`t.is_meta`)."""
-    copy, move = "a copy to new memory on the same device", f"the move to {device_}"
+    copy, move = "when torch copies it to new memory on the same device", f"in the move to {device_}"
     first, second = (copy, move) if follows_move else (move, copy)
-    return f"follows {first}, but not {second}, because the class has special code for {device_.type}"
+    return f"moves {first}, but not {second}, because the class has special code for {device_.type}"
 
 
 # --- the state ----------------------------------------------------------------------------------------------

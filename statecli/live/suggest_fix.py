@@ -614,10 +614,13 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
         action = f"or move {name} yourself after each .to()"
     if has_lost_class(unregistered):
         return (
-            f"# the class of {name} is lost: torch.save(model) writes a plain Parameter, which moves no attribute\n"
-            "# save model.state_dict() instead, and load it into a new model"
+            f"# {name} lost its class: torch.save(model) writes a plain Parameter, and .to() does not move its\n"
+            "# attributes; save model.state_dict() instead, and load the file into a new model"
         )
-    return f"# {location} is in a library and does not register {name}: report this to the library,\n# {action}"
+    return (
+        f"# {location} is in an installed package and does not register {name}:\n"
+        f"# report the problem to the authors of the package, {action}"
+    )
 
 
 def suggest_for_derived(is_from_registered: bool) -> str:

@@ -283,7 +283,7 @@ def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(adapt, tmp_pat
     lines = statecli("diff", tmp_path / "base", tmp_path / "adapter").out.splitlines()
     assert any(line.startswith("LoRA on q_proj, v_proj (3 weights): r 4, alpha 8, scale 4, ") for line in lines)
     assert any(line.startswith("LoRA on q_proj (1 weight): r 8, alpha 8, scale 2.828, ") for line in lines)
-    assert "16 other tensors of the base: not in the adapter, which holds only updates and replaced tensors" in lines
+    assert "16 other tensors of the base: not in the adapter, which contains only updates and replaced tensors" in lines
     table = statecli("diff", tmp_path / "base", tmp_path / "adapter", "-f", "table").out
     assert "embed_tokens" not in table
     assert "M base_model.model.lm_head.weight" in table

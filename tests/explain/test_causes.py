@@ -388,7 +388,7 @@ class Net(nn.Module):
         self.register_buffer("positions", torch.arange(4.0))
 """
 
-WEIGHT = "not loaded from the checkpoint: the loaded model has this weight at initial values"
+WEIGHT = "not loaded from the checkpoint: the loaded model has initial values in this weight"
 RANDOM = "drawn at random by the constructor and {} not loaded from the checkpoint: the loaded model has other values"
 
 
@@ -458,7 +458,7 @@ def test_running_statistics_that_are_not_loaded_are_warned_of(desk, explain, ver
     assert diagnosis["proved"]
     assert diagnosis["warnings"] == [
         "1.running_mean, 1.running_var are running statistics and not loaded from the checkpoint: in eval mode, the "
-        "loaded model normalizes with initial values"
+        "loaded model normalizes with the initial values"
     ]
 
 

@@ -63,7 +63,7 @@ def test_the_line_of_the_user_that_made_the_module_is_shown(library, inspect, st
         assert (row.origin.file.startswith("net"), row.origin.line) == (True, LINE), row.fqn
     for row in rows(state, "table"):
         assert all(line.startswith("# ") for line in row.fix.splitlines())
-        assert "poslib/__init__.py:7 is in a library and does not register table" in row.fix
+        assert "poslib/__init__.py:7 is in an installed package and does not register table" in row.fix
 
 
 @pytest.mark.parametrize("library", ["site-packages", "dist-packages", "target"], indirect=True)
@@ -72,7 +72,7 @@ def test_origin_of_a_subclass_is_the_users_line(library, inspect):
     source = "import poslib\nclass Net(poslib.Pos):\n    def __init__(self):\n        super().__init__(4)\n"
     (row,) = rows(inspect(source), "table")
     assert row.origin.line == 6
-    assert row.fix.startswith("# poslib/__init__.py:7 is in a library")
+    assert row.fix.startswith("# poslib/__init__.py:7 is in an installed package")
 
 
 def test_origin_of_a_library_class_is_the_users_function(library, inspect):
@@ -86,7 +86,7 @@ def test_library_model_without_user_code_shows_the_library_line(library, inspect
     state = inspect("from poslib import Pos as Net\n")
     (row,) = rows(state, "table")
     assert (row.origin.file, row.origin.line) == ("poslib/__init__.py", 7)
-    assert row.fix.startswith("# poslib/__init__.py:7 is in a library")
+    assert row.fix.startswith("# poslib/__init__.py:7 is in an installed package")
 
 
 def test_tensor_assigned_to_a_library_module_gets_code_as_its_fix(library, inspect):
@@ -103,7 +103,7 @@ def test_live_model_of_a_library_gets_a_comment_as_its_fix(library, read_live):
     import poslib
 
     (row,) = rows(read_live(poslib.Pos), "table")
-    assert row.fix.startswith("# Pos is in a library and does not register table")
+    assert row.fix.startswith("# Pos is in an installed package and does not register table")
 
 
 @pytest.mark.parametrize(

@@ -909,7 +909,7 @@ def test_the_part_that_downloads_has_a_line(fetching_module, statecli):
     """No argument of the class itself prevents the download."""
     error = statecli("inspect", "graphs.fetching:Around((2, 2), 0.5, 'a')").err
     line = "graphs.fetching:Fetching(pretrained=False)"
-    assert f"for its part Fetching alone, write '{line}', or set STATECLI_DOWNLOADS=1" in error
+    assert f"to build only Fetching, a part of the model, write '{line}', or set STATECLI_DOWNLOADS=1" in error
     assert statecli("inspect", line).code == 0
 
 

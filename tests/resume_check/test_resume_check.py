@@ -161,7 +161,7 @@ def test_skipped_batches_of_a_step_are_a_difference():
     assert {row.state: row.resumed for row in result.states}[State.DATA] is not True
     assert {row.state: row.resumed for row in result.states}[State.MODEL] is True
     assert result.findings[0].message.endswith(
-        "differs after step 4: in step 3, the calls of forward and gradients differ"
+        "differs after step 4: the calls of forward and the gradients already differ in step 3"
     )
 
 

@@ -61,7 +61,7 @@ def test_message_has_the_lines_of_use_and_assignment():
     """The message has the tensor, its device, the operator and both lines; the help registers the tensor."""
     (finding,) = forward.prove(build_sample_subject("net:Net", (2, 3)), FAKE).findings
     assert finding.message.startswith("table: on cpu while ")
-    assert finding.message.partition(" is on cuda:0, in mm at ")[2].count("net.py:22; assigned at ") == 1
+    assert finding.message.partition(" are on cuda:0, in mm at ")[2].count("net.py:22; assigned at ") == 1
     assert finding.message.endswith("net.py:19")
     assert "register_buffer" in finding.help
 
@@ -121,7 +121,7 @@ def test_mismatches_of_a_line_share_a_message():
     findings = forward.prove(build_live_subject(PlainList, (2, 4)), FAKE).findings
     assert len(findings) == 4
     (message,) = {finding.message.partition(": ")[2].partition(";")[0] for finding in findings}
-    assert "on cpu while the rest is on cuda:0, in addmm" in message
+    assert "on cpu while the other operands are on cuda:0, in addmm" in message
 
 
 @ANY_GPU
@@ -721,8 +721,8 @@ def test_code_for_a_real_gpu_is_inconclusive():
         build_live_subject(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE
     )
     assert (asks.verdict, asks.findings) == (Verdict.INCONCLUSIVE, ())
-    assert "calls torch.cuda.is_available() at " in asks.reason
-    assert "False on this machine, so code for CUDA did not run" in asks.reason
+    assert "torch.cuda.is_available() at " in asks.reason
+    assert "returns False on this machine, so code that the model runs only with CUDA was not checked" in asks.reason
     assert {cell.verdict for cell in asks.columns[0].cells.values()} == {Verdict.INCONCLUSIVE}
     old = Branches(lambda m, x: x + torch.cuda.FloatTensor(3).zero_() if x.is_cuda else x)
     check = forward.prove(build_live_subject(lambda: old, (3,)), FAKE)

@@ -45,7 +45,8 @@ def test_help_suggests_to_report_a_method_to_its_library():
     """The user cannot edit the library's file; the help also has the user's line that created the module."""
     (finding,) = prove_source(Name.MOVE, "import own_library\nself.own = own_library.Own()").findings
     assert finding.help == (
-        "report this to the library (own_library.py:7): call super() in Own._apply and move this tensor too; "
+        "report the problem to the authors of the package (own_library.py:7), with this fix: "
+        "call super() in Own._apply and move this tensor too; "
         "assigned at net.py:7"
     )
 
@@ -56,7 +57,7 @@ def test_help_suggests_to_report_a_forward_to_its_library(tmp_path):
     (theirs,) = run_proof(Name.FORWARD, "net.py:Net", "2x4", device="fake-cuda").findings
     (tmp_path / "own.py").write_text(LIBRARY)
     (ours,) = run_proof(Name.FORWARD, "own.py:Positions", "2x4", device="fake-cuda").findings
-    assert theirs.help == f"report this to the library: {ours.help}"
+    assert theirs.help == f"report the problem to the authors of the package, with this fix: {ours.help}"
     assert ours.help.startswith("create the tensor with device=x.device")
 
 

@@ -301,8 +301,8 @@ def test_error_of_batch_norm_in_eval_mode_is_inconclusive():
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     reason = find_cell(check, "gradient", "shift").reason
     assert reason.startswith(
-        "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: calling the "
-        "model in train"
+        "the gradient is zero, perhaps because a batch norm cancels the gradient; statecli could not check this: "
+        "calling the model in train"
     )
     assert "raised ValueError: no statistics yet" in reason
 

@@ -12,7 +12,7 @@ NEVER_HOLDS = Rule(
     Severity.ERROR,
     summary="The condition of `--condition` is false at the last checkpoint.",
     why="""`bisect` assumes that a condition stays true after it becomes true. If the condition is false at the last
-checkpoint, bisect concludes that it was never true. The exit status is 1, as for grep without a match.""",
+checkpoint, bisect concludes that the condition was never true. The exit status is 1, as for grep without a match.""",
     example="`statecli bisect runs/ --condition nan`, and the last checkpoint has no NaN.",
     fix="check the condition. If the condition can become false again, read all checkpoints with `statecli log`.",
 )

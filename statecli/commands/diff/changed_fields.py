@@ -111,7 +111,7 @@ def _describe_tensor(tensor: TensorInfo) -> str:
 
 def _describe_field(field: Field, change: Change) -> str:
     old, new = (_format_value(field, tensor) for tensor in (change.before, change.after))
-    return f"{field.value}: {old} → {new}" if old != new else f"{field.value} of its inner tensors"
+    return f"{field.value}: {old} → {new}" if old != new else f"the {field.value} of its inner tensors differs"
 
 
 def _format_value(field: Field, tensor: TensorInfo | None) -> str:

@@ -188,7 +188,7 @@ def describe_lost_values(change: Change) -> str | None:
         verb = "is" if new == 1 else "are"
         return f"{new:,} of {values.elements:,} elements {verb} beyond the range of {dtype} and became NaN or infinite"
     if values.relative_l2 is not None and values.relative_l2 > 2 * _ROUNDING_ERRORS.get(dtype, 1.0):
-        return f"values are beyond the range of {dtype}: rel. change {values.relative_l2:.2g}"
+        return f"values are beyond the range of {dtype} (relative change {values.relative_l2:.2g})"
     return None
 
 

@@ -382,8 +382,8 @@ class _Load:
             message = f"transformers converts these names of {target} on load: {list_names(names)}"
             yield Oddity(
                 OddityKind.CONVERTED_ON_LOAD.value,
-                f"{message}; statecli checked only that these entries have as many elements as the tensors of "
-                f"{model} that they become",
+                f"{message}; statecli checked only that the entries and their tensors in {model} have equally many "
+                "elements",
             )
 
     def _list_filled(self, answer: LoadReport) -> list[str]:

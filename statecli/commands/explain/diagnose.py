@@ -80,8 +80,9 @@ def diagnose(subject: LoadSubject) -> Diagnosis:
     codes = _list_codes(subject)
     if codes:
         message = (
-            f"{plural(len(codes), 'tensor')} of {codes[0].dtype}, which {subject.model.target} registers as "
-            "floating-point: load_state_dict would copy the quantized values as if they were weights"
+            f"{plural(len(codes), 'tensor')} {'has' if len(codes) == 1 else 'have'} the dtype {codes[0].dtype}, but "
+            f"{subject.model.target} registers floating-point tensors: load_state_dict would copy the quantized "
+            "values as if they were weights"
         )
         evidence = CauseEvidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
         return Diagnosis((evidence,), proof=f"{NO_CODE}: the scales of the quantized values are not known")
@@ -105,8 +106,8 @@ def _explain_computed_weights(subject: LoadSubject, matching: Matching) -> Diagn
             names = [weight.name for weight in weights]
             functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
             message = (
-                f"{holder} has the inputs of {functions} for {plural(len(names), 'weight')}, but {other_side} has the "
-                f"computed weights: {_list_modules(names)}"
+                f"{holder} stores the tensors from which {functions} computes {plural(len(names), 'weight')}, but "
+                f"{other_side} stores the computed weights: {_list_modules(names)}"
             )
             advice = (
                 f"apply {functions} to the modules of {target}, then load the file"

@@ -26,13 +26,13 @@ def describe_initial_values(initial: Sequence[TensorInfo], built_model: BuiltMod
     if weights:
         are, them = ("are weights", "these weights") if len(weights) > 1 else ("is a weight", "this weight")
         names = join_names(weights, MAX_NAMES)
-        yield f"{names} {are} and not loaded from the checkpoint: the loaded model has {them} at initial values"
+        yield f"{names} {are} and not loaded from the checkpoint: the loaded model has initial values in {them}"
     statistics = _list_statistics(others, built_model)
     if statistics:
         are = "are running statistics" if len(statistics) > 1 else "is a running statistic"
         yield (
             f"{join_names(statistics, MAX_NAMES)} {are} and not loaded from the checkpoint: in eval mode, the loaded "
-            "model normalizes with initial values"
+            "model normalizes with the initial values"
         )
     drawn, unknown = _split_by_rebuilding(
         [row for row in others if row.fqn not in set(statistics)], built_model, elements

@@ -185,7 +185,7 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
     if files.is_remote(config):
         doubt = f"the code reads {path}, which is not on this disk"
     elif spec.options.trusts_code:
-        doubt = "statecli built the class with code of the checkpoint, which the code below does not run"
+        doubt = "statecli built the class with code of the checkpoint, but the code below does not run this code"
     name, arguments, folder = configured_class.name, format_call((), configured_class.arguments), repr(path)
     if configured_class.library is Library.DIFFUSERS:
         configuration = ", ".join(filter(None, [f"{name}.load_config({folder})", arguments]))

@@ -126,7 +126,9 @@ def _find_folder(state: ModelState, file: str) -> str | None:
 def diagnose_without_model(state: ModelState) -> Diagnosis:
     """Return the diagnosis of a checkpoint that has no tensors of a model."""
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
-    contents = f"no tensors of a model, only tensors of kind: {', '.join(kinds)}" if state.tensors else "no tensors"
+    contents = (
+        f"no tensors of a model, only tensors of these kinds: {', '.join(kinds)}" if state.tensors else "no tensors"
+    )
     message = f"{state.target} contains {contents}"
     evidence = CauseEvidence(
         Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else ""

@@ -83,7 +83,10 @@ def _recognize_names(model: str, missing: Sequence[str], unexpected: Sequence[st
         return Diagnosis((evidence,), proof=f"{NO_CODE}; build the class with the layers of {quantized.library}")
     quantized = special_files.find_quantized_names(missing)
     if quantized is not None:
-        message = f"{model} has quantized layers ({quantized.library}), and the checkpoint has other weights"
+        message = (
+            f"{model} has quantized layers ({quantized.library}), but the weights of the checkpoint are not quantized "
+            "in this way"
+        )
         evidence = CauseEvidence(Cause.QUANTIZED, message, len(quantized.names), quantized.names[0])
         return Diagnosis((evidence,), proof=f"{NO_CODE}; load the file into {model} without quantized layers")
     adapter = special_files.list_adapter_names(unexpected)

@@ -169,7 +169,7 @@ class Session:
             raise NoEdit("statecli does not know which line to change")
         path = self.current.copy.locate(defect.file)
         if is_installed_file(path):
-            raise NoEdit("the line is in an installed package: report this to the library")
+            raise NoEdit("the line is in an installed package: report the problem to the authors of the package")
         if not self.project.contains(path) or not os.path.isfile(path):
             raise NoEdit(f"{defect.file} is neither in the current folder nor in the folder of the model")
         return path

@@ -54,7 +54,7 @@ def compare_runs(full_run: RunRecord, resumed: RunRecord, saved_at: int) -> list
 def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     """Return where two uninterrupted runs differ, or None if they are equal."""
     if len(first.steps) != len(second.steps):
-        return f"the first run takes {plural(len(first.steps), 'step')}, the second run takes {len(second.steps)}"
+        return f"the first run takes {plural(len(first.steps), 'step')}, but the second run takes {len(second.steps)}"
     for step, (first_step, second_step) in enumerate(zip(first.steps, second.steps, strict=True), 1):
         for quantity in ("parameters", "batches", "gradients"):
             if getattr(first_step, quantity) != getattr(second_step, quantity):

@@ -161,7 +161,7 @@ class _Comparison:
             return []
         step = self._saved_at + 1
         if before.batches != after.batches and before.gradients != after.gradients:
-            explanation = f": in step {step}, the calls of forward and gradients differ"
+            explanation = f": the calls of forward and the gradients already differ in step {step}"
         else:
             explanation = f", although all states are equal in step {step}"
         message = f"{name}: differs after step {self._steps}{explanation}"

@@ -205,7 +205,9 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy:
         return PlacedHelp(remedy, None)
     origin = Origin(tensor_sources.format_file(code.co_filename, subject.target), code.co_firstlineno)
     if is_installed_file(code.co_filename):
-        return PlacedHelp(f"report this to the library ({format_origin(origin)}): {remedy}", None)
+        return PlacedHelp(
+            f"report the problem to the authors of the package ({format_origin(origin)}), with this fix: {remedy}", None
+        )
     return place_at_line(origin, remedy)
 
 
@@ -226,7 +228,8 @@ def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:
 def address_to_library(owner: type, remedy: str) -> str:
     """Return `remedy`. If the class is installed from a library, return the advice to report it to the library."""
     file = getattr(inspect.getmodule(owner), "__file__", None)
-    return f"report this to the library: {remedy}" if file and is_installed_file(file) else remedy
+    is_installed = file and is_installed_file(file)
+    return f"report the problem to the authors of the package, with this fix: {remedy}" if is_installed else remedy
 
 
 def _iter_parents(module: nn.Module, fqn: str) -> Iterator[nn.Module]:

@@ -41,7 +41,7 @@ CHANGED_BY_MOVE = _build_rule(
     "move",
     summary="A tensor has other values after it was moved and moved back.",
     why="a move must not change values. The model gives other results after each move to a GPU or back.",
-    example="the class overrides `_apply` and also rounds the weights to float16 in it.",
+    example="the `_apply` method of the class also rounds the weights to float16.",
     fix="change only the device in the class's own `_apply` or `to`: call `super()` and return its result.",
 )
 
@@ -54,14 +54,14 @@ KEEPS_DTYPE = _build_rule(
     why="""after `.half()` or `.to(torch.bfloat16)`, forward mixes two dtypes. It raises "expected scalar type Half but
 found Float", or it computes in float32 silently and is slow.""",
     example="`self.scale = torch.ones(8)` in `__init__`, then `model.half()`.",
-    fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in it.",
+    fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in this method.",
     commands=_WITH_INPUT,
 )
 IMAGINARY_LOST = _build_rule(
     "imaginary-lost",
     "cast",
     summary="A cast drops the imaginary part of a complex tensor.",
-    why="the values cannot be restored: a cast back gives zeros as imaginary part. Forward gives other results.",
+    why="the values cannot be restored: a cast back gives zeros as the imaginary part. Forward gives other results.",
     example='`self.register_buffer("freqs", torch.polar(r, angle))`, then `model.to(torch.bfloat16)`.',
     fix="""store the real and the imaginary part in a new last dimension with `torch.view_as_real`, and call
 `torch.view_as_complex` in forward.""",
@@ -71,14 +71,14 @@ INTEGER_CAST = _build_rule(
     "cast",
     summary="A cast converts an integer tensor to floating point.",
     why="a float cannot be an index, so forward raises. In half precision, integers above 2,048 are also rounded.",
-    example="the class overrides `_apply` and casts every tensor in it, including `position_ids`.",
+    example="the `_apply` method of the class casts every tensor, including `position_ids`.",
     fix="cast only tensors for which `tensor.is_floating_point()` is true.",
 )
 INTEGER_CHANGED = _build_rule(
     "integer-changed",
     "cast",
     summary="A cast changes the values of an integer tensor.",
-    why="the tensor silently holds other indices or counts than before, although its dtype is the same.",
+    why="the tensor silently contains other indices or counts than before, although its dtype is the same.",
     example="an `_apply` that casts `position_ids` to float16 and back: 2,049 becomes 2,048.",
     fix="leave integer tensors unchanged in the class's own `half`, `to` or `_apply`.",
 )
@@ -101,8 +101,9 @@ CHANGED_BY_SAVING = _build_rule(
     "changed-by-saving",
     "save",
     summary="A tensor has other values after it was saved and loaded.",
-    why="`state_dict()` holds other values than the model, so the checkpoint is not the model that was evaluated.",
-    example="the class overrides `state_dict` and rounds the weights to float16 in it.",
+    why="`state_dict()` returns other values than the model has, so the checkpoint is not the model that was "
+    "evaluated.",
+    example="the `state_dict` method of the class rounds the weights to float16.",
     fix="return the entries of `super().state_dict()` unchanged, or convert a copy outside the class.",
 )
 NOT_RESTORED = _build_rule(
@@ -188,7 +189,8 @@ SHARED_WITH_COPY = _build_rule(
     "shared-with-copy",
     "copy",
     summary="A copy of the model shares a tensor with the original.",
-    why="training the model also changes its copy. An EMA or a teacher made as a copy then changes with the model.",
+    why="training the model also changes its copy. An EMA model or a teacher that was created as a copy then changes "
+    "with the model.",
     example="the class overrides `__deepcopy__` and copies the attribute dict but not the tensors.",
     fix="copy every tensor in the class's own `__deepcopy__` or `__setstate__`, or remove the method.",
 )

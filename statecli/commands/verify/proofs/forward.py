@@ -357,7 +357,10 @@ def _is_of_graph(mismatch: Mismatch) -> bool:
 
 
 def _describe_cuda_check(place: str = "") -> str:
-    return f"the model calls torch.cuda.is_available(){place}: False on this machine, so code for CUDA did not run"
+    return (
+        f"torch.cuda.is_available(){place} returns False on this machine, so code that the model runs only with CUDA "
+        "was not checked"
+    )
 
 
 def _find_worst(cells: list[Cell]) -> Cell:
@@ -478,11 +481,11 @@ def _describe_mixed(
     # Backward may read a tensor that forward created.
     actor, in_forward = ("the model", "") if is_in_backward else ("forward", " in forward")
     source_text, help = _describe_source(subject, mismatch.source, mismatch.device, in_forward)
-    other_operand = mismatch.other or "the rest"
+    other_operand = mismatch.other or "the other operands"
     if mismatch.source.fqn is not None and mismatch.source.derived:
         source_text = f"{actor} computes a tensor on {mismatch.device} from {mismatch.source.fqn}"
         return f"{source_text}, and combines this tensor with {other_operand} on {device}", help
-    return f"{source_text} while {other_operand} is on {device}", help
+    return f"{source_text} while {other_operand} {'is' if mismatch.other else 'are'} on {device}", help
 
 
 def _describe_source(
@@ -505,7 +508,7 @@ def _describe_source(
         return f"{name} of {file}: {is_on}", placed_help
     place, help = _format_place(subject, source.place), _ADVICE[source.how]
     if source.place is not None and is_installed_file(source.place.file):
-        help = f"report this to the library: {help}"
+        help = f"report the problem to the authors of the package, with this fix: {help}"
     if source.place is None:
         return f"a tensor of unknown origin is on {device}", _ADVICE[How.COMPUTED]
     if source.how is How.BROUGHT:

@@ -75,7 +75,7 @@ class _Proof(Proof):
             if effect is not None and not (self._has_cause or self._reasons):
                 self._reasons.append(
                     f"after the load, {effect}, but no single attribute of the model explains the difference; look "
-                    "for a value that several attributes hold, or that depends on the time"
+                    "for a value that several attributes store, or that depends on the time"
                 )
         tensors = measure.map_tensors(training.module)
         for row in self._subject.state.tensors:

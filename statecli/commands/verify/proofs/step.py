@@ -290,7 +290,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
         return f"the gradient is zero in each of {plural(run.rounds, 'round')}; {reason}"
     if run.in_running and run.in_running.why_not:
         return (
-            "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: "
+            "the gradient is zero, perhaps because a batch norm cancels the gradient; statecli could not check this: "
             f"{run.in_running.why_not}"
         )
     return None
@@ -420,7 +420,10 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
     if leaf.lost_peak is not None:
         dtype = str(leaf.tensor.dtype).removeprefix("torch.")
         update = training_rounds.MIN_LEARNING_RATE
-        reason = f"an update of {update} is rounded away: too small for values of {leaf.lost_peak:.3g} in {dtype}"
+        reason = (
+            f"an update of {update} is too small for values of {leaf.lost_peak:.3g} in {dtype}, so rounding removes "
+            "the update"
+        )
         return check_builder.build_inconclusive_cell(reason)
     why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change the tensor"
     return verdicts.fail(
