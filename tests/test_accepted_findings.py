@@ -87,7 +87,7 @@ def test_a_problem_accepted_in_part_is_counted_once(statecli, in_tmp_path, tmp_p
     (tmp_path / "net.py").write_text(FOUR.format(more=""))
     result = statecli("verify", "net.py:Net", "--ignore", "left-behind", "-f", "plain")
     assert result.out.endswith("\n1 error: exit status 1\n")
-    assert "16 findings of reported problems accepted (left-behind): --ignore left-behind" in result.out
+    assert "16 accepted findings (left-behind) belong to reported problems: --ignore left-behind" in result.out
     assert "1 problem accepted" not in result.out
 
 

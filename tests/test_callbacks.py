@@ -84,7 +84,7 @@ def test_frozen_parameters_that_move_are_named():
         return error(model(torch.randn(4, 3)))
 
     moved, buffers = train(model, optimizer, loss=loss)
-    assert moved == "norm.weight changed although frozen"
+    assert moved == "norm.weight changed, although these parameters are frozen"
     assert buffers.startswith("norm.*: these buffers of a frozen module changed; call .eval()")
     model.norm.eval()
     assert train(model, optimizer) == []
@@ -253,7 +253,9 @@ def test_transformers_with_a_frozen_module_that_moves(tmp_path):
 
         return [Moves()]
 
-    assert train_with_transformers(tmp_path, spoil) == ["transformer.ln_f.* changed although frozen"]
+    assert train_with_transformers(tmp_path, spoil) == [
+        "transformer.ln_f.* changed, although these parameters are frozen"
+    ]
 
 
 def test_transformers_with_a_file_that_lacks_a_tensor(tmp_path):

@@ -430,7 +430,7 @@ def test_two_mistakes_are_two_errors_in_every_output(statecli, in_tmp_path, tmp_
     assert table.splitlines()[-1] == texts["plain"].splitlines()[-1] == "2 errors: exit status 1"
     assert len(table.splitlines()) <= 45
     # A line that counts one hidden consequence would take the same room as the consequence.
-    assert "on cpu while the rest is on cuda:0, in addmm at big.py:12, 13" in table
+    assert "on cpu while the other operands are on cuda:0, in addmm at big.py:12, 13" in table
     assert "more (--all)" not in table
     assert "blocks[{0..11}].* (96 tensors)" in table
     xml = texts["junit"]
@@ -475,5 +475,5 @@ def test_the_input_to_type_stands_once_on_its_own_line(statecli, tmp_path):
     text = statecli("verify", f"{tmp_path}/emb.py:make", "--input", "2x16", "-f", "table").out
     assert "\nfix\n  the embedding takes integers from 0 to 99\n    --input 'int64:2x16<100'\n" in text
     assert text.count("--input") == 1
-    assert "  ? forward  as step\n" in text
+    assert "  ? forward  same reason as for step\n" in text
     assert " ".join(text.split()).count("raised RuntimeError") == 1

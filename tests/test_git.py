@@ -349,7 +349,9 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     assert output.startswith("deleted: gone.pt\nw float32 [3]")
     assert "changed: sub/here.pt\n" in output
     assert "changed" in output.partition("sub/here.pt")[2]
-    assert output.endswith("files without the name of a checkpoint, such as *.pt, were not compared: notes.txt\n")
+    assert output.endswith(
+        "notes.txt: not compared, because only files named like checkpoints (such as *.pt) are compared\n"
+    )
 
 
 # --- the table of git diff --------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def _describe_tensor(model: ScreenModel, position: int, width: int, *, is_readin
     yield PanelLine(f"{plural(tensor.elements, 'element')}, {format_size(tensor.nbytes)}{exact}")
     owner = model.get_owner(position)
     if owner is not None and tensor.belongs_to is None:
-        yield PanelLine(f"belongs to: {escape_name(format_fqn(owner))} (by order and shape)")
+        yield PanelLine(f"belongs to: {escape_name(format_fqn(owner))} (matched by order and shape)")
     yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
     if model.difference is not None:
         yield PanelLine("")

@@ -15,8 +15,8 @@ from statecli.report.tensor_remarks import INF, NAN, OUTLIER
 
 #: Verb phrases about one tensor, and about several tensors.
 _VERBS = {
-    "nan": ("holds NaN", "hold NaN"),
-    "inf": ("holds infinity", "hold infinity"),
+    "nan": ("contains NaN", "contain NaN"),
+    "inf": ("contains infinity", "contain infinity"),
     "outlier": ("is an outlier", "are outliers"),
 }
 #: Word that the list shows for each kind.

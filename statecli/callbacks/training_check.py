@@ -68,7 +68,7 @@ class TrainingCheck:
         self._names = frozenset(tensors)
         self._before = statecli.Snapshot(tensors) if tensors else None
         if self._before is None:
-            self.report(["cannot check the updates: this process holds no elements of the model"])
+            self.report(["cannot check the updates: this process has no elements of the model"])
 
     def record_rates(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Record the learning rates before `optimizer.step()`, because a scheduler changes them after the step."""
@@ -192,7 +192,7 @@ def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
         if own_parameters and not any(parameter.requires_grad for parameter in own_parameters):
             buffers |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)}
     buffers &= changed_names
-    lines = [f"{_join_globs(frozen, parameters)} changed although frozen"] if frozen else []
+    lines = [f"{_join_globs(frozen, parameters)} changed, although these parameters are frozen"] if frozen else []
     if buffers:
         # A glob may cover frozen parameters too, but no trainable parameters and no other buffers.
         trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]

@@ -215,7 +215,7 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches the severity of --fail-on, such as a tensor that became NaN with --fail-on warning.",
+            1: "A finding reaches the severity of --fail-on; with --fail-on warning, a new NaN in a tensor is enough.",
             2: f"A checkpoint or a tensor could not be read, no checkpoint was found, {_WRONG_LINE}",
         },
     ),
@@ -225,7 +225,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli bisect checkpoints/ --condition 'changed head.*'", "Find when a layer first changed."),
             Example(
                 "statecli bisect checkpoints/ --condition 'cosine<0.9' -f json",
-                "Find the first checkpoint whose weights have a cosine below 0.9 with the start of the run.",
+                "Find the first checkpoint whose weights have a cosine below 0.9 with the first checkpoint.",
             ),
         ),
         {

@@ -280,7 +280,7 @@ MAX_NAMES = 3
 
 
 class NamedTensors(msgspec.Struct, frozen=True):
-    """A sentence about tensors, such as `2 tensors hold NaN`, and the names of these tensors.
+    """A sentence about tensors, such as `2 tensors contain NaN`, and the names of these tensors.
 
     `filter` is a text that selects these tensors in the list on a page.
     """

@@ -334,7 +334,7 @@ def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) ->
 
 
 def _format_reason(reason: str, count: int) -> str:
-    return f"each {reason}" if count > 1 and reason.startswith(("is ", "holds ", "lies ")) else reason
+    return f"each {reason}" if count > 1 and reason.startswith(("is ", "contains ", "lies ")) else reason
 
 
 def _list_empty_targets(audit: Audit) -> Iterator[Line]:

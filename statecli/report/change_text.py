@@ -77,7 +77,7 @@ def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
         )
     sides = [_FIELD_TEXTS[field](tensor) for tensor in (before, after)]
     if sides[0] == sides[1]:
-        return f"{field.value} of its inner tensors"
+        return f"the {field.value} of its inner tensors differs"
     return f"{field.value} {sides[0]} → {sides[1]}"
 
 
@@ -221,7 +221,7 @@ def _describe_tying(change: Change) -> list[str]:
         return []
     return [
         f"{word} {join_names(tensor.tied_to)}"
-        for word, tensor in (("was", change.before), ("=", change.after))
+        for word, tensor in (("was tied to", change.before), ("=", change.after))
         if tensor.tied_to
     ]
 

@@ -208,7 +208,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     columns = change_text.COLUMNS if view.tree else choose_columns(diff)
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else build_groups(diff, view, columns)
     if _covers_names(diff) and not view.unfold and sum(len(group.lines) for group in groups) > _MAX_ROWS_WITH_CAUSE:
-        text = "… not listed: all names differ for the same cause, described below (--all lists each name)"
+        text = "… not listed: all names differ for the same reason, described below (--all lists each name)"
         omission_line = Line((text, *("" for _ in columns[1:])), mood="dim")
         groups = tuple(replace(group, lines=(omission_line,)) for group in groups)
     if diff.scalars and view.top is None:

@@ -119,7 +119,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         remark = describe_list_remark(
             tensor, outliers.get(key, ""), view, is_live=live, is_reported=tensor.fqn in reported
         )
-        owner = f"of {format_fqn(owners[key])}, by order and shape" if key in owners else ""
+        owner = f"of {format_fqn(owners[key])} (matched by order and shape)" if key in owners else ""
         return ", ".join(filter(None, (owner, remark)))
 
     def list_row_problems(tensor: TensorInfo) -> tuple[str, ...]:

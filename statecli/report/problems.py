@@ -162,7 +162,11 @@ def build_accepted_notes(
     remaining_entries = [entry for entry in accepted if id(entry.finding) not in covered_findings]
     for reason, entries in group_by(remaining_entries, lambda entry: entry.reason).items():
         names = join_names(list(dict.fromkeys(entry.finding.rule for entry in entries)), MAX_NAMES)
-        yield Oddity("accepted", f"{plural(len(entries), 'finding')} of reported problems accepted ({names}): {reason}")
+        belong = "belongs to a reported problem" if len(entries) == 1 else "belong to reported problems"
+        yield Oddity(
+            "accepted",
+            f"{plural(len(entries), 'accepted finding')} ({names}) {belong}: {reason}",
+        )
 
 
 def format_severities(problems: Iterable[Problem]) -> str:

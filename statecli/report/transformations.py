@@ -172,7 +172,8 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
         exact = Counter(get_transformation(row).rounding for row in exact_rows)
         parts = [f"{count:,} {ROUNDING_TEXTS[rounding]}" for rounding, count in exact.items()]
         if inexact_rows:
-            parts.append(f"{len(inexact_rows):,} not")
+            verb = "differs" if len(inexact_rows) == 1 else "differ"
+            parts.append(f"{len(inexact_rows):,} {verb} by more than rounding")
         text = f"{len(rows):,} cast {before} → {after}"
         yield Line((text,), "; ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2])
         rows_with_lost_values = [row for row in exact_rows if _lost_values(row)]
@@ -221,7 +222,7 @@ def _build_layers_line(start: str, run: Sequence[MovedLayer]) -> Line:
     remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines, run[0].rounding)}"
     remark += _format_named_exceptions(inexact_changes)
     if other_changes:
-        remark += f"; not {format_fqn(other_changes[0].fqn)}" + (
+        remark += f"; except {format_fqn(other_changes[0].fqn)}" + (
             f" and {len(other_changes) - 1:,} more" if len(other_changes) > 1 else ""
         )
     olds, news = ([getattr(layer, side) for layer in run] for side in ("old", "new"))
@@ -298,7 +299,7 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
         content = "updates and replaced tensors" if is_paired else "updates"
         yield Line(
             (f"{plural(len(unadapted), 'other tensor')} of the base",),
-            f"not in the adapter, which holds only {content}",
+            f"not in the adapter, which contains only {content}",
         )
 
 

@@ -22,7 +22,7 @@ def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
     for name, noun in (("nan", "NaN"), ("inf", "infinity")):
         tensors = [tensor for tensor in measured_tensors if getattr(tensor.stats, name)]
         if tensors:
-            verb = "holds" if len(tensors) == 1 else "hold"
+            verb = "contains" if len(tensors) == 1 else "contain"
             text = f"{plural(len(tensors), 'tensor')} {verb} {noun}"
             yield NamedTensors(text, _list_labels(tensors, by_section=by_section), f"{name}>0")
     outliers = {(role.section, fqn) for role in list_roles(state.tensors) for fqn in role.outliers}

@@ -304,7 +304,7 @@ def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix,
             reason = line.remark[: match.start()]
             name = first.setdefault(reason.replace(" in train mode", ""), line.cells[0])
             line = msgspec.structs.replace(
-                line, remark=reason if name == line.cells[0] else f"as {name.partition(' ')[2]}"
+                line, remark=reason if name == line.cells[0] else f"same reason as for {name.partition(' ')[2]}"
             )
         shortened_lines.append(line)
     return tuple(shortened_lines), tuple(fixes)

@@ -69,7 +69,7 @@ def _compare_folders(before: str, after: str, compare: Compare) -> Iterator[str]
             yield describe_failure(error)
     if other_files:
         names = ", ".join(map(escape, other_files))
-        yield f"files without the name of a checkpoint, such as *.pt, were not compared: {names}"
+        yield f"{names}: not compared, because only files named like checkpoints (such as *.pt) are compared"
 
 
 def _list_files(folder: str) -> Iterator[str]:

@@ -83,12 +83,18 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
         problem = f"is one of {head.shard.total} part files, but {first.path} is one of {first_head.shard.total}"
         raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
     if head.command != first_head.command:
-        problem = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
+        problem = (
+            f"was written by statecli {head.command[:40]}, but {first.path} was written by statecli "
+            f"{first_head.command}"
+        )
         raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
     names = head.options.keys() | first_head.options.keys()
     for name in sorted(names, key=lambda name: (name not in _TARGET_FIELDS, name)):
         if head.options.get(name) != first_head.options.get(name):
-            problem = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
+            problem = (
+                f"was made {_describe_option(head, name)}, but {first.path} was made "
+                f"{_describe_option(first_head, name)}"
+            )
             raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
 
 
@@ -101,7 +107,7 @@ _TARGET_FIELDS = tuple(
 def _describe_option(head: Head, name: str) -> str:
     if name in _TARGET_FIELDS:
         targets = [text for field in _TARGET_FIELDS for text in _to_sequence(head.options.get(field, ()))]
-        return f"of {' and '.join(map(str, targets))[:200]}"
+        return f"from {' and '.join(map(str, targets))[:200]}"
     flag, value = f"--{name[:40].replace('_', '-')}", head.options.get(name)
     if value is None or value is True:
         return f"with {flag}" if value else f"without {flag}"

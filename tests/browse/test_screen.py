@@ -319,7 +319,7 @@ def test_closed_module_shows_the_nan_of_its_tensors(in_folder):
     before, closed, opened, flat = drive_in_steps("second.safetensors", *steps, size=(120, 40))
     assert "! NaN" not in before
     assert "▸ {0..3} ! NaN" in closed
-    assert "1 tensor holds NaN:" in closed
+    assert "1 tensor contains NaN:" in closed
     assert "▾ {0..3} !  " in opened
     assert "▸ 3 ! NaN" in opened
     assert "model.layers.3.norm.weight ! NaN" in flat
@@ -390,7 +390,7 @@ def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
         screen = drive(tmp_path / "t.pt", *list_keys("/exp_avg_sq"), "enter", size=(140, 30))
         assert "state[0]['exp_avg_sq'] of 0.weight" in screen
-        assert ("belongs to: 0.weight (by order and shape)" in screen) is not is_named
+        assert ("belongs to: 0.weight (matched by order and shape)" in screen) is not is_named
 
 
 def test_target_without_layers_shows_a_message(in_folder):

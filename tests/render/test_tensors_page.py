@@ -509,7 +509,7 @@ def test_the_first_nan_and_the_parameter_of_a_moment_are_shown(browser, tmp_path
     assert "first NaN at[1,0]" in facts
     assert "first Inf at[1,1]" in facts
     facts = browser.post("/execute/async", script=FACTS, args=["optimizer: state[1]['exp_avg']"])
-    assert "of b, by order and shape" in facts
+    assert "of b (matched by order and shape)" in facts
     assert browser.list_errors() == []
 
 

@@ -158,7 +158,7 @@ def test_remark_has_both_sides_of_each_field(field, before, after, text):
 def test_remark_has_old_and_new_tied_names():
     """The row has the former and the present tied names."""
     change = change_metadata("a", tensor("a", tied_to=("b",)), tensor("a", tied_to=("c",)), Field.TYING)
-    assert rows(diff(change))["parameters"][0][1] == "was b, = c"
+    assert rows(diff(change))["parameters"][0][1] == "was tied to b, = c"
 
 
 def test_a_rename_shows_both_names():

@@ -139,8 +139,8 @@ def test_statistics_name_the_tensors_with_nan_infinity_and_outliers(statecli, tm
     state |= {f"n.{n}": torch.tensor([1.0, float("nan")]) for n in "abcde"} | {"i": torch.tensor([float("inf")])}
     torch.save(state, tmp_path / "net.pt")
     sentences = [
-        "5 tensors hold NaN: n.a, n.b, n.c and 2 more",
-        "1 tensor holds infinity: i",
+        "5 tensors contain NaN: n.a, n.b, n.c and 2 more",
+        "1 tensor contains infinity: i",
         "1 outlier among the layers: h.4.w",
     ]
     run = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "json")
@@ -149,7 +149,7 @@ def test_statistics_name_the_tensors_with_nan_infinity_and_outliers(statecli, tm
         out = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", output).out.replace("`", "")
         assert all(sentence in out for sentence in sentences), output
     page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
-    assert 'hold NaN: <a href="#tensor=n.a">n.a</a>, <a href="#tensor=n.b">n.b</a>' in page
+    assert 'contain NaN: <a href="#tensor=n.a">n.a</a>, <a href="#tensor=n.b">n.b</a>' in page
     assert '<a href="#filter=nan%3E0">2 more</a>' in page
     assert "hold" not in statecli("inspect", tmp_path / "net.pt", "-f", "table").out
 
@@ -159,7 +159,7 @@ def test_a_name_in_several_sections_is_linked_with_its_section(statecli, tmp_pat
     state = {"w": torch.tensor([float("nan")])}
     torch.save({"model": state, "ema": {"w": torch.ones(1)}}, tmp_path / "net.pt")
     page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
-    assert '1 tensor holds NaN: <a href="#tensor=model%3A%20w">model: w</a>' in page
+    assert '1 tensor contains NaN: <a href="#tensor=model%3A%20w">model: w</a>' in page
 
 
 @pytest.mark.parametrize(

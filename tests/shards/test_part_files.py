@@ -109,11 +109,15 @@ def test_parts_of_different_runs_are_refused(run_shards, parts, read_merge_error
         (
             "audit",
             ("audit", "a.pt", "--values"),
-            "was written by statecli audit, but parts/1-of-2.jsonl by statecli diff",
+            "was written by statecli audit, but parts/1-of-2.jsonl was written by statecli diff",
         ),
-        ("other", ("diff", "a.pt", "a.pt"), "was made of a.pt and a.pt, but parts/1-of-2.jsonl of a.pt and b.pt"),
-        ("bits", (*LINE, "--bitwise"), "was made with --bitwise, but parts/1-of-2.jsonl without --bitwise"),
-        ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl without --include"),
+        (
+            "other",
+            ("diff", "a.pt", "a.pt"),
+            "was made from a.pt and a.pt, but parts/1-of-2.jsonl was made from a.pt and b.pt",
+        ),
+        ("bits", (*LINE, "--bitwise"), "was made with --bitwise, but parts/1-of-2.jsonl was made without --bitwise"),
+        ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl was made without --include"),
     ):
         other, _ = run_shards(2, *line, folder=folder)
         assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {reason}; merge only part files of the same run"
