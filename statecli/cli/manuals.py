@@ -151,7 +151,7 @@ MANUALS: dict[str, Manual] = {
         {
             0: "No bug was found, or the fixes for all bugs were written.",
             1: "A bug is not fixed yet: the fix was shown but not written, or no fix passes verify.",
-            2: "The model could not be built, it is an installed package, "
+            2: "The model could not be built, its class is in an installed package, "
             f"libcst is missing ({install_extra('fix')}), " + _WRONG_LINE,
         },
     ),
@@ -186,7 +186,7 @@ MANUALS: dict[str, Manual] = {
             ),
         ),
         {
-            0: "The class loads the checkpoint as it is, by a strict load_state_dict.",
+            0: "A strict load_state_dict loads the checkpoint into the class, without changes.",
             1: "The class does not load the checkpoint. The output has the cause and, if possible, Python "
             "code that loads the checkpoint.",
             2: "A target could not be read, the model could not be built, the text has no known error, " + _WRONG_LINE,

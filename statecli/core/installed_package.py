@@ -70,8 +70,8 @@ def describe_missing_gil() -> str | None:
     if is_enabled is None or is_enabled():
         return None
     return (
-        "this free-threaded Python runs without the global interpreter lock, and statecli was not tested without it; "
-        "set PYTHON_GIL=1, or install statecli for another Python"
+        "this free-threaded Python runs without the global interpreter lock, and statecli was not tested without this "
+        "lock; set PYTHON_GIL=1, or install statecli for another Python"
     )
 
 

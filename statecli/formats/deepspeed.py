@@ -392,7 +392,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
     if others:
         text = (
             "statecli does not merge files of experts and pipeline stages, so these files were not read; to read one "
-            f"of them, give its path: {quoting.names(others)}"
+            f"of these files, give its path: {quoting.names(others)}"
         )
         oddities.append(Oddity("not-read", text))
     if steps := [folder for folder in list_steps(path) if folder != tag] if tag else []:

@@ -345,7 +345,8 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
             first = owner.setdefault(tensor.key, shard)
             if first != shard:
                 raise MalformedError(
-                    f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}; each tensor must be in one"
+                    f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}; each tensor must be in one "
+                    "shard"
                 )
             if tensor.storage is not None:
                 # Prefix the storage with the shard, because storage keys count from 0 in each file.

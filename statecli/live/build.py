@@ -226,7 +226,7 @@ def _call_spec(
         return obj
     if not callable(obj):
         type_text = describe_type(obj)
-        problem = f"{spec.text}: {spec.attribute} is {type_text}, not a model class or a function that returns one"
+        problem = f"{spec.text}: {spec.attribute} is {type_text}, not a model class or a function that returns a model"
         names = [name for name in vars(obj) if _is_model_of(obj, name)] if isinstance(obj, types.ModuleType) else []
         stem = spec.attribute.rpartition(".")[2].replace("_", "")
         names.sort(key=lambda name: (name.lower() != stem, not name.endswith("Model")))

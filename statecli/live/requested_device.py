@@ -14,7 +14,7 @@ def parse_device(flag: str, text: str, *, devices: str, anywhere: str) -> torch.
     `devices` lists values of the option, `anywhere` is the value that works on any machine.
     """
     option_text = option(flag, text)
-    instead = f"{option(flag, anywhere)} makes the same check on any machine"
+    instead = f"{option(flag, anywhere)} runs the same check on any machine"
     try:
         device = torch.device(text)
     except RuntimeError as error:

@@ -246,7 +246,7 @@ CONSTRUCTED_REASON = (
     "not know what the call does"
 )
 UNCHECKED_INDICES_REASON = (
-    "makes a sparse tensor whose indices neither torch nor statecli can check; an operation on this tensor may "
+    "creates a sparse tensor whose indices neither torch nor statecli can check; an operation on this tensor may "
     "overwrite memory outside the tensor"
 )
 #: Types of keys and elements whose hash depends on other values.

@@ -403,7 +403,7 @@ class _Walk:
         else:
             return
         yield Hazard(
-            f"{message}; MMEngine makes a path from each element and deletes the file or the folder at this path"
+            f"{message}; MMEngine builds a path from each element and deletes the file or the folder at this path"
         )
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:

@@ -36,7 +36,7 @@ _HARMS = {
     "higher_order::flex_attention_backward": "has arguments that torch writes into source code and compiles",
     "higher_order::inline_asm_elementwise": "compiles and runs machine code from the file",
     "aten::_reshape_alias": (
-        "makes a view whose strides torch does not check, and may read or overwrite memory outside the tensor"
+        "creates a view whose strides torch does not check, and may read or overwrite memory outside the tensor"
     ),
 }
 #: Operators that crashed the process for arguments that a program can create, and that torch writes into no program.
@@ -64,7 +64,7 @@ def describe_harm(operator: str) -> str | None:
         return _INTERNAL_HARM
     if _SPARSE_OPERATOR.fullmatch(operator):
         return (
-            "makes a sparse tensor whose indices torch does not check; an operation on this tensor may overwrite "
+            "creates a sparse tensor whose indices torch does not check; an operation on this tensor may overwrite "
             "memory outside the tensor"
         )
     if (namespace == "aten" and name in _UNCHECKED_OPERATORS) or _EMBEDDING_ROWS.fullmatch(operator):

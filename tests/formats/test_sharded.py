@@ -583,7 +583,7 @@ def test_links_are_followed(folder, tmp_path):
 def test_tensor_in_two_shards_is_refused(folder, line):
     """A tensor in two shards is refused, because readers load different copies; the error names both shards."""
     save_file({"model.a": torch.zeros(2), "model.b": torch.zeros(2)}, folder / TWO)
-    assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}; each tensor must be in one"
+    assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}; each tensor must be in one shard"
 
 
 def test_path_precedes_a_tensor_named_like_the_folder(folder, line):

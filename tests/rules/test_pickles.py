@@ -271,7 +271,7 @@ def test_unsafe_global_finds_sparse_tensors_with_unchecked_indices(run_rule, tmp
         pickle.dump({"w": Called(torch._utils._rebuild_sparse_tensor, arguments)}, file)
     for name in ("class.pt", "plain.pkl"):
         messages = [finding.message for finding in run_rule("unsafe-global", tmp_path / name)]
-        assert any("makes a sparse tensor whose indices neither torch" in message for message in messages)
+        assert any("creates a sparse tensor whose indices neither torch" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])

@@ -346,7 +346,7 @@ def test_unsafe_data_finds_steps_that_mmengine_turns_into_paths(run_rule, tmp_pa
     for steps in (*texts, *objects):
         ((severity, message),) = list_runtime_info_findings(run_rule, tmp_path, {"keep_ckpt_ids": steps})
         assert severity is Severity.ERROR
-        assert "MMEngine makes a path from each element and deletes" in message
+        assert "MMEngine builds a path from each element and deletes" in message
     for steps in ([1, 2], deque([1], 3), [], (1,), [np.int64(1)], None):
         info = {"keep_ckpt_ids": steps, "best_score": 0.5, "best_ckpt": None, "best_ckpt_epoch": 3}
         assert not list_runtime_info_findings(run_rule, tmp_path, info)

@@ -219,7 +219,7 @@ def test_lock_of_several_targets_does_not_match_copies(web, bucket, statecli, mo
         expected_targets = [f"{run}{rest}" for run in audited for rest in ("", "/train.ckpt")]
         for line, target in zip(result.err.splitlines(), expected_targets, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
-            assert "lock this target alone: a lock file with one target" in line
+            assert "lock this target alone, because a lock file with one target" in line
             assert "lock this target alone" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert (

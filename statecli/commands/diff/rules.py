@@ -40,7 +40,7 @@ for rounding, and `--may-change GLOB` for tensors that may change.""",
 RENAMED = _build_rule(
     "renamed",
     summary="A tensor has another name.",
-    why="`load_state_dict` matches tensors by name: it reports the old name as missing and the new one as unexpected.",
+    why="`load_state_dict` matches tensors by name: it reports the old name as missing and the new name as unexpected.",
     example="`fc.weight` of the first checkpoint has the same bytes as `head.weight` of the second.",
     fix="rename the key before loading. Use `--map OLD=NEW` to compare the two tensors.",
 )

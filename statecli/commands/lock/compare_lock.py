@@ -32,8 +32,8 @@ NEW_TARGET_ADVICE = (
 )
 #: Remedy for a local copy of a target locked by URL, or the reverse.
 OTHER_SIDE_ADVICE = (
-    "this target is a {}, but the targets of the lock are {}s; lock this target alone: a lock file with one target "
-    "does not compare paths"
+    "this target is a {}, but the targets of the lock are {}s; lock this target alone, because a lock file with one "
+    "target does not compare paths"
 )
 
 

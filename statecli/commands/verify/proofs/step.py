@@ -434,7 +434,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
     """Report a leaf that requires grad but is not in `model.parameters()`; less severe if it has no gradient."""
     if name in verdicts.run.replaced:
-        reason = "forward replaces the tensor, but the optimizer trains the old one"
+        reason = "forward replaces the tensor, but the optimizer trains the old tensor"
         return verdicts.fail(
             rules.NOT_IN_OPTIMIZER, name, reason, "change the values in place, or give the new tensor another name"
         )
