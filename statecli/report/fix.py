@@ -20,7 +20,7 @@ from statecli.core.units import join_names, plural
 from statecli.report import Cell, Page, Problem, Report, ReportColumn, Table, View, junit_cases, rule_texts
 from statecli.report.documents.fix import build_fix_document
 
-_COLUMNS = tuple(map(ReportColumn, ("names", "rule", "file", "line", "status", "checks", "reason")))
+_COLUMNS = tuple(map(ReportColumn, ("names", "rule", "file", "line", "status", "proofs", "reason")))
 #: Largest number of names of a defect in its message.
 MAX_NAMES = 3
 #: The module at the beginning of several names: `layers` of `layers.` and of `layers[1`.
@@ -125,7 +125,7 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
 
 def _list_rows(edits: Iterable[Edit], is_written: bool) -> Iterator[tuple[Cell, ...]]:
     for edit in edits:
-        status = "written" if edit.kept and is_written else "tested" if edit.kept else "no edit"
+        status = "written" if edit.kept and is_written else "proved" if edit.kept else "no edit"
         proofs = ", ".join(
             f"{change.proof.value}: {change.before.value} -> {change.after.value}" for change in edit.proofs
         )

@@ -13,7 +13,7 @@ from statecli.report import Group, Line, ReportColumn, fold
 
 COLUMNS = (
     ReportColumn("module"),
-    ReportColumn("contains"),
+    ReportColumn("holds"),
     ReportColumn("shape"),
     ReportColumn("elements", right=True),
     ReportColumn("size", right=True),
