@@ -17,9 +17,11 @@ from statecli.core.lazy_pattern import compile_on_use
 
 #: Types that a template reaches without computing a name.
 _TYPES = (object, type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, TracebackType, dict, list, str, int)
-#: Dunder attributes of modules and functions, and attributes without an underscore that Jinja's sandbox refuses.
+#: Dunder attributes of modules and functions, attributes of macros and blocks that lead to Jinja's environment (it
+#: compiles and runs any Python code), and attributes without an underscore that Jinja's sandbox refuses.
 _FURTHER_NAMES = (
-    "__builtins__ __import__ __loader__ __spec__ __file__ __path__ __wrapped__"
+    "_environment _context"
+    " __builtins__ __import__ __loader__ __spec__ __file__ __path__ __wrapped__"
     " gi_frame gi_code cr_frame cr_code ag_frame ag_code f_back f_builtins f_globals f_locals tb_frame tb_next"
     " func_globals func_code func_closure im_func im_self"
 )

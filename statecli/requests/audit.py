@@ -175,8 +175,8 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
         weakened.append("values = false")
     if loaded.is_judged:
         weakened.append(
-            "cannot weaken rules about pickles or rules of plugins, because this file is in the audited folder and may "
-            "come from the author of the pickles; if you trust the file, give it with --config"
+            "cannot weaken rules about pickles and code or rules of plugins, because this file is in the audited "
+            "folder and may come from the author of the code; if you trust the file, give it with --config"
         )
     if file_config.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {file_config.baseline}")

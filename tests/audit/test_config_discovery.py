@@ -195,6 +195,24 @@ def test_config_in_the_audited_folder_does_not_excuse_a_second_array(text, state
     assert statecli("audit", ".").code == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'ignore = ["template-code"]\n',
+        'select = ["values"]\n',
+        '[severity]\nmodel_code = "note"\n',
+        '[per-target-ignore."*"]\nrules = ["template-code"]\nreason = "so"\n',
+    ],
+)
+def test_config_in_the_audited_folder_does_not_excuse_a_chat_template(text, statecli, tmp_path, monkeypatch):
+    """The author of a chat template may also have written the configuration next to the template."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "a.pt")
+    Path("chat_template.jinja").write_text("{{ cycler.__init__.__globals__ }}")
+    Path("statecli.toml").write_text(text)
+    assert statecli("audit", ".").code == 1
+
+
 @pytest.mark.parametrize("excuse_name", EXCUSES)
 def test_a_configuration_of_the_user_excuses_pickles(excuse_name, statecli, model, monkeypatch):
     """The configuration is in the user's repository, or is given by --config."""

@@ -82,6 +82,13 @@ def test_remote_code_spares_settings_without_code(find, file, content):
     assert not find(**{file: content})
 
 
+def test_settings_that_are_nested_too_deeply_are_reported(find):
+    """A program with a smaller stack than statecli's may read the file."""
+    findings = find(**{"config.json": '{"auto_map": {"AutoModel": "m.M"}, "x": ' + "[" * 5000 + "]" * 5000 + "}"})
+    assert [finding.rule for finding in findings] == ["remote-code", "template-code"]
+    assert all("nested too deeply" in finding.message for finding in findings)
+
+
 # --- template-code ---------------------------------------------------------------------------------------------------
 
 POPEN = "{{ cycler.__init__.__globals__.os.popen('touch MARK').read() }}"
@@ -109,6 +116,9 @@ ESCAPES = [
     "{{ x.__init__['__globals__'] }}",
     "{{ (x.__init__)['__globals__'] }}",
     "{{ '{0.__init__.__globals__}'.format(x) }}",
+    "{% macro m() %}{% endmacro %}{{ m._environment.template_class }}",
+    "{% macro m() %}{% endmacro %}{{ m['_environment'].template_class }}",
+    "{% block b %}{{ self.b._context.environment }}{% endblock %}",
 ]
 
 
@@ -116,6 +126,16 @@ def test_a_template_runs_code_without_a_sandbox(tmp_path, monkeypatch):
     """llama-cpp-python rendered templates in this way."""
     monkeypatch.chdir(tmp_path)
     jinja2.Environment().from_string(POPEN).render()
+    assert (tmp_path / "MARK").exists()
+
+
+def test_a_macro_runs_code_without_a_dunder(tmp_path, monkeypatch):
+    """A macro has an environment, which compiles any Python code."""
+    monkeypatch.chdir(tmp_path)
+    code = "open('MARK', 'w'); root = iter; blocks = {}; name = debug_info = ''"
+    compiled = f'm._environment._compile("{code}", "x")'
+    call = f"m._environment.template_class.from_code(m._environment, {compiled}, {{}})"
+    jinja2.Environment().from_string(f"{{% macro m() %}}{{% endmacro %}}{{{{ {call} }}}}").render()
     assert (tmp_path / "MARK").exists()
 
 

@@ -32,9 +32,9 @@ from statecli.storage.byte_source import read_small_file
 from statecli.targets.location import find_repository_root, has_repository
 
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
-#: Group of rules about code and memory, and a rule of another group. A configuration in an audited folder may weaken
-#: neither, because bytes after the data are read by a second load of the same file.
-_PICKLES_GROUP, _TRAILING_BYTES_RULE = "pickles", "trailing-bytes"
+#: Groups of rules about code and memory, and a rule of another group. A configuration in an audited folder may weaken
+#: none of them. Bytes after the data are read by a second load of the same file.
+_CODE_GROUPS, _TRAILING_BYTES_RULE = ("pickles", "model_code"), "trailing-bytes"
 #: Largest size of a configuration file, in bytes.
 MAX_CONFIG_BYTES = 1 << 22
 _LIST_RULES = "; run statecli rules for the list"
@@ -96,10 +96,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     @property
     def protected_rules(self) -> frozenset[str]:
-        """Rules about pickles and rules of plugins, which a configuration next to the audited files cannot weaken."""
-        protected_names = {rule.name for rule in join_rules(()) if rule.group == _PICKLES_GROUP} | {
-            _TRAILING_BYTES_RULE
-        }
+        """The rules that a judged configuration cannot weaken: about pickles, about code, and of plugins."""
+        protected_names = {rule.name for rule in join_rules(()) if rule.group in _CODE_GROUPS} | {_TRAILING_BYTES_RULE}
         return frozenset(protected_names | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
     def source(self, *keys: str) -> str:
@@ -116,7 +114,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     #: The table as written in the file.
     raw: Mapping[str, Any] = {}
-    #: Whether the file lies in an audited folder, so that it may not weaken the rules about pickles.
+    #: Whether the file lies in an audited folder, so that it may not weaken the rules about code.
     is_judged: bool = False
 
 
@@ -197,7 +195,7 @@ def _is_judged(path: str, targets: Iterable[str]) -> bool:
 
 
 def distrust_judged_config(loaded_config: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Drop settings that weaken protected rules, if the author of a target may have written the configuration."""
+    """Return the configuration; for a judged file, without settings that weaken the protected rules."""
     if loaded_config.path is None or not _is_judged(loaded_config.path, targets):
         return loaded_config
     config, protected = loaded_config.config, loaded_config.protected_rules

@@ -39,8 +39,10 @@ def read_settings_file(path: str) -> SettingsFile | None:
         return SettingsFile(path, templates=(Template(name, text),))
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # transformers reads the file in the same way
+    except ValueError:  # transformers reads the file in the same way
         return None
+    except RecursionError:  # a program with fewer calls on its stack may read the file
+        return SettingsFile(path, unread_because="its lists or objects are nested too deeply")
     if not isinstance(document, dict):
         return None
     code = (*_iter_code(document.get(_AUTO_MAP)), *_iter_pipelines(document.get(PIPELINES)))
