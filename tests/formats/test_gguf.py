@@ -316,6 +316,16 @@ def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run
     assert run("diff", first, full, "--ignore", "dtype")[0] == 1
 
 
+def test_values_of_another_quantized_tensor_are_a_move(quantized_files, tmp_path, run):
+    """The search for moves reads samples of the blocks as float32."""
+    swapped = write_gguf(tmp_path / "m.gguf", {"a.w": (VALUES[::-1].copy(), "Q8_0"), "b.w": (VALUES * 2, "Q8_0")})
+    other = write_gguf(tmp_path / "n.gguf", {"a.w": (VALUES * 2, "Q8_0"), "b.w": (VALUES[::-1].copy(), "Q8_0")})
+    code, output = run("diff", swapped, other, "-f", "json")
+    assert code == 1
+    kinds = {change["transformation"]["kind"] for change in changes(output).values()}
+    assert kinds == {"swapped"}
+
+
 def test_equal_values_with_other_bytes_differ_only_bitwise(tmp_path, run):
     """A scale of zero makes any codes zeros: no difference, unless the user compares bits."""
     raw = np.zeros((1, 34), np.uint8)

@@ -77,7 +77,8 @@ def _find_candidates(
 ) -> dict[int, TensorInfo]:
     """Map the index of each change to the first old tensor with an equal sample. Leave out unchanged samples."""
     samples = [sample(row) for _, row in (*before, *after)]
-    fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
+    # The dtype of a sample: blocks of GGUF are sampled as float32.
+    fingerprints = _compute_fingerprints(samples, samples[len(before)].dtype, jobs)
     sources: dict[object, Rows] = {}
     for entry, fingerprint in zip(before, fingerprints, strict=False):
         sources.setdefault(fingerprint, []).append(entry)
