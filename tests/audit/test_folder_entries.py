@@ -101,7 +101,7 @@ def list_failed(*targets):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
-@pytest.mark.parametrize("name", ["notes", "config.json", "inner/a"])
+@pytest.mark.parametrize("name", ["notes", "config.json", "inner/a", "inner/a.py"])
 def test_a_pipe_in_a_folder_fails(folder, name):
     """The content that a loader would read from the pipe is unknown."""
     (folder / name).parent.mkdir(exist_ok=True)

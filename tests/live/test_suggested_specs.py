@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from statecli.core import python_names
+
 torch = pytest.importorskip("torch")
 
 #: Packages with the functions that statecli calls of libraries that may not be installed.
@@ -1278,3 +1280,9 @@ def test_suggested_configuration_has_the_fields_of_the_user(in_tmp_path, statecl
     assert text in result.err
     if text.endswith("'"):
         assert statecli("inspect", text.split("'")[-2]).code == 0
+
+
+def test_a_file_of_numbers_is_not_parsed_for_a_suggestion(tmp_path):
+    """A list of 10 MB takes 40 seconds and gigabytes, and an audit of a folder asks for suggestions."""
+    (tmp_path / "a.py").write_text("class A(Base): ...\nx = [" + "1," * (1 << 19) + "]\n")
+    assert list(python_names.list_classes(str(tmp_path / "a.py"))) == []
