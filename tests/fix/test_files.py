@@ -229,6 +229,27 @@ def test_a_change_that_is_not_committed_is_noted(desk, statecli):
     assert result.code == 0
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX: scripts without a suffix")
+def test_no_program_of_the_repository_runs_for_the_note(desk, statecli):
+    """Another person may have written the settings: a monitor of files, a hook and a filter are programs."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "net.py"], check=True)
+    subprocess.run([*git, "commit", "-qm", "net"], check=True)
+    for name in ("monitor", ".git/hooks/post-index-change"):
+        (desk / name).parent.mkdir(exist_ok=True)
+        (desk / name).write_text(f"#!/bin/sh\ntouch {shlex.quote(str(desk / 'MARK'))}\ncat\n")
+        (desk / name).chmod(0o755)
+    for key, program in (("core.fsmonitor", "monitor"), ("filter.x.clean", "monitor")):
+        subprocess.run(["git", "config", key, str(desk / program)], check=True)
+    for attributes in ("", "net.py filter=x\n"):
+        (desk / ".gitattributes").write_text(attributes)
+        with open("net.py", "a") as file:
+            file.write("# more\n")
+        assert ("has uncommitted changes" in statecli("fix", "net.py:Net").out) is (not attributes)
+        assert not (desk / "MARK").exists()
+
+
 def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
     """File, line, before, after, rule, and the verdicts before and after. The document fits its schema before and after
     the edits are written.

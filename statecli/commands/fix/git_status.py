@@ -10,21 +10,36 @@ from statecli.commands.fix.result import ChangedFile
 
 #: Seconds to wait for git, because a slow disk must not delay the result.
 GIT_TIMEOUT_S = 10.0
+#: Arguments of git before a command, because the settings of a repository from another person name programs: a monitor
+#: of files, a hook for a written index, and a transport for missing objects.
+_RUN_NO_PROGRAMS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never")
 
 
 def describe_changes(file: ChangedFile) -> str:
-    """Return a note if git shows uncommitted changes of the file, or does not track the file; else ""."""
-    git = shutil.which("git")
-    if git is None:
-        return ""
+    """Return a note about a file with uncommitted changes, or outside of git; "" for a file as committed.
+
+    "" also for a file that git compares through a filter, because a filter is a program of the repository.
+    """
     folder, name = os.path.split(file.path)
-    command = [git, "-C", folder, "status", "--porcelain", "--untracked-files=all", "--", name]
-    try:
-        status = subprocess.run(command, capture_output=True, timeout=GIT_TIMEOUT_S, check=False)  # noqa: S603 - a list
-    except (OSError, subprocess.SubprocessError):
+    filters = _call_git(folder, "check-attr", "-z", "filter", "--", name).split(b"\0")
+    if filters[2:3] != [b"unspecified"]:
         return ""
-    if status.returncode or not status.stdout.strip():
+    status = _call_git(folder, "status", "--porcelain", "--untracked-files=all", "--ignore-submodules=all", "--", name)
+    if not status.strip():
         return ""
-    if status.stdout.startswith(b"??"):
+    if status.startswith(b"??"):
         return f"{file.name}: git does not track this file, so git cannot undo the fix"
     return f"{file.name}: has uncommitted changes; git diff shows these changes together with the fix"
+
+
+def _call_git(folder: str, *words: str) -> bytes:
+    """Return the output of a git command that runs no program of the repository; b"" if the command fails."""
+    git = shutil.which("git")
+    if git is None:
+        return b""
+    command = [git, *_RUN_NO_PROGRAMS, "-C", folder, *words]
+    try:
+        process = subprocess.run(command, capture_output=True, timeout=GIT_TIMEOUT_S, check=False)  # noqa: S603 - a list
+    except (OSError, subprocess.SubprocessError):
+        return b""
+    return b"" if process.returncode else process.stdout
