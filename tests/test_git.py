@@ -306,6 +306,19 @@ def test_setup_names_the_file_that_overrides_it(repository):
     assert "*.pth: " not in output
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX: scripts without a suffix")
+def test_setup_runs_no_monitor_of_the_repository(repository, tmp_path):
+    """The monitor of files is a program, which the settings of another person's repository may name."""
+    monitor = tmp_path / "monitor"
+    monitor.write_text(f"#!/bin/sh\ntouch {tmp_path / 'MARK'}\n")
+    monitor.chmod(0o755)
+    (repository / "m.pt").touch()
+    commit()
+    call("git", "config", "core.fsmonitor", str(monitor))
+    call("statecli", "git", "setup")
+    assert not (tmp_path / "MARK").exists()
+
+
 def test_git_and_the_hook_use_the_same_names(repository):
     """For files with the suffix `.bin`, git and the hook take the same names."""
     call("statecli", "git", "setup")

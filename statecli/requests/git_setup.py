@@ -126,7 +126,8 @@ def query_git(*words: str) -> str:
 def _call_git(words: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(  # noqa: S603 - git itself
-            ["git", *words],  # noqa: S607
+            # A monitor of files is a program, and another person may have written the settings of the repository.
+            ["git", "-c", "core.fsmonitor=false", *words],  # noqa: S607
             input=stdin,
             capture_output=True,
             encoding="utf-8",
