@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import struct
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.pickle_scan import exceptions
+from statecli.pickle_scan import exceptions, numpy_dtype_states
 from statecli.pickle_scan.expected_calls import get_plain_name, is_clean, is_copyreg_call
+from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Global, Obj, SetOf, Value
 
 #: Depth to which nested tuples are hashed to find collisions; every deeper tuple counts as hash 0.
@@ -83,10 +85,13 @@ class KeyHashes:
         """Return Python's hash of the object that a call creates; if the hash is unknown, one hash for the class."""
         name, args = _get_class_name(call), call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
-            return _hash_complex(call)
+            return _hash_complex(call, _build_complex(args))
         if name in ("torch.Size", "builtins.tuple", "builtins.frozenset") and args and type(args[0]) in (tuple, list):
             return (self._hash_set if name.endswith("frozenset") else self._hash_tuple)(args[0], nesting)
         if name.endswith(".multiarray.scalar") and len(args) > 1:
+            number = _read_numpy_complex(args[0], args[1])
+            if number is not None:
+                return _hash_complex(call, number)
             return hash(name) if _is_hashed_by_sum(args[0]) else self.compute_hash(args[1], nesting)
         if not reads_contents(call):
             return id(call)
@@ -119,11 +124,26 @@ def _get_class_name(call: Obj) -> str:
     return get_plain_name(cls) if type(cls) is Global else ""
 
 
-def _hash_complex(call: Obj) -> int:
+def _build_complex(args: Sequence[Any]) -> complex:
     try:
-        number = complex(*call.args[:2])
+        return complex(*args[:2])
     except OverflowError:
-        return 0  # loading fails
+        return 0j  # loading fails
+
+
+def _read_numpy_complex(dtype: Value, data: Value) -> complex | None:
+    """Return a complex number of numpy of 64 or 128 bits, which numpy hashes as Python does; None for other values."""
+    if type(dtype) is not Obj or numpy_dtype_states.get_code(dtype) != "c":
+        return None
+    size, raw = numpy_dtype_states.count_element_bytes(dtype, dtype.state), read_raw_bytes(data)
+    layout = {8: "2f", 16: "2d"}.get(size or 0)
+    if layout is None or raw is None or len(raw) < struct.calcsize(layout):
+        return None
+    order = ">" if numpy_dtype_states.is_swapped(dtype) else "<"
+    return complex(*struct.unpack_from(f"{order}{layout}", raw))
+
+
+def _hash_complex(call: Obj, number: complex) -> int:
     return hash(number) if number == number else id(call)  # NaN is hashed by address
 
 

@@ -13,6 +13,7 @@ import uuid
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -356,7 +357,7 @@ BOMBS = {
         COLLIDING_KEYS_MESSAGE,
     ),
     "complex numbers of numpy": (
-        build_keys(build_scalar("c8", struct.pack("<ff", -n, n)) for n in range(600)),
+        build_keys(build_scalar("c16", struct.pack("<dd", -1_000_003 * n, n)) for n in range(600)),
         COLLIDING_KEYS_MESSAGE,
     ),
     "fractions of one hash": (
@@ -706,6 +707,8 @@ MANY_KEYS = {
     "objects": lambda _: object(),
     "exceptions": lambda n: ValueError(n),
     "complex numbers": lambda n: complex(n - 300, n * 1e300),
+    "complex numbers of numpy": lambda n: np.complex64(complex(n - 300, n / 7)),
+    "long complex numbers of numpy": lambda n: np.complex128(complex(n - 300, n * 1e300)),
     "frozensets": lambda n: frozenset({n, -1, -2}),
     "nested tuples": lambda n: ((n, (n - 300, 0.5)), frozenset({(n, n), n})),
     "nodes": lambda _: Node(),
@@ -724,7 +727,7 @@ def test_keys_with_different_hashes_are_not_a_bomb(name, protocol, tmp_path):
 #: Keys whose hashes statecli computes as Python does.
 _COMPUTED_HASHES = [
     *("decimals", "decimals with exponents", "fractions", "ranges", "networks", "UUIDs"),
-    *("complex numbers", "frozensets", "nested tuples"),
+    *("complex numbers", "complex numbers of numpy", "long complex numbers of numpy", "frozensets", "nested tuples"),
 ]
 
 
