@@ -9,20 +9,22 @@ from statecli.core.finding import Severity
 from statecli.pickle_scan.template_code import describe_escape, find_escape
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
-from statecli.rules.settings_file import PIPELINES, CodeReference
+from statecli.rules.settings_file import MODULES, PIPELINES, CodeReference
 from statecli.storage import files
 
 
 @rule(Severity.NOTE)
 def remote_code(subject: Subject) -> Iterator[Issue]:
-    """A settings file names Python code that transformers runs with `trust_remote_code=True`.
+    """A settings file names Python code that a library runs with `trust_remote_code=True`.
 
     Why: `auto_map` in `config.json`, in `tokenizer_config.json` or in the settings of a processor names classes in
     Python files of the model, or of another repository (`owner/name--file.Class`). `from_pretrained` imports these
     files if `trust_remote_code` is set. In the same way `pipeline` imports the classes that `custom_pipelines` in
-    `config.json` names, and `generate` runs `custom_generate/generate.py` if a call requests it. Such a file can do
-    anything, and statecli does not check the code. The other repository can change after the audit. The finding is a
-    note, because many good models have such code. A JSON file that is not read is reported too.
+    `config.json` names, and `generate` runs `custom_generate/generate.py` if a call requests it. diffusers imports the
+    classes in `model_index.json`, and sentence-transformers the classes in `modules.json`: before release 6 also from a
+    local folder without `trust_remote_code`. Such a file can do anything, and statecli does not check the code. The
+    other repository can change after the audit. The finding is a note, because many good models have such code. A JSON
+    file that is not read is reported too.
 
     Example: `"auto_map": {"AutoModel": "modeling_x.Model"}` in `config.json`.
 
@@ -42,7 +44,8 @@ def remote_code(subject: Subject) -> Iterator[Issue]:
 def _describe_reference(name: str, reference: CodeReference) -> str:
     if reference.key == "custom_generate":
         return f"{name} is code that generate(custom_generate=…) runs with trust_remote_code=True"
-    function = "pipeline" if reference.key.startswith(f"{PIPELINES}.") else "from_pretrained"
+    is_pipeline = reference.key.startswith(f"{PIPELINES}.")
+    function = "pipeline" if is_pipeline else "SentenceTransformer" if name == MODULES else "from_pretrained"
     code = f"{quoting.name(reference.key)}: {name} names code that {function} runs with trust_remote_code=True"
     if reference.repository is None:
         return f"{code}: {quoting.name(reference.file)}"

@@ -6,10 +6,12 @@ import msgspec
 
 #: Key of `config.json` that names the class of the pipeline of each task.
 PIPELINES = "custom_pipelines"
+#: File that names the classes of a diffusers pipeline, and file that names the modules of sentence-transformers.
+MODEL_INDEX, MODULES = "model_index.json", "modules.json"
 
 
 class CodeReference(msgspec.Struct, frozen=True):
-    """A Python class or file that transformers runs with `trust_remote_code=True`. `key`: the setting that names it."""
+    """Python class or file that a library runs with `trust_remote_code=True`: `key` names it in the settings."""
 
     key: str
     text: str

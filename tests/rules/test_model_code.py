@@ -56,6 +56,9 @@ def test_remote_code_finds_the_file_that_auto_map_names(find, tmp_path, statecli
         ("preprocessor_config.json", {"auto_map": {"AutoProcessor": "proc.P"}}, "proc.py"),
         ("video_preprocessor_config.json", {"auto_map": {"AutoVideoProcessor": "proc.P"}}, "proc.py"),
         ("custom_generate/generate.py", "def generate(): ...", "generate.py is code that generate("),
+        ("config.4.0.0.json", {"auto_map": {"AutoModel": "m.M"}}, "m.py"),
+        ("model_index.json", {"_class_name": ["my_pipeline", "P"]}, "from_pretrained runs with"),
+        ("modules.json", [{"type": "my_module.M"}], "SentenceTransformer runs with"),
         ("config.json", {"custom_pipelines": {"t": {"impl": "evil.P"}}}, "code that pipeline runs with"),
         ("config.json", {"custom_pipelines": {"t": {"impl": "a/b--evil.P", "pt": ["M"]}}}, "evil.py of another"),
     ],
@@ -66,6 +69,13 @@ def test_code_of_other_settings_is_named(find, file, content, text):
     assert text.replace("'", "") in finding.message.replace("'", "")
 
 
+def test_a_component_of_a_pipeline_is_in_a_file_of_its_folder(find):
+    """diffusers takes the first name for a module of a library if the folder lacks the file."""
+    index = {"_class_name": "P", "unet": ["my_unet", "U"], "vae": ["my_vae", "V"]}
+    (finding,) = find(**{"model_index.json": index, "unet/my_unet.py": "x = 1"})
+    assert finding.message.endswith("unet/my_unet.py")
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -74,6 +84,9 @@ def test_code_of_other_settings_is_named(find, file, content, text):
         ("config.json", '{"auto_map": '),
         ("config.json", [1]),
         ("data.json", {"auto_map": {"AutoModel": "modeling_x.M"}}),
+        ("model_index.json", {"_class_name": "P", "unet": ["diffusers", "UNet"], "x": [None, None], "n": [1]}),
+        ("modules.json", [{"type": "sentence_transformers.models.Transformer"}, {"type": 1}, 2]),
+        ("modules.json", {"type": "my_module.M"}),
         ("generate.py", "x = 1"),
     ],
 )

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.rules.settings_file import PIPELINES, CodeReference, SettingsFile, Template
+from statecli.rules.settings_file import MODEL_INDEX, MODULES, PIPELINES, CodeReference, SettingsFile, Template
 from statecli.storage import files
 from statecli.storage.byte_source import read_small_file
 
 #: Largest settings file that is read, in bytes; a tokenizer_config.json with many added tokens has several MB.
 _MAX_BYTES = 64 * 2**20
-#: Files in which transformers looks for `auto_map`, for `custom_pipelines` or for chat templates.
-_SETTINGS = compile_on_use(r"(?:\w*config|chat_template)\.json\Z")
+#: Files in which transformers looks for `auto_map`, for `custom_pipelines` or for chat templates, diffusers for the
+#: classes of a pipeline, and sentence-transformers for the classes of a model.
+#: `configuration_files` in `config.json` selects a file such as `config.4.0.0.json` by the version of transformers.
+_SETTINGS = compile_on_use(r"(?:\w*config(?:\.[^/]+)?|chat_template|model_index|modules)\.json\Z")
 #: Files in which transformers and vLLM look for chat templates, by their folder and name.
 _TEMPLATE = compile_on_use(r"additional_chat_templates/[^/]*\.jinja\Z|[^/]*/[^/]*chat_template[^/]*\.jinja2?\Z")
 #: Folder and file that `generate(custom_generate=…)` runs.
@@ -25,11 +27,11 @@ _AUTO_MAP, _CHAT_TEMPLATE = "auto_map", "chat_template"
 def read_settings_file(path: str) -> SettingsFile | None:
     """Return the Python code and the chat templates that the file names or contains; None for other files."""
     folder, name = files.split(path)
+    if not may_be_settings(path):
+        return None
     if (files.get_name(folder), name) == _GENERATE:
         return SettingsFile(path, (CodeReference("custom_generate", "generate.py"),))
-    is_template = _TEMPLATE.match(f"{files.get_name(folder)}/{name}") is not None
-    if not is_template and not _SETTINGS.match(name):
-        return None
+    is_template = not _SETTINGS.match(name)
     try:
         raw = read_small_file(path, _MAX_BYTES)
     except UnreadableError as error:
@@ -43,11 +45,54 @@ def read_settings_file(path: str) -> SettingsFile | None:
         return None
     except RecursionError:  # a program with fewer calls on its stack may read the file
         return SettingsFile(path, unread_because="its lists or objects are nested too deeply")
-    if not isinstance(document, dict):
-        return None
-    code = (*_iter_code(document.get(_AUTO_MAP)), *_iter_pipelines(document.get(PIPELINES)))
-    templates = tuple(_iter_templates(document.get(_CHAT_TEMPLATE)))
+    code = tuple(_iter_references(folder, name, document))
+    templates = tuple(_iter_templates(document.get(_CHAT_TEMPLATE))) if isinstance(document, dict) else ()
     return SettingsFile(path, code, templates) if code or templates else None
+
+
+def list_settings_files(folder: str) -> list[str]:
+    """Return the files of a model folder that `read_settings_file` may read, by their names."""
+    below = [files.join(folder, name) for name in ("additional_chat_templates", _GENERATE[0])]
+    folders = (folder, *filter(files.is_folder, below))
+    paths = [files.join(parent, name) for parent in folders for name in sorted(files.list_names(parent))]
+    return [path for path in paths if files.is_file(path) and may_be_settings(path)]
+
+
+def may_be_settings(path: str) -> bool:
+    """Return whether libraries look for code or chat templates in a file of this name."""
+    folder, name = files.split(path)
+    place = files.get_name(folder), name
+    return place == _GENERATE or _SETTINGS.match(name) is not None or _TEMPLATE.match("/".join(place)) is not None
+
+
+def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeReference]:
+    """Yield the code that a settings file of this name makes a library load."""
+    if name == MODULES:
+        yield from _iter_modules(document)
+    elif isinstance(document, dict) and name == MODEL_INDEX:
+        yield from _iter_components(folder, document)
+    elif isinstance(document, dict):
+        yield from _iter_code(document.get(_AUTO_MAP))
+        yield from _iter_pipelines(document.get(PIPELINES))
+
+
+def _iter_modules(modules: Any) -> Iterator[CodeReference]:
+    """Yield the classes of sentence-transformers' modules that are in a file of the folder or of another repository."""
+    for number, module in enumerate(modules if isinstance(modules, list) else ()):
+        text = module.get("type") if isinstance(module, dict) else None
+        if isinstance(text, str) and text.count(".") == 1:  # another class is in an installed package
+            yield CodeReference(f"{number}.type", text)
+
+
+def _iter_components(folder: str, index: dict[str, Any]) -> Iterator[CodeReference]:
+    """Yield the class of a diffusers pipeline, and of each component, that is in a file of the folder."""
+    for key, value in index.items():
+        names = value[:2] if isinstance(value, list) else []
+        if len(names) < 2 or not all(isinstance(name, str) for name in names):
+            continue
+        module = names[0] if key == "_class_name" else f"{key}/{names[0]}"
+        if key == "_class_name" or files.is_file(files.join(folder, f"{module}.py")):
+            yield CodeReference(key, f"{module}.{names[1]}")
 
 
 def _iter_code(auto_map: object) -> Iterator[CodeReference]:
