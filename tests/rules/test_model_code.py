@@ -177,6 +177,20 @@ def test_templates_are_found_in_every_file_of_a_folder(find, file, content):
     assert finding.rule == "template-code"
 
 
+def test_settings_next_to_weights_that_are_named_alone_are_checked(find, tmp_path, statecli):
+    """`from_pretrained` of the folder loads both."""
+    find(**{"tokenizer_config.json": {"chat_template": POPEN}, "additional_chat_templates/x.jinja": POPEN})
+    (tmp_path / "config.json").write_text("{}")
+    result = statecli("audit", tmp_path / "model.safetensors", "-f", "json")
+    assert result.code == 1
+    assert {finding["target"].rpartition("/")[2] for finding in result.json["findings"]} == {
+        "tokenizer_config.json",
+        "x.jinja",
+    }
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    assert statecli("audit", tmp_path / "a.safetensors").code == 0
+
+
 @pytest.mark.parametrize(
     ("file", "rules"),
     [("chat_template.jinja", ["template-code"]), ("tokenizer_config.json", ["remote-code", "template-code"])],

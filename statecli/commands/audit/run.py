@@ -19,7 +19,7 @@ from statecli.commands.audit.plugins import list_entries
 from statecli.commands.audit.references import ReferenceSide
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
-from statecli.commands.audit.settings_files import read_settings_file
+from statecli.commands.audit.settings_files import list_settings_files, read_settings_file
 from statecli.commands.audit.values_budget import ValuesBudget
 from statecli.core import sizes
 from statecli.core.denormals import with_denormals
@@ -41,7 +41,7 @@ from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_va
 from statecli.rules.contents import needs_unchecked_indices
 from statecli.rules.digest_names import CheckedFile, compute_digest, list_named_files
 from statecli.rules.settings_file import Template
-from statecli.storage import files
+from statecli.storage import checkpoint_names, files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
@@ -65,6 +65,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
     for target in (*run.report_missing(targets), *run.audit_pipelines(targets)):
         targets = [*(earlier for earlier in targets if earlier.target != target.target), target]
     disabled = len(request.known_rules) - len(request.rules)
+    targets += run.list_adjacent_settings(targets)
     targets = [run.check_settings_file(run.mark_compared(result)) for result in targets]
     result = Audit(
         tuple(targets),
@@ -181,6 +182,23 @@ class _Run:
         subject = Subject(result.target, state, self.request.policy, settings_file=settings_file)
         findings = _run_rules(subject, rules, self.request.severity).findings
         return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
+
+    def list_adjacent_settings(self, targets: Sequence[TargetResult]) -> list[TargetResult]:
+        """Return the settings files next to weights that were named alone, without files that have no finding.
+
+        `from_pretrained` loads the weights of these names together with the settings.
+        """
+        named = [split_section(target.target)[0] for target in targets]
+        paths = set(map(files.make_absolute, named))
+        weights = [path for path in named if files.get_name(path) in checkpoint_names.SINGLE]
+        folders = [files.get_folder(path) for path in weights if not files.reads_are_requests(path)]
+        adjacent = [path for folder in dict.fromkeys(folders) for path in list_settings_files(folder)]
+        results = [
+            TargetResult(path, TargetStatus.SKIPPED, "is a settings file next to the weights")
+            for path in adjacent
+            if files.make_absolute(path) not in paths
+        ]
+        return [result for result in results if self.check_settings_file(result) != result]
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target that are named by their digest, hashed as long as the budget lasts."""

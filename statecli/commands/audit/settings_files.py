@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -51,11 +53,12 @@ def read_settings_file(path: str) -> SettingsFile | None:
 
 
 def list_settings_files(folder: str) -> list[str]:
-    """Return the files of a model folder that `read_settings_file` may read, by their names."""
-    below = [files.join(folder, name) for name in ("additional_chat_templates", _GENERATE[0])]
-    folders = (folder, *filter(files.is_folder, below))
-    paths = [files.join(parent, name) for parent in folders for name in sorted(files.list_names(parent))]
-    return [path for path in paths if files.is_file(path) and may_be_settings(path)]
+    """Return the files of a model folder that `read_settings_file` may read; none of a folder that cannot be listed."""
+    paths = []
+    for parent in (folder, *(files.join(folder, name) for name in ("additional_chat_templates", _GENERATE[0]))):
+        with suppress(OSError):
+            paths += [files.join(parent, name) for name in sorted(files.list_names(parent or os.curdir))]
+    return [path for path in paths if may_be_settings(path) and files.exists(path)]
 
 
 def may_be_settings(path: str) -> bool:
