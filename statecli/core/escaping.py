@@ -28,6 +28,11 @@ def escape(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escape_character, text)
 
 
+def escape_path(text: str) -> str:
+    """Return `escape(text)` with unchanged line breaks and tabs, for an output that encodes these itself."""
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in "\t\n\r" else _escape_character(match), text)
+
+
 def escape_line(text: str) -> str:
     """Return `escape(text)` for a whole line. Also escape text that a CI runner executes as a command."""
     text = escape(text)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from statecli.core.escaping import escape, escape_name, escape_sentence
+from statecli.core.escaping import escape, escape_name, escape_path, escape_sentence
 from statecli.core.finding import Finding, Severity
 from statecli.core.grouping import group_by
 from statecli.core.units import join_names, plural
@@ -167,7 +167,7 @@ def _format_command(level: str, annotation: _Annotation) -> str:
         target = escape_name(annotation.target)
         message = message if target in message else f"{target}: {message}"
     elif annotation.location is not None:
-        properties["file"] = escape_name(annotation.location.path.replace(os.sep, "/"))
+        properties["file"] = escape_path(annotation.location.path.replace(os.sep, "/"))
         if annotation.location.line is not None:
             properties["line"] = str(max(1, annotation.location.line))
     count = f" ({annotation.count:,})" if annotation.count > 1 else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from statecli.core.escaping import escape, escape_sentence
+from statecli.core.escaping import escape_path, escape_sentence
 from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encode_json_lines
 from statecli.core.output_rules import CANNOT_READ
@@ -49,7 +49,7 @@ def _build_issues(report: Report) -> Iterator[_Issue]:
 
 def _build_issue(finding: Finding, fingerprint: str, severity: str) -> _Issue:
     location = locate(finding)
-    path = escape(location.path).replace(os.sep, "/").removeprefix("./")
+    path = escape_path(location.path).replace(os.sep, "/").removeprefix("./")
     # Line 1 for a checkpoint, because GitLab drops an issue without a line.
     json_location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, location.line or 1)}}
     help = f" ({escape_sentence(label_help(format_fix_in_line(finding.help)))})" if finding.help else ""

@@ -201,3 +201,9 @@ def test_percent_is_escaped_once():
     """`%0A` in a name is not a line break, and reads back unchanged."""
     ((_, _, message),) = notes(target("a.pt", finding(message="a%0A::error::b%25: x")))
     assert message == "a%0A::error::b%25: x"
+
+
+def test_a_path_with_a_line_break_is_the_path_of_the_file():
+    """The runner decodes the line break; a text `\\n` would name no file of the repository."""
+    ((_, properties, _),) = notes(target("a\nb.pt", finding(target="a\nb.pt")))
+    assert properties["file"] == "a\nb.pt"

@@ -77,3 +77,9 @@ def test_a_clean_run_is_an_empty_list():
 def test_quiet_keeps_all_issues():
     """The report stays complete, because programs read it."""
     assert issues(target("a.pt", finding(severity=NOTE)), quiet=True)
+
+
+def test_a_path_with_a_line_break_is_the_path_of_the_file():
+    """JSON encodes the line break; a text `\\n` would name no file of the repository."""
+    (issue,) = issues(target("a\nb.pt", finding(target="a\nb.pt")))
+    assert issue["location"]["path"] == "a\nb.pt"
