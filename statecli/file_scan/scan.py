@@ -46,6 +46,7 @@ from statecli.formats.shared.npy_array import MAGIC
 from statecli.pickle_scan import known_names
 from statecli.pickle_scan.archive_records import LoaderUse, classify_records
 from statecli.pickle_scan.code_in_text import find_code_in_text
+from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.module_search import AdjacentFiles
 from statecli.pickle_scan.one_pickle import (
     FIRST_WINDOW_BYTES,
@@ -93,6 +94,9 @@ _TORCHSCRIPT_PICKLES = compile_on_use(
 _SEARCHED_PART = "statecli scanned only the records that it found by searching for headers"
 #: Folder of a compiled model in an archive.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
+#: Class after whose object joblib writes the data of an array, in the middle of a pickle.
+_JOBLIB_ARRAY = "joblib.numpy_pickle.NumpyArrayWrapper"
+_JOBLIB_REASON = "joblib writes the data of an array into the pickle, and statecli cannot read on after these data"
 _TAR_REASON = "torch.load unpickles the members of this tar archive"
 #: Number of pickles that torch.load reads from a legacy file; any bytes may follow.
 _LEGACY_PICKLES = 5
@@ -358,7 +362,7 @@ class FileScan:
             or not is_harmless(scanner, scan_error, self.adjacent_files, is_storage=piece.is_storage)
         ):
             scan_error = scan_error or scanner.unfollowed
-            why, exact = str(scan_error) if scan_error else None, region.base is not None
+            why, exact = _explain_unread(scanner, scan_error), region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
             bounds = region if scanner.end and not scan_error else piece.region.get_part(at, piece.region.size - at)
             pickle = ScannedPickle(
@@ -683,6 +687,14 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> 
     for n in loaded_by_torch:
         pickles[n] = structs.replace(pickles[n], by_torch_load=True)
     return pickles
+
+
+def _explain_unread(scanner: Scanner, error: MalformedError | None) -> str | None:
+    """Return why a pickle was not read to its end; None without an error."""
+    if error is None:
+        return None
+    is_joblib = any(name.qualified == _JOBLIB_ARRAY for name in scanner.globals.values())
+    return _JOBLIB_REASON if is_joblib else str(error)
 
 
 def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:

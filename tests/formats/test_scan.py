@@ -635,6 +635,12 @@ def test_metadata_file_with_an_unusual_start_is_scanned(tmp_path):
     assert "unknown opcode 0xff" in finding.unread
 
 
+def test_an_array_of_joblib_is_not_called_damage(scan_bytes):
+    """joblib writes the array after its wrapper, into the pickle."""
+    (finding,) = scan_bytes(b"\x80\x04" + global_name("joblib.numpy_pickle", "NumpyArrayWrapper") + b")\x81\x0b\xff")
+    assert "joblib writes the data of an array" in finding.unread
+
+
 @pytest.mark.parametrize("arguments", [b"](K\x01e", b"}", text("ab"), global_name("m", "x"), b"\x8f"], ids=repr)
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"}\x92"], ids=["REDUCE", "NEWOBJ", "NEWOBJ_EX"])
 def test_call_arguments_that_are_not_a_tuple_are_reported(scan_bytes, opcode, arguments):
