@@ -504,11 +504,7 @@ def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, T
 
 
 def _explain_no_values(tensor: TensorInfo) -> str | None:
-    if tensor.data is not None or tensor.parts:
-        return None
-    if tensor.device == "meta":
-        return "a meta tensor has no data"
-    return "uninitialized" if tensor.shape is None else "its values are not in the file"
+    return None if tensor.data is not None or tensor.parts else values.stats.explain_no_data(tensor)
 
 
 def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError, UnreadableError
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import ByteRange, ModelState, NoteKind, Stats, TensorData, TensorInfo
 from statecli.values import live_tensor
 from statecli.values.data_task import TensorTask
@@ -111,6 +112,10 @@ def explain_no_data(tensor: TensorInfo) -> str:
         return f"stored as several tensors ({names}), so statistics are not available"
     if tensor.device == "meta":
         return "a meta tensor has no data"
+    if tensor.damage is not None:
+        return "it cannot be read"
+    if tensor.dtype in BLOCK_SIZES:  # the reader of GGUF gives data for blocks in the other order
+        return f"statecli does not read blocks of {tensor.dtype} in big-endian order"
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 

@@ -393,6 +393,8 @@ def test_windows_without_end_are_refused_at_once(store):
     ("row", "expected_reason"),
     [
         (TensorInfo("w", "float32", None, 0, 0), "uninitialized"),
+        (TensorInfo("w", "unknown", None, 0, 0, damage="two tensors share bytes"), "it cannot be read"),
+        (TensorInfo("w", "q8_0", (32,), 32, 34), "blocks of q8_0 in big-endian order"),
         (TensorInfo("w", "float32", (2,), 2, 8, device="meta"), "a meta tensor has no data"),
         (TensorInfo("w", "float32", (2,), 2, 8), "not in the file"),
         (TensorInfo("w", "float32", (2,), 2, 8, layout="sparse_csr"), "its values are missing from the file"),
