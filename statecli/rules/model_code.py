@@ -9,7 +9,7 @@ from statecli.core.finding import Severity
 from statecli.pickle_scan.template_code import describe_escape, find_escape
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
-from statecli.rules.settings_file import MODULES, PIPELINES, CodeReference
+from statecli.rules.settings_file import ATTENTION_KEYS, MODULES, PIPELINES, CodeReference
 from statecli.storage import files
 
 
@@ -22,9 +22,10 @@ def remote_code(subject: Subject) -> Iterator[Issue]:
     files if `trust_remote_code` is set. In the same way `pipeline` imports the classes that `custom_pipelines` in
     `config.json` names, and `generate` runs `custom_generate/generate.py` if a call requests it. diffusers imports the
     classes in `model_index.json`, and sentence-transformers the classes in `modules.json`: before release 6 also from a
-    local folder without `trust_remote_code`. Such a file can do anything, and statecli does not check the code. The
-    other repository can change after the audit. The finding is a note, because many good models have such code. A JSON
-    file that is not read is reported too.
+    local folder without `trust_remote_code`. `attn_implementation` in `config.json` can name a kernel in another
+    repository, which transformers loads if the package `kernels` is installed. Such a file can do anything, and
+    statecli does not check the code. The other repository can change after the audit. The finding is a note, because
+    many good models have such code. A JSON file that is not read is reported too.
 
     Example: `"auto_map": {"AutoModel": "modeling_x.Model"}` in `config.json`.
 
@@ -44,6 +45,11 @@ def remote_code(subject: Subject) -> Iterator[Issue]:
 def _describe_reference(name: str, reference: CodeReference) -> str:
     if reference.key == "custom_generate":
         return f"{name} is code that generate(custom_generate=…) runs with trust_remote_code=True"
+    if reference.key.rpartition(".")[2] in ATTENTION_KEYS:
+        code = (
+            f"{quoting.name(reference.key)}: {name} names a kernel that from_pretrained loads from another repository"
+        )
+        return f"{code} if the package kernels is installed: {quoting.name(reference.text)}"
     is_pipeline = reference.key.startswith(f"{PIPELINES}.")
     function = "pipeline" if is_pipeline else "SentenceTransformer" if name == MODULES else "from_pretrained"
     code = f"{quoting.name(reference.key)}: {name} names code that {function} runs with trust_remote_code=True"

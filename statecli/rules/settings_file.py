@@ -6,6 +6,8 @@ import msgspec
 
 #: Key of `config.json` that names the class of the pipeline of each task.
 PIPELINES = "custom_pipelines"
+#: Keys of `config.json` that may name an attention kernel in a repository.
+ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
 #: File that names the classes of a diffusers pipeline, and file that names the modules of sentence-transformers.
 MODEL_INDEX, MODULES = "model_index.json", "modules.json"
 

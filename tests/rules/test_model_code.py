@@ -56,6 +56,12 @@ def test_remote_code_finds_the_file_that_auto_map_names(find, tmp_path, statecli
         ("preprocessor_config.json", {"auto_map": {"AutoProcessor": "proc.P"}}, "proc.py"),
         ("video_preprocessor_config.json", {"auto_map": {"AutoVideoProcessor": "proc.P"}}, "proc.py"),
         ("custom_generate/generate.py", "def generate(): ...", "generate.py is code that generate("),
+        (
+            "config.json",
+            {"attn_implementation": "evil/kernel"},
+            "names a kernel that from_pretrained loads from",
+        ),
+        ("config.json", {"text_config": {"_attn_implementation": {"": "evil/k@main:f"}}}, "evil/k@main:f"),
         ("config.4.0.0.json", {"auto_map": {"AutoModel": "m.M"}}, "m.py"),
         ("model_index.json", {"_class_name": ["my_pipeline", "P"]}, "from_pretrained runs with"),
         ("modules.json", [{"type": "my_module.M"}], "SentenceTransformer runs with"),
@@ -80,6 +86,7 @@ def test_a_component_of_a_pipeline_is_in_a_file_of_its_folder(find):
     ("file", "content"),
     [
         ("config.json", {"model_type": "llama", "auto_map": {}}),
+        ("config.json", {"attn_implementation": "sdpa", "_attn_implementation": "kernels-community/flash-attn2"}),
         ("config.json", {"custom_pipelines": {"t": {"pt": ["AutoModel"]}, "u": "evil.P"}}),
         ("config.json", '{"auto_map": '),
         ("config.json", [1]),

@@ -9,7 +9,15 @@ from contextlib import suppress
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.rules.settings_file import MODEL_INDEX, MODULES, PIPELINES, CodeReference, SettingsFile, Template
+from statecli.rules.settings_file import (
+    ATTENTION_KEYS,
+    MODEL_INDEX,
+    MODULES,
+    PIPELINES,
+    CodeReference,
+    SettingsFile,
+    Template,
+)
 from statecli.storage import files
 from statecli.storage.byte_source import read_small_file
 
@@ -23,6 +31,9 @@ _SETTINGS = compile_on_use(r"(?:\w*config(?:\.[^/]+)?|chat_template|model_index|
 _TEMPLATE = compile_on_use(r"additional_chat_templates/[^/]*\.jinja\Z|[^/]*/[^/]*chat_template[^/]*\.jinja2?\Z")
 #: Folder and file that `generate(custom_generate=…)` runs.
 _GENERATE = ("custom_generate", "generate.py")
+#: Name of a kernel in a repository, with a revision and a function, and the repositories that transformers trusts.
+_KERNEL = compile_on_use(r"[^/:]+/[^/:]+(?:@[^/:]+)?(?::[^/:]+)?\Z")
+_VERIFIED_KERNELS = "kernels-community/"
 _AUTO_MAP, _CHAT_TEMPLATE = "auto_map", "chat_template"
 
 
@@ -77,6 +88,19 @@ def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeRefe
     elif isinstance(document, dict):
         yield from _iter_code(document.get(_AUTO_MAP))
         yield from _iter_pipelines(document.get(PIPELINES))
+        yield from _iter_kernels(document)
+
+
+def _iter_kernels(settings: dict[str, Any], prefix: str = "") -> Iterator[CodeReference]:
+    """Yield each attention kernel in another repository, of the model and of the parts of the model."""
+    for key, value in settings.items():
+        if key in ATTENTION_KEYS:
+            names = value.values() if isinstance(value, dict) else [value]
+            for name in names:
+                if isinstance(name, str) and _KERNEL.match(name) and not name.startswith(_VERIFIED_KERNELS):
+                    yield CodeReference(f"{prefix}{key}", name)
+        elif isinstance(value, dict) and not prefix:
+            yield from _iter_kernels(value, f"{key}.")
 
 
 def _iter_modules(modules: Any) -> Iterator[CodeReference]:
