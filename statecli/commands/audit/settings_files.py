@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
