@@ -683,6 +683,18 @@ def test_swapped_items_of_a_stack_are_recognised(diff):
     assert KIND.PERMUTED not in list_kinds(diff({"e": before}, {"e": after}))
 
 
+@pytest.mark.parametrize("rows", [[17], [5, 9]])
+def test_damaged_rows_in_place_are_not_a_permutation(diff, rows):
+    """A flipped exponent bit or a scaled row changes the cosine, but moves no row."""
+    torch.manual_seed(0)
+    before = torch.randn(256, 64)
+    after = before.clone()
+    after[rows, 3] = 1e30
+    assert describe_changes(diff({"e": before}, {"e": after})) == {}
+    after[rows] = before[rows] * 1000
+    assert KIND.PERMUTED not in list_kinds(diff({"e": before}, {"e": after}))
+
+
 def test_permuted_masks_are_not_recognised(diff):
     """Rows of a few values are equal by chance, so many orders fit."""
     before = (torch.arange(2048).view(1024, 2) % 3).float() - 1

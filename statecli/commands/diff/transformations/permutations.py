@@ -68,6 +68,9 @@ def _compare_rows(
             unmatched_after.append(n)
     if len(unmatched_after) > max(1, _MAX_LOST_SHARE * len(after)):
         return None
+    # Without a move, a row with an outlier is the same change in place.
+    if sum(old != new for old, new in zip(before, after, strict=True)) <= len(unmatched_after):
+        return None
     rows, elements = math.prod(sides[1].shape[1:]), math.prod(sides[1].shape)
     unmatched_before = [n for numbers in places.values() for n in numbers]
     exceptions = rows * len(unmatched_after)
