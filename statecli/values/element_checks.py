@@ -36,6 +36,10 @@ _FLOAT_BITS = {
 }
 #: Maximum number of differing rows whose indexes are kept.
 MAX_LISTED_ROWS = 8
+#: Largest whole number whose square root is tried as a divisor: larger squares are near a whole number by chance.
+_MAX_SQUARE = 1 << 32
+#: Largest relative distance of an inverse factor from a square root: a few units in the last place of float64.
+_MAX_ROOT_ERROR = 1e-15
 
 
 class Operation(str, Enum):
@@ -175,15 +179,12 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
 
     Quotients are checked only if a product differs.
     """
-    inverse = 1 / task.factor
-    divisor = round(inverse) if abs(round(inverse) * task.factor - 1) < 1e-9 else inverse
     has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
     compare = _compare_scaled_codes if has_codes else _compare_scaled_values
     results: list[CheckResult] = []
-    for scale in (
-        partial(_scale_values, task, np.multiply, task.factor),
-        partial(_scale_values, task, np.divide, divisor),
-    ):
+    numbers = [(np.multiply, task.factor), *((np.divide, divisor) for divisor in _list_divisors(task.factor))]
+    for operation, number in numbers:
+        scale = partial(_scale_values, task, operation, number)
         elements = exceptions = 0
         for size, fitting_count in compare(task, before, after, scale):
             elements, exceptions = elements + size, exceptions + size - fitting_count
@@ -193,6 +194,21 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
         if not exceptions:
             break
     return min(results, key=lambda result: result.exceptions)
+
+
+def _list_divisors(factor: float) -> list[float]:
+    """Return the numbers whose inverse may be the factor: a whole number, or its inverse and a nearby square root.
+
+    The list is empty if the inverse is beyond float64.
+    """
+    inverse = 1 / factor
+    if math.isinf(inverse):
+        return []
+    if abs(round(inverse) * factor - 1) < 1e-9:
+        return [round(inverse)]
+    square = inverse * inverse
+    root = math.copysign(math.sqrt(round(square)), inverse) if square < _MAX_SQUARE else inverse
+    return [inverse, root] if root != inverse and abs(root * factor - 1) < _MAX_ROOT_ERROR else [inverse]
 
 
 def _scale_values(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:

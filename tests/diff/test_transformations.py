@@ -547,6 +547,27 @@ def test_factor_of_many_digits_is_recognised(diff, dtype, divides):
             tensor[7, 9] += 1e3
 
 
+@pytest.mark.parametrize("number", [3, 32, 192, 768])
+def test_inverse_root_is_recognised_however_it_was_computed(diff, number):
+    """In float64, 1 / sqrt(n), n ** -0.5 and a division by sqrt(n) often differ in their last bits."""
+    torch.manual_seed(0)
+    values, root = torch.randn(64, 64, dtype=torch.float64), math.sqrt(number)
+    before = {"a": values, "b": values, "c": values, "d": values}
+    after = {"a": values * (1 / root), "b": values * number**-0.5, "c": values / root, "d": values / -root}
+    transformations = [change.transformation for change in diff(before, after).changes]
+    assert [(transformation.kind, transformation.exceptions) for transformation in transformations] == [
+        (KIND.SCALED, 0)
+    ] * 4
+
+
+@pytest.mark.parametrize("factor", [5e-324, 1e-310, 1.7e308])
+def test_factor_at_the_limit_of_float64_is_recognised(diff, factor):
+    torch.manual_seed(0)
+    before = torch.randn(40, 40, dtype=torch.float64) * (1e10 if factor < 1 else 1e-10)
+    (change,) = diff({"w": before}, {"w": before * factor}).changes
+    assert (change.transformation.kind, change.transformation.factor) == (KIND.SCALED, factor)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 )

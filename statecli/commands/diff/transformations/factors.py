@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -208,16 +209,21 @@ def _list_factors(ratio: float | None) -> Iterator[float]:
 def _list_short_factors(ratio: float) -> list[float]:
     candidates = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
     candidates += [1 / _round_to_digits(1 / ratio, digits) for digits in (1, 2, 3)]
-    return [*candidates, math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)]
+    power = round(math.log2(abs(ratio)))
+    return [*candidates, math.copysign(2.0**power, ratio)] if power < sys.float_info.max_exp else candidates
 
 
 def _list_roots(ratio: float) -> list[float]:
-    """Return the square root of the whole number nearest to the squared ratio, or the inverse of such a root."""
+    """Return the square root of the whole number nearest to the squared ratio, or the inverse of such a root.
+
+    An inverse is computed in two ways, because n ** -0.5 and 1 / sqrt(n) may differ in the last bit of float64.
+    """
     square = ratio * ratio
     number, divisor = (
         round(value) if value < _MAX_ROOT else 0 for value in (square, 1 / square if square else math.inf)
     )
-    roots = ([math.sqrt(number)] if number > 1 else []) + ([divisor**-0.5] if divisor > 1 else [])
+    roots = [math.sqrt(number)] if number > 1 else []
+    roots += [divisor**-0.5, 1 / math.sqrt(divisor)] if divisor > 1 else []
     return [math.copysign(root, ratio) for root in roots]
 
 
