@@ -44,17 +44,18 @@ class ParsedObject(msgspec.Struct, frozen=True):
     repeats: list[Repeat]
 
 
-def parse_unique_object(raw: bytes, label: str) -> dict[str, Any]:
+def parse_unique_object(raw: bytes, label: str, *, allow_lone_surrogates: bool = False) -> dict[str, Any]:
     """Parse a JSON object like `parse_object`. Also raises MalformedError for a repeated key."""
-    parsed = parse_object(raw, label)
+    parsed = parse_object(raw, label, allow_lone_surrogates=allow_lone_surrogates)
     refuse_repeats(parsed.repeats, label)
     return parsed.document
 
 
-def parse_object(raw: bytes, label: str) -> ParsedObject:
+def parse_object(raw: bytes, label: str, *, allow_lone_surrogates: bool = False) -> ParsedObject:
     """Parse a JSON object strictly, because Python's parser is lenient.
 
-    Raises MalformedError, with a message that begins with `label`, for another document.
+    With `allow_lone_surrogates`, a string may be a name that UTF-8 cannot encode, as statecli writes it. Raises
+    MalformedError, with a message that begins with `label`, for another document.
     """
     import json
 
@@ -79,7 +80,8 @@ def parse_object(raw: bytes, label: str) -> ParsedObject:
         raise MalformedError(f"{label} is not valid JSON: {_describe_error(error)}") from error
     if type(document) is not dict:
         raise MalformedError(f"{label} is not a JSON object but a JSON {_TYPE_NAMES.get(type(document), 'number')}")
-    _refuse_lone_surrogate(text, label)
+    if not allow_lone_surrogates:
+        _refuse_lone_surrogate(text, label)
     return ParsedObject(document, repeats)
 
 

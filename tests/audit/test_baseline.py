@@ -48,6 +48,15 @@ def test_accepted_findings_are_counted_and_do_not_fail(repository):
     assert {entry["reason"] for entry in later_result.json["accepted"]} == {"older than the rule"}
 
 
+def test_finding_in_a_file_whose_name_is_not_utf8_can_be_accepted(in_tmp_path, statecli):
+    path = os.fsdecode(b"\xff.pt")
+    save(path, "w", "W")
+    words = "audit", path, "--select", "case-collision", "--baseline", "b.json"
+    for _ in range(2):  # the second command also reads the baseline
+        assert statecli(*words[:4], "--write-baseline", "b.json", "--reason", "test").code == 0
+    assert statecli(*words).code == 0
+
+
 def test_new_finding_fails(repository):
     """Only the new finding is reported."""
     repository("--write-baseline", "b.json", "--reason", "old")

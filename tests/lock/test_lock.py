@@ -317,7 +317,7 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
         ("{\n||||||| 0f3a\n{}\n", "conflict markers"),
         ("{\n=======\n{}\n", "conflict markers"),
         ("{\n>>>>>>> theirs\n{}\n", "conflict markers"),
-        ('{"schema": "\\ud800"}', "surrogate"),
+        ('{"schema": "\\ud800"}', r"the schema '\\ud800'"),
         ("\0" * 100, "not valid JSON"),
     ],
 )
@@ -329,6 +329,18 @@ def test_invalid_lock_file_is_a_one_line_error(tmp_path, statecli, text, message
     assert result.err.count("\n") == 1
     assert "lock.json" in result.err
     assert re.search(message, result.err), result.err
+
+
+def test_lock_of_names_that_are_not_utf8_can_be_read(tmp_path, statecli):
+    """The names of a target and of a tensor that UTF-8 cannot encode are written to the lock as JSON escapes."""
+    paths = [tmp_path / os.fsdecode(b"\xff.pt"), tmp_path / "a.pt"]
+    for path in paths:
+        torch.save({"w\ud800": torch.ones(2)}, path)
+    lock = tmp_path / "statecli.lock.json"
+    assert statecli("lock", *paths, "-o", lock).code == 0
+    assert statecli("audit", *paths, "--lock", lock, "--select", "lock").code == 0
+    torch.save({"w\ud800": torch.zeros(2)}, paths[0])
+    assert statecli("audit", *paths, "--lock", lock, "--select", "lock").code == 1
 
 
 def test_missing_lock_file_is_a_one_line_error(tmp_path, statecli):

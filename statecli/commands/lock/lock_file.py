@@ -185,7 +185,7 @@ def read_document(path: str, document_name: str) -> dict[str, object]:
         raise type(error)(append_suggestion(f"{path}: {quoting.append_reason(document_name, error)}", path)) from error
     if raw.startswith(CONFLICT_MARKERS) or any(b"\n" + marker in raw for marker in CONFLICT_MARKERS):
         raise MalformedError(f"{path}: {document_name} contains conflict markers of a Git merge; write the file again")
-    return json_object.parse_unique_object(raw, f"{path}: {document_name}")
+    return json_object.parse_unique_object(raw, f"{path}: {document_name}", allow_lone_surrogates=True)
 
 
 def _check_lock(lock: Lock, path: str) -> None:
