@@ -128,6 +128,17 @@ def is_reached(path: str, texts: Sequence[str]) -> bool:
     return any(glob_covers(_split_path(text), parts) for text in texts if files.is_folder(text) or files.is_glob(text))
 
 
+def list_folders_without_checkpoints(texts: Sequence[str], targets: Iterable[str | TargetResult]) -> list[str]:
+    """Return the typed folders in which `expand_targets` found no checkpoint."""
+    found_paths = [
+        target if isinstance(target, str) else target.target
+        for target in targets
+        if isinstance(target, str) or target.status is TargetStatus.FAILED or target.same_as is not None
+    ]
+    parents = {tuple(parts[:n]) for parts in map(_split_path, found_paths) for n in range(len(parts) + 1)}
+    return [text for text in texts if tuple(_split_path(text)) not in parents and files.is_folder(text)]
+
+
 def _split_path(path: str) -> list[str]:
     if files.is_remote(path):
         scheme, path_in_store, rest = files.split_url(path)

@@ -343,6 +343,15 @@ def test_lock_of_names_that_are_not_utf8_can_be_read(tmp_path, statecli):
     assert statecli("audit", *paths, "--lock", lock, "--select", "lock").code == 1
 
 
+def test_named_folder_without_checkpoint_is_not_left_out(tmp_path, statecli):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("none")
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    result = statecli("lock", tmp_path / "a.pt", tmp_path / "empty")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"statecli: {tmp_path}/empty: contains no checkpoint, nothing to lock\n"
+
+
 def test_missing_lock_file_is_a_one_line_error(tmp_path, statecli):
     """A folder, a pipe without a writer and an endless device fail in the same way."""
     os.mkfifo(tmp_path / "pipe")

@@ -164,3 +164,15 @@ def test_a_module_that_is_split_keeps_its_history_once(statecli, tmp_path):
     modules = {module["name"]: module for module in statecli("log", tmp_path, "-f", "json").json["modules"]}
     assert modules["fc"]["last_moved"] == 1
     assert modules["module.fc"]["last_moved"] is None
+
+
+def test_a_named_folder_without_checkpoint_is_a_line_and_status_2(statecli, tmp_path):
+    """Such a folder is often an interrupted save; `bisect` does not take an earlier checkpoint for the last one."""
+    (tmp_path / "step-2").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / "step-1.pt")
+    paths = tmp_path / "step-1.pt", tmp_path / "step-2"
+    result = statecli("log", *paths, "-f", "json")
+    assert result.code == 2
+    error = f"{tmp_path}/step-2: contains no checkpoint"
+    assert [row["error"] for row in result.json["checkpoints"]] == [None, error]
+    assert statecli("bisect", *paths, "--condition", "nan").code == 2

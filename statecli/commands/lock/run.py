@@ -13,6 +13,7 @@ from statecli import live, values
 from statecli.commands.lock import rules
 from statecli.commands.lock.companion_files import compute_companion_digests, find_pipeline_folders, lock_settings
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
+from statecli.core import quoting
 from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError, option
 from statecli.core.finding import Finding
@@ -86,14 +87,22 @@ def read_targets(request: Request) -> list[LockInput]:
 
 
 def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
-    """Yield the targets that `audit` would find, and skip files that are not checkpoints."""
+    """Yield the targets that `audit` would find, and skip files that are not checkpoints.
+
+    Raises UnreadableError for a typed folder without a checkpoint, unless there is no checkpoint at all.
+    """
+    targets = []
     for expanded in expand.expand_targets(texts):
+        targets.append(expanded)
         if isinstance(expanded, str):
             yield expanded
         elif expanded.status is TargetStatus.FAILED:
             raise UnreadableError(expanded.reason or expanded.target)
         elif expanded.target in texts and expanded.same_as is None:
             raise UnreadableError(f"{expanded.target}: {expanded.reason}")
+    folders = expand.list_folders_without_checkpoints(texts, targets)
+    if folders and any(isinstance(target, str) for target in targets):
+        raise UnreadableError(f"{quoting.names(folders)}: contains no checkpoint, nothing to lock")
 
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:

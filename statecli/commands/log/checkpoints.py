@@ -17,7 +17,7 @@ from statecli.core.natural_order import make_natural_key
 from statecli.core.units import plural
 from statecli.storage import files
 from statecli.targets import load
-from statecli.targets.expand import expand_targets
+from statecli.targets.expand import expand_targets, list_folders_without_checkpoints
 from statecli.targets.target_result import TargetResult, TargetStatus
 
 
@@ -42,7 +42,8 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
     Raises UnreadableError without any checkpoint, because a run without checkpoints is mostly a wrong path.
     """
     checkpoints: list[Checkpoint] = []
-    for target in expand_targets(texts):
+    targets = list(expand_targets(texts))
+    for target in targets:
         if not isinstance(target, TargetResult):
             checkpoints.append(Checkpoint(target))
         elif target.status is TargetStatus.FAILED:
@@ -52,7 +53,10 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
         raise UnreadableError(
             f"{targets_text}: contains no checkpoint; give the folder with the checkpoints of the run"
         )
-    return checkpoints
+    return checkpoints + [
+        Checkpoint(text, error=f"{quoting.name(text)}: contains no checkpoint")
+        for text in list_folders_without_checkpoints(texts, targets)
+    ]
 
 
 def order_run(texts: Sequence[str]) -> Run:
