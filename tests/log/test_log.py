@@ -176,3 +176,14 @@ def test_a_named_folder_without_checkpoint_is_a_line_and_status_2(statecli, tmp_
     error = f"{tmp_path}/step-2: contains no checkpoint"
     assert [row["error"] for row in result.json["checkpoints"]] == [None, error]
     assert statecli("bisect", *paths, "--condition", "nan").code == 2
+
+
+def test_first_nan_of_a_frozen_tensor_keeps_the_relative_change(statecli, tmp_path):
+    """Both norms also count the finite values of a tensor that changed only to NaN."""
+    before = {"frozen.weight": torch.full((4, 4), 2.0), "w.weight": torch.full((4, 4), 1.0)}
+    after = {"frozen.weight": before["frozen.weight"].clone(), "w.weight": before["w.weight"] * 1.25}
+    after["frozen.weight"][0, 0] = math.nan
+    torch.save(before, tmp_path / "step1.pt")
+    torch.save(after, tmp_path / "step2.pt")
+    row = statecli("log", tmp_path, "-f", "json").json["checkpoints"][1]
+    assert row["relative_change"] == pytest.approx(1 / math.sqrt(80))

@@ -219,7 +219,7 @@ def _compute_relative(norms: _Norms) -> float | None:
     if norms.change is None or norms.before is None or norms.has_changed is None:
         return None
     if not norms.change:
-        return 0.0
+        return None if norms.has_nan and norms.has_changed else 0.0  # a change only to NaN has no size
     return norms.change / norms.before if norms.before else math.inf
 
 

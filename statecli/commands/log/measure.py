@@ -164,7 +164,10 @@ def _convert_to_change(outcome: object, match: Match) -> TensorChange:
     if isinstance(outcome, Delta):
         if not outcome.changed:
             return TensorChange()
-        return TensorChange(True, outcome.l2, outcome.cosine or 0.0, outcome.reason if outcome.l2 is None else None)
+        # Without a largest change and a cosine, the elements that are finite on both sides are equal, if there are any.
+        has_equal_finite = outcome.max_abs is None and outcome.cosine is None and outcome.left_out < outcome.elements
+        norm = 0.0 if has_equal_finite else outcome.l2
+        return TensorChange(True, norm, outcome.cosine or 0.0, outcome.reason if norm is None else None)
     reason = str(outcome) if isinstance(outcome, StateError) else str(getattr(outcome, "reason", outcome))
     return TensorChange(None, None, reason=f"{match.output_row.fqn}: {reason}")
 
