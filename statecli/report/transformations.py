@@ -76,7 +76,8 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         if different_changes
         else "no tensor differs"
     )
-    return Group(GROUP_HEADING, f"{share}, checked on every element", tuple(lines))
+    scope = "" if TransformationKind.CODES in by_kind else ", checked on every element"
+    return Group(GROUP_HEADING, f"{share}{scope}", tuple(lines))
 
 
 #: Kinds whose line covers several tensors, so that the rows of these tensors are omitted.
