@@ -11,6 +11,7 @@ import base64
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from importlib import resources
@@ -152,8 +153,9 @@ class _BarScale(msgspec.Struct, frozen=True):
         measures = [
             math.log10(line.measure) for group in page.groups for line in group.lines if 0 < line.measure < math.inf
         ]
-        low = math.floor(min(measures, default=0.0))
-        return _BarScale(low, max(low + 1, math.ceil(max(measures, default=0.0))))
+        limit = sys.float_info.max_10_exp  # 10 to a larger power is beyond float64
+        low = min(limit - 1, math.floor(min(measures, default=0.0)))
+        return _BarScale(low, min(limit, max(low + 1, math.ceil(max(measures, default=0.0)))))
 
     @property
     def text(self) -> str:

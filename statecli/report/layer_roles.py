@@ -103,7 +103,8 @@ def _find_outliers(names: tuple[str, ...], rms: tuple[float | None, ...], median
 def _measure_distance(value: float, median: float) -> float:
     if value == median:
         return 0.0
-    return abs(math.log(value / median)) if value > 0 and median > 0 else math.inf
+    ratio = value / median if median else 0.0  # may be beyond float64
+    return abs(math.log(ratio)) if ratio > 0 else math.inf
 
 
 def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:

@@ -255,6 +255,13 @@ def test_a_column_without_a_name_holds_a_drawing():
     assert tree(report(content)).classes("td") == ["name", "sign"]
 
 
+@pytest.mark.parametrize("measures", [(1.7e308,), (5e-324, 1.7e308)])
+def test_bars_of_rows_have_a_scale_up_to_the_limits_of_float64(measures):
+    lines = tuple(Line(("w", ""), measure=measure) for measure in measures)
+    content = page(columns=(ReportColumn("name"), ReportColumn("", has_bars=True)), groups=(Group("g", "", lines),))
+    assert "to 1e+308" in render_html(report(content)).decode()
+
+
 @pytest.mark.parametrize("count", [1, 40, 41, 500])
 def test_chart_has_a_titled_bar_for_each_value(count):
     """Up to 500 values each have a bar, with its name and value to point at."""

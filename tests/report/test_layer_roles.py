@@ -41,6 +41,13 @@ def test_a_layer_that_stands_out_is_an_outlier(read_roles, scales, names):
     assert read_roles(layers(**scales))[0]["outliers"] == names
 
 
+def test_sizes_whose_ratio_is_beyond_float64_are_compared(read_roles):
+    state = {name: tensor.double() * 1e154 for name, tensor in layers().items()}
+    state["h.3.q.weight"] *= 1e-308
+    state["h.3.q.weight"] *= 1e-154
+    assert read_roles(state)[0]["outliers"] == ["h.3.q.weight"]
+
+
 def test_layers_that_grow_have_no_outlier(read_roles):
     """A trend over the depth is not an outlier."""
     assert read_roles(layers(**{f"l{n}": 1.2**n for n in range(12)}))[0]["outliers"] == []
