@@ -187,3 +187,10 @@ def test_first_nan_of_a_frozen_tensor_keeps_the_relative_change(statecli, tmp_pa
     torch.save(after, tmp_path / "step2.pt")
     row = statecli("log", tmp_path, "-f", "json").json["checkpoints"][1]
     assert row["relative_change"] == pytest.approx(1 / math.sqrt(80))
+
+
+def test_a_complex_parameter_has_no_norm(statecli, tmp_path):
+    torch.save({"w.weight": torch.ones(2, dtype=torch.complex64)}, tmp_path / "step1.pt")
+    result = statecli("log", tmp_path)
+    assert result.code == 2
+    assert "w.weight: statecli does not compute a norm of complex64 values" in result.err

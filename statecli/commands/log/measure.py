@@ -115,6 +115,8 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
 def _convert_to_figures(tensor: TensorInfo) -> Figures:
     stats = tensor.stats or Stats()
     norm = compute_norm(stats, tensor.elements)
+    if isinstance(norm, str) and "complex" in tensor.dtype:
+        norm = f"statecli does not compute a norm of {tensor.dtype} values"
     counts = stats.nan or 0, stats.inf or 0
     return Figures(None, *counts, norm) if isinstance(norm, str) else Figures(norm, *counts)
 
