@@ -177,14 +177,17 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     """Check for values * factor and for values / (1 / factor), because these may be rounded differently.
 
-    Quotients are checked only if a product differs.
+    Quotients are checked only if a product differs, and last products of float32 values that are computed in float64.
     """
     has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
     compare = _compare_scaled_codes if has_codes else _compare_scaled_values
     results: list[CheckResult] = []
-    numbers = [(np.multiply, task.factor), *((np.divide, divisor) for divisor in _list_divisors(task.factor))]
-    for operation, number in numbers:
-        scale = partial(_scale_values, task, operation, number)
+    width: type[np.floating] = np.float64 if task.before.dtype == "float64" else np.float32
+    scales = [partial(_scale_values, task, np.multiply, task.factor, width)]
+    scales += [partial(_scale_values, task, np.divide, divisor, width) for divisor in _list_divisors(task.factor)]
+    if task.before.dtype == task.after.dtype == "float32":
+        scales.append(partial(_scale_values, task, np.multiply, task.factor, np.float64))
+    for scale in scales:
         elements = exceptions = 0
         for size, fitting_count in compare(task, before, after, scale):
             elements, exceptions = elements + size, exceptions + size - fitting_count
@@ -211,13 +214,13 @@ def _list_divisors(factor: float) -> list[float]:
     return [inverse, root] if root != inverse and abs(root * factor - 1) < _MAX_ROOT_ERROR else [inverse]
 
 
-def _scale_values(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:
-    """Return the values multiplied or divided by a number, rounded to the dtype of `after`."""
+def _scale_values(
+    task: CheckTask, operation: np.ufunc, number: float, width: type[np.floating], values: Array
+) -> Array:
+    """Return the values multiplied or divided by a number, computed in a type and rounded to the dtype of `after`."""
     with np.errstate(all="ignore"):
-        scaled_values: Array = operation(
-            values, np.asarray(number, np.float64 if values.dtype == np.float64 else np.float32)
-        )
-    return scaled_values if task.after.dtype in ("float64", "float32") else round_to(scaled_values, task.after.dtype)
+        scaled_values: Array = operation(values.astype(width, copy=False), np.asarray(number, width))
+    return scaled_values if task.after.dtype == width.__name__ else round_to(scaled_values, task.after.dtype)
 
 
 def _compare_scaled_values(

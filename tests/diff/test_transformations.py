@@ -560,6 +560,14 @@ def test_inverse_root_is_recognised_however_it_was_computed(diff, number):
     ] * 4
 
 
+def test_product_of_float32_values_in_float64_is_recognised(diff):
+    """numpy multiplies so by a float64, and each product is rounded once."""
+    torch.manual_seed(0)
+    before = torch.randn(64, 64)
+    (change,) = diff({"w": before}, {"w": (before.double() * 96**-0.5).float()}).changes
+    assert (change.transformation.kind, change.transformation.exceptions) == (KIND.SCALED, 0)
+
+
 @pytest.mark.parametrize("factor", [5e-324, 1e-310, 1.7e308])
 def test_factor_at_the_limit_of_float64_is_recognised(diff, factor):
     torch.manual_seed(0)
