@@ -179,7 +179,7 @@ def test_defect_without_a_tensor_is_described_by_its_problem(desk, statecli):
     (desk / "net.py").write_text(f"{text}\n    def forward(self, x):\n        return self.p * GT\n")
     result = statecli("fix", "net.py:Net", "--input", "4", "-f", "json")
     assert [(edit["message"], edit["line"]) for edit in result.json["edits"]] == [
-        ("GT of net.py: on cpu while p is on cuda:0, in mul at net.py:17", 5),
+        ("GT of net.py: on cpu while `p` is on cuda:0, in mul at net.py:17", 5),
         ("Net.to returns None, so model = model.to(...) loses the model", 13),
     ]
     assert "warning[not-fixed]: Net.to returns None" in statecli("fix", "net.py:Net", "--input", "4").out

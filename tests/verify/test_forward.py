@@ -69,9 +69,9 @@ def test_message_has_the_lines_of_use_and_assignment():
 def test_message_names_the_other_tensor():
     """The message has a parameter's own name, or the name of a local variable."""
     (finding,) = forward.prove(build_sample_subject("relative_bias:Attention", (1, 4, 4)), FAKE).findings
-    assert "while bias.weight is on cuda:0, in embedding" in finding.message
+    assert "while `bias.weight` is on cuda:0, in embedding" in finding.message
     (finding, *_) = forward.prove(build_sample_subject("plain_lists:Lists", (2, 4)), FAKE).findings
-    assert "while x is on cuda:0, in addmm" in finding.message
+    assert "while `x` is on cuda:0, in addmm" in finding.message
 
 
 def test_help_recommends_to_recreate_a_cache():

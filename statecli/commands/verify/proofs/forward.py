@@ -481,7 +481,7 @@ def _describe_mixed(
     # Backward may read a tensor that forward created.
     actor, in_forward = ("the model", "") if is_in_backward else ("forward", " in forward")
     source_text, help = _describe_source(subject, mismatch.source, mismatch.device, in_forward)
-    other_operand = mismatch.other or "the other operands"
+    other_operand = f"`{mismatch.other}`" if mismatch.other else "the other operands"
     if mismatch.source.fqn is not None and mismatch.source.derived:
         source_text = f"{actor} computes a tensor on {mismatch.device} from {mismatch.source.fqn}"
         return f"{source_text}, and combines this tensor with {other_operand} on {device}", help
