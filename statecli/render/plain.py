@@ -101,7 +101,7 @@ _EMPTY_NAMES = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
 
 
 def format_problem(problem: Problem | Finding) -> str:
-    """Format the first line of a problem: `error[left-behind]: table: stays on cpu …`."""
+    """Format the first line of a problem: `error[unregistered-module]: blocks: 3 modules are kept in a list …`."""
     return f"{problem.severity.value}[{problem.rule}]: {escape_sentence(problem.message)}"
 
 
