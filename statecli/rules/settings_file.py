@@ -13,7 +13,7 @@ MODEL_INDEX, MODULES = "model_index.json", "modules.json"
 
 
 class CodeReference(msgspec.Struct, frozen=True):
-    """Python class or file that a library runs with `trust_remote_code=True`: `key` names it in the settings."""
+    """A Python class or file that a library runs with `trust_remote_code=True`. `key`: the setting that names it."""
 
     key: str
     text: str

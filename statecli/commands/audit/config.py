@@ -96,7 +96,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     @property
     def protected_rules(self) -> frozenset[str]:
-        """The rules that a judged configuration cannot weaken: about pickles, about code, and of plugins."""
+        """Rules about pickles and code, and of plugins, which a configuration next to audited files cannot weaken."""
         protected_names = {rule.name for rule in join_rules(()) if rule.group in _CODE_GROUPS} | {_TRAILING_BYTES_RULE}
         return frozenset(protected_names | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
@@ -195,7 +195,7 @@ def _is_judged(path: str, targets: Iterable[str]) -> bool:
 
 
 def distrust_judged_config(loaded_config: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Return the configuration; for a judged file, without settings that weaken the protected rules."""
+    """Drop settings that weaken protected rules, if the author of a target may have written the configuration."""
     if loaded_config.path is None or not _is_judged(loaded_config.path, targets):
         return loaded_config
     config, protected = loaded_config.config, loaded_config.protected_rules

@@ -16,9 +16,9 @@ _RUN_NO_PROGRAMS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "
 
 
 def describe_changes(file: ChangedFile) -> str:
-    """Return a note about a file with uncommitted changes, or outside of git; "" for a file as committed.
+    """Return a note if git shows uncommitted changes of the file, or does not track the file; else "".
 
-    "" also for a file that git compares through a filter, because a filter is a program of the repository.
+    The result is also "" for a file with a git filter, because the filter is a program of the repository.
     """
     folder, name = os.path.split(file.path)
     filters = _call_git(folder, "check-attr", "-z", "filter", "--", name).split(b"\0")
