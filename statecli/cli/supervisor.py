@@ -66,7 +66,7 @@ class Child:
         self._stderr_encoding = sys.stderr.encoding if sys.stderr is not None else None
 
     def open_output(self) -> IO[bytes]:
-        """Open a stream for standard output. The parent prints the stream after the verdict (the exit code)."""
+        """Open a stream for standard output. The parent prints the stream once it knows the exit code."""
         return _Output(self)  # type: ignore[return-value]
 
     def write_output(self, data: bytes) -> None:

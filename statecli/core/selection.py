@@ -119,7 +119,7 @@ def select(
 
 
 def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str, ...]:
-    """Return the names to match with a glob: the FQN and, if `by_section`, the FQN after its section.
+    """Return the names to match with a glob: the FQN and, if `by_section`, also `section.FQN`.
 
     Callers set `by_section` only for several sections, because `-x 'model.*'` must not exclude the `lm_head` of a
     state_dict whose only section is called `model`.

@@ -222,7 +222,7 @@ def _accumulates(use: AttributeUse, name: str) -> bool:
 
 
 def _use_names_of_file(text: str, unregistered: UnregisteredTensor, site: _Site, place: SourceLine | None) -> str:
-    """Return `text` with the names that the file uses for the module and for torch.nn."""
+    """Return the code `text`, spelled with the names by which the file refers to `self` and to torch.nn."""
     if text.startswith(AT_END_OF_INIT):
         text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(AT_END_OF_INIT))
     filename = place.file if place else find_class_file(type(unregistered.owner))

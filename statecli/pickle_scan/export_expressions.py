@@ -1,4 +1,4 @@
-"""Find the code that loading a torch.export program runs: in sizes, names, calls and imports of the program.
+"""Find code in a torch.export program (in sizes, names, calls and imports) that torch runs when it loads the program.
 
 `torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, an `eval` with Python's own
 functions at hand: `__import__('os').system(...)` runs there, without any pickle. torch writes `srepr` of an expression,

@@ -40,7 +40,7 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Cache of tokens: bytes that are equal for two containers exactly if these are equal as dictionary keys.
+    """Cache of tokens: bytes for a container. Tokens are equal exactly if the containers are equal as dictionary keys.
 
     Each container is read once, without recursion. Only bytes are hashed: a file cannot predict their hashes.
     """
@@ -152,7 +152,7 @@ def _get_spelled_value(value: Value) -> Value:
 
 
 def _decode_latin1(call: Obj) -> Value:
-    """Return the bytes that protocol 2 writes as an encoded text. Return other calls, and long texts, unchanged."""
+    """Return the bytes that protocol 2 writes as an encoded text. Return any other call, and a long text, unchanged."""
     text = call.args[0]
     if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _MAX_HASHABLE_BYTES:
         return call

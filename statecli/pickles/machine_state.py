@@ -106,7 +106,7 @@ class MachineState:
         return self.build_unsupported_error(pos, f"the pickle is damaged: {text}")
 
     def build_unsupported_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for an opcode before byte `pos` that statecli cannot follow."""
+        """Return the error for an opcode that statecli cannot interpret; the opcode is the byte before `pos`."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
     def build_truncated_error(

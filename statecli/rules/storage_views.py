@@ -142,7 +142,7 @@ def _view_of_piece(piece: TensorData) -> StorageView:
 
 
 def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...] | None:
-    """Return (count, stride in bytes) for each dimension after merging; None for packed elements with strides."""
+    """Return (count, stride in bytes) for each dimension, after a merge of adjacent dimensions; None if packed."""
     size = ELEMENT_BITS.get(piece.dtype, 0) // 8
     if not size or piece.dtype in VALUES_PER_BYTE:
         return None if piece.strides else ((nbytes(piece.dtype, elements), 1),)

@@ -314,7 +314,7 @@ class RemoteFile:
         return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
-        """Return the bytes in `data` from `offset` on, up to the first moved bytes. `begin`: offset of `data`."""
+        """Return the part of `data` (which begins at `begin`) from `offset` on, up to the first shifted bytes."""
         for guard in self._find_guards(offset, stop):
             header_view = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:

@@ -178,7 +178,7 @@ def get_element_width(dtype: str) -> int:
 
 
 class Range:
-    """Bytes of a storage in an open file. Messages call the storage `storage_name`."""
+    """Bytes of a storage in an open file. Messages name the storage by `storage_name`."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
         self.size = byte_range.length
@@ -337,7 +337,7 @@ MAX_OPEN_FILES = 32
 
 
 class Assembled(Range):
-    """Bytes of a storage that consists of boxes in several files, read as if they were contiguous."""
+    """Bytes of a storage whose parts (boxes of indices) are in several files, read as if they were contiguous."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, stack: ExitStack) -> None:
         assert byte_range.boxes is not None  # noqa: S101 - narrows the type
@@ -446,7 +446,7 @@ def _split_into_boxes(
 
 @contextmanager
 def open_range(byte_range: ByteRange, storage_name: str = "storage") -> Iterator[Range]:
-    """Open the bytes of a storage, decompressed and in one piece. Messages call the storage `storage_name`.
+    """Open the bytes of a storage, decompressed and in one piece. Messages name the storage by `storage_name`.
 
     Raises `UnreadableError` if a file is missing or unreadable, `MalformedError` if unpacking fails.
     """

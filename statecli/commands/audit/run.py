@@ -184,7 +184,7 @@ class _Run:
         return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
 
     def list_adjacent_settings(self, targets: Sequence[TargetResult]) -> list[TargetResult]:
-        """Return the settings files next to weights that were named alone, without files that have no finding.
+        """Return the settings files with findings next to a weights file that the user named without its folder.
 
         `from_pretrained` loads the weights of these names together with the settings.
         """

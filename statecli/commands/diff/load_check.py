@@ -129,7 +129,7 @@ def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
 
 
 def match_folders(before: ModelState, after: ModelState) -> NotedStates:
-    """Reduce a training folder to its models if the other side has only models. Return both states and notes."""
+    """Reduce a training folder to its models if the other side has only models. Return two states, and notes."""
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [
@@ -287,7 +287,7 @@ class _Load:
     # --- objections of the class ------------------------------------------------------------------------------------
 
     def iter_findings(self, answer: LoadReport, ignore: Sequence[Field]) -> Iterator[Finding]:
-        """Yield the errors of the class's load, in the order and wording of `classify_by_model` where possible."""
+        """Yield the errors of `load_state_dict` for the class, worded as by `classify_by_model` if possible."""
         # An entry that replaces a dropped tied name would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
         reported = (

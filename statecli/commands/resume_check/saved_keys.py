@@ -142,7 +142,7 @@ class SavedKeys:
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return a key about the batches' order (`is_order`) or position, else the first key about training data."""
+        """Return the key for the order of batches (`is_order`) or for the position, else the first key for data."""
         keys = self.states.get(State.DATA, ())
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)

@@ -1,4 +1,4 @@
-"""Run the proof `resume`: train, save, build again, load, train on, and compare with uninterrupted training.
+"""Run the proof `resume`: train, save, build again, load, continue, and compare with uninterrupted training.
 
 A value outside of the checkpoint starts again after the load. To find the cause of a difference, all such values but
 one are restored after the load, and the training is repeated. If the training still differs, the value left out is
