@@ -75,7 +75,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli inspect net.py:Net --to meta", "Show which tensors do not move with the model."),
             Example(
                 "statecli inspect model.safetensors --model net.py:Net -f json",
-                "Use the parameters and buffers of a model class; write JSON.",
+                "Take the kinds of the tensors from a model class; write JSON.",
             ),
             Example("statecli inspect model.safetensors --top 10", "List the ten largest tensors."),
         ),

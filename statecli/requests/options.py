@@ -801,8 +801,8 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--must-change",),
-            "Fail if no tensor that matches GLOB changed. Other tensors may change (repeatable: each GLOB needs a "
-            "change).",
+            "Fail if no tensor that matches GLOB changed. Other tensors may change (repeatable: each GLOB must match a "
+            "changed tensor).",
             "GLOB",
             argument="changed",
             may_be_empty=True,

@@ -31,7 +31,7 @@ MAX_SEARCH_STEPS = 100_000
 
 def _needs_strides(subject: Subject) -> str | None:
     live = subject.state.traits.is_class
-    return "the strides of a class's tensors are not recorded: audit a checkpoint" if live else None
+    return "statecli does not record the strides of a class's tensors; audit a checkpoint instead" if live else None
 
 
 def _needs_all_tensors(subject: Subject) -> str | None:
