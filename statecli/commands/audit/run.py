@@ -65,8 +65,8 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
     for target in (*run.report_missing(targets), *run.audit_pipelines(targets)):
         targets = [*(earlier for earlier in targets if earlier.target != target.target), target]
     disabled = len(request.known_rules) - len(request.rules)
-    targets += run.list_adjacent_settings(targets)
-    targets = [run.check_settings_file(run.mark_compared(result)) for result in targets]
+    adjacent = run.check_adjacent_settings(targets)
+    targets = [*(run.check_settings_file(run.mark_compared(result)) for result in targets), *adjacent]
     result = Audit(
         tuple(targets),
         request.fail_on,
@@ -183,8 +183,8 @@ class _Run:
         findings = _run_rules(subject, rules, self.request.severity).findings
         return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
 
-    def list_adjacent_settings(self, targets: Sequence[TargetResult]) -> list[TargetResult]:
-        """Return the settings files with findings next to a weights file that the user named without its folder.
+    def check_adjacent_settings(self, targets: Sequence[TargetResult]) -> list[TargetResult]:
+        """Return the checked settings files with findings next to weights that the user named without their folder.
 
         `from_pretrained` loads the weights of these names together with the settings.
         """
@@ -194,11 +194,11 @@ class _Run:
         folders = [files.get_folder(path) for path in weights if not files.reads_are_requests(path)]
         adjacent = [path for folder in dict.fromkeys(folders) for path in list_settings_files(folder)]
         results = [
-            TargetResult(path, TargetStatus.SKIPPED, "is a settings file next to the weights")
+            self.mark_compared(TargetResult(path, TargetStatus.SKIPPED, "is a settings file next to the weights"))
             for path in adjacent
             if files.make_absolute(path) not in paths
         ]
-        return [result for result in results if self.check_settings_file(result) != result]
+        return [checked for result in results if (checked := self.check_settings_file(result)) != result]
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target that are named by their digest, hashed as long as the budget lasts."""

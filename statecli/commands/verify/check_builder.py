@@ -212,7 +212,7 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy:
 
 
 def build_saved_fix(row: TensorInfo) -> PlacedHelp | None:
-    """Return the row's fix with a buffer in the checkpoint, because the value of the constructor is not enough."""
+    """Return the recorded fix without `persistent=False`, so that the buffer is saved; None for other fixes."""
     if row.fix is None or "persistent=False" not in row.fix:
         return None
     return place_at_line(

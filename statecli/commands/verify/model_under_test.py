@@ -81,7 +81,7 @@ class ModelUnderTest:
 
     @functools.cached_property
     def input_dependent(self) -> frozenset[str]:
-        """Names of the tensors that forward creates with other values for another input; all names if forward fails."""
+        """Tensors created by forward whose values depend on the input or the seed; all of them if forward fails."""
         if self.inputs is None or not self.created_by_forward:
             return frozenset()
         inputs = self.inputs
@@ -148,7 +148,7 @@ class ModelUnderTest:
 
 
 def _change_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in reverse order, and halved if these are not indices: a user's function may ignore seeds."""
+    """Reverse the values, and halve floats, because a user's input function may ignore the seed."""
     changed = tensor.flatten().flip(0).reshape(tensor.shape)
     return changed / 2 if tensor.is_floating_point() or tensor.is_complex() else changed
 
