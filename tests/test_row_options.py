@@ -162,8 +162,8 @@ def test_a_tie_at_the_end_of_the_largest_tensors_is_counted(statecli, in_tmp_pat
     def show(*options):
         return statecli("inspect", "a.pt", "-f", output, *options).out
 
-    assert "; 2 more have the size of the last" in show("--top", "3")
-    assert "; 1 more has the size of the last" in show("--top", "4")
+    assert "; 2 more are as large as the last" in show("--top", "3")
+    assert "; 1 more is as large as the last" in show("--top", "4")
     for options in (("--top", "1"), ("--top", "5"), ("--top", "2", "--sort", "name")):
         assert "of the last" not in show(*options)
 

@@ -84,7 +84,7 @@ def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str,
 
 
 def format_equal_size(inspection: Inspection, view: RowView) -> str:
-    """Return `; 5 more have the size of the last` if `--top` hides tensors as large as the last row, or else ""."""
+    """Return `; 5 more are as large as the last` if `--top` hides tensors as large as the last row, or else ""."""
     top_tensors = list_shown_tensors(inspection, view)
     if view.top is None or view.sort is TensorOrder.NAME or not top_tensors:
         return ""
@@ -92,7 +92,7 @@ def format_equal_size(inspection: Inspection, view: RowView) -> str:
     equal = [sum(tensor.nbytes == last for tensor in tensors) for tensors in (inspection.state.tensors, top_tensors)]
     further_count = equal[0] - equal[1]
     return (
-        f"; {further_count:,} more {'has' if further_count == 1 else 'have'} the size of the last"
+        f"; {further_count:,} more {'is' if further_count == 1 else 'are'} as large as the last"
         if further_count
         else ""
     )
