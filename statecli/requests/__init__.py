@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         audit as audit,
         match_accepted as match_accepted,
         merge as merge,
-        reference_pages as reference_pages,
         shard_options as shard_options,
         sharded_run as sharded_run,
         suggested_fix_command as suggested_fix_command,

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from statecli import requests, workers
 from statecli.requests.class_targets import ClassOptions, name_classes
-from statecli.requests.options import (
-    COMMAND_NAMES,
-    ConfigOptions,
-    MergeOptions,
-    Options,
-    ReportOptions,
-    RulesOptions,
-    SchemaOptions,
-)
+from statecli.requests.options import COMMAND_NAMES, MergeOptions, Options, ReportOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_inputs, check_standard_input, check_values
 from statecli.requests.report import build_inspect_options
@@ -59,8 +51,6 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
             return run(command, caller, extra)
     if isinstance(options, ReportOptions):
         return run(build_inspect_options(options), caller, extra)
-    if isinstance(options, (RulesOptions, ConfigOptions, SchemaOptions)):
-        return requests.reference_pages.run(options, caller)
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
     engine = _use_engine(options)
