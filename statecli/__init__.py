@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         "move", "cast", "save", "copy", "step", "forward", "materialize", "export", "compile", "shard", "resume"
     ]
     KindName = Literal["parameter", "buffer", "unregistered", "optimizer", "other"]
-    FieldName = Literal["dtype", "shape", "kind", "requires_grad", "device", "tying", "values"]
+    FieldName = Literal["dtype", "shape", "kind", "requires_grad", "device", "layout", "tying", "values"]
     SeverityName = Literal["note", "warning", "error"]
     DigestName = Literal["blake3", "sha256"]
     #: An object with tensors.
@@ -234,8 +234,8 @@ def diff(
         before: First target: a path, a URL, a spec or a live object, as in `inspect`, or a `Snapshot`.
         after: Second target, of any kind.
         map: "REGEX=REPLACEMENT" texts that rename the tensors of `before` first.
-        ignore: Fields whose differences do not count: "dtype", "shape", "kind", "requires_grad", "device", "tying" or
-            "values".
+        ignore: Fields whose differences do not count: "dtype", "shape", "kind", "requires_grad", "device", "layout",
+            "tying" or "values".
         bitwise: Compare bits: -0.0 differs from 0.0, and a NaN from a NaN with other bits.
         atol: Absolute tolerance.
         rtol: Relative tolerance.

@@ -13,5 +13,6 @@ class Field(str, Enum):
     KIND = "kind"
     REQUIRES_GRAD = "requires_grad"
     DEVICE = "device"
+    LAYOUT = "layout"
     TYING = "tying"
     VALUES = "values"

@@ -93,6 +93,7 @@ _FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
     Field.KIND: lambda t: t.kind.value,
     Field.REQUIRES_GRAD: lambda t: format_yes_no(t.requires_grad) or "-",
     Field.DEVICE: lambda t: t.device or "-",
+    Field.LAYOUT: lambda t: t.layout,
 }
 
 

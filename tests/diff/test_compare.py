@@ -222,13 +222,13 @@ def test_ignored_values_are_not_read(diff, monkeypatch):
     assert not diff({"a": torch.ones(3)}, {"a": torch.zeros(3)}, ignore=(Field.VALUES,)).findings
 
 
-def test_sparse_and_dense_tensors_are_inconclusive(diff):
-    """A sparse tensor and a dense tensor with equal metadata are broken: neither equal nor changed."""
+def test_values_of_sparse_and_dense_tensors_are_inconclusive(diff):
+    """The layout of a sparse tensor and a dense tensor differs; whether their values do is unknown."""
     dense = torch.eye(3)
     result = diff({"a": dense}, {"a": dense.to_sparse()})
     assert [pair.fqn for pair in result.broken] == ["a"]
     assert "statecli does not know whether the values differ" in result.broken[0].message
-    assert not result.changes
+    assert [change.fields for change in result.changes] == [(Field.LAYOUT,)]
 
 
 def test_ignored_shape_makes_values_inconclusive(diff):

@@ -51,6 +51,7 @@ KNOWN_KIND = {"kind": Kind.PARAMETER, "evidence": Evidence.TYPE}
         (KNOWN_KIND, {"kind": Kind.BUFFER, "evidence": Evidence.REGISTERED}, Field.KIND),
         ({"requires_grad": True}, {"requires_grad": False}, Field.REQUIRES_GRAD),
         ({"device": "cpu"}, {"device": "cuda:0"}, Field.DEVICE),
+        ({"layout": "strided"}, {"layout": "sparse_coo"}, Field.LAYOUT),
     ],
 )
 def test_field_that_both_sides_record_differs(before, after, field):
@@ -73,6 +74,11 @@ def test_field_that_both_sides_record_differs(before, after, field):
 def test_field_that_one_side_records_does_not_differ(before, after):
     """A field that one side does not record, or that is guessed from names, is not a difference in either direction."""
     assert list_changed_fields(before, after) == list_changed_fields(after, before) == ()
+
+
+def test_numpy_array_has_the_layout_of_a_strided_tensor():
+    """The same array, saved by numpy or by torch, does not differ."""
+    assert list_changed_fields({"layout": "numpy"}, {"layout": "strided"}) == ()
 
 
 def test_device_of_a_class_is_not_compared():
@@ -157,3 +163,10 @@ def test_change_of_a_tie_names_the_tied_tensor(diff):
     shared = torch.arange(3.0)
     actual = map_changes(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
     assert changed_fields.describe_change(actual["a"]) == "tying: tied to b → untied"
+
+
+def test_layout_is_compared_without_values(diff):
+    """A tensor that became sparse differs, even if no value is read."""
+    dense = torch.eye(3)
+    changes = map_changes(diff({"w": dense}, {"w": dense.to_sparse()}, values=False))
+    assert changes["w"].fields == (Field.LAYOUT,)

@@ -11,6 +11,8 @@ from statecli.core.model_state import Evidence, TensorInfo
 
 #: Evidence by name or dtype is a guess, so differing kinds with such evidence are not reported.
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
+#: Layouts of torch that can hold the same values. An array of numpy or a packed weight has a layout of its own.
+_LAYOUTS = frozenset(("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"))
 
 
 def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
@@ -32,6 +34,8 @@ def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
         yield Field.REQUIRES_GRAD
     if _differ_if_known(before.device, after.device):
         yield Field.DEVICE
+    if before.layout != after.layout and {before.layout, after.layout} <= _LAYOUTS:
+        yield Field.LAYOUT
 
 
 def _differ_if_known(before: object, after: object) -> bool:
@@ -65,6 +69,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
         and before.dtype == after.dtype
         and before.kind is after.kind
         and before.device == after.device
+        and before.layout == after.layout
         and before.requires_grad is after.requires_grad
     )
 
