@@ -70,7 +70,7 @@ _Row = TypeVar("_Row")
 
 
 class Rows(Generic[_Row]):
-    """Rows built each time they are iterated, because a renderer writes rows in order and does not keep them."""
+    """Rows that are built in each iteration, because a renderer writes them in order and does not keep them."""
 
     def __init__(self, build: Callable[[Any], _Row], items: Collection[Any]) -> None:
         self._build = build
@@ -84,7 +84,7 @@ class Rows(Generic[_Row]):
 
 
 class CellRows(Rows[tuple[Cell, ...]]):
-    """Rows built from columns. A column has a function that gets an item's value, and a function that formats values.
+    """Rows built from columns. Each column has a function that gets an item's value and a function that formats it.
 
     Equal values of a column are formatted only once. Without the second function (None), the value is the cell.
     """
@@ -187,7 +187,7 @@ class Problem(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
 
     def count_effects_after(self, shown_count: int) -> int:
-        """Return the number of findings in all consequences after the first `shown_count` consequences."""
+        """Return the number of findings behind all consequences except the first `shown_count` consequences."""
         further = len(self.effects) - max(shown_count, len(self.effect_counts))
         return sum(self.effect_counts[shown_count:]) + max(0, further)
 
@@ -215,7 +215,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Related rows, or the problems of a target, with a heading and a summary. The lines come after the problems.
+    """Related rows, or the problems of a target, with a heading and a summary. Outputs show `lines` after `problems`.
 
     `heads` replaces the names of the columns for this group.
     """
@@ -246,7 +246,7 @@ def is_code(line: str) -> bool:
 
 
 def label_help(help: str) -> str:
-    """Return the help with its label: `fix:` for lines to paste, `help:` for a sentence. Return "" without help.
+    """Return the help with its label: `fix:` for lines to paste, `help:` for a sentence. Return "" for an empty help.
 
     Several lines to paste begin below the label.
     """
@@ -271,7 +271,7 @@ MAX_EFFECTS = 8
 
 
 def count_shown_effects(effects: Sequence[str]) -> int:
-    """Return how many consequences are shown without --all. Never hide a single one: its count would need a line."""
+    """Return how many consequences to show without --all. Hide two or more, never one, as their count takes a line."""
     return len(effects) if len(effects) <= MAX_EFFECTS + 1 else MAX_EFFECTS
 
 
@@ -411,9 +411,9 @@ class CaseOutcome(str, Enum):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Test case for outputs such as JUnit: the result of a check. `name` is mostly a rule, and `suite` a target.
+    """Test case for outputs such as JUnit: the result of a check. `name` is usually a rule, and `suite` is a target.
 
-    `message` says in a line why the case has not passed, `text` has the rest, line by line.
+    `message` says in one line why the case did not pass. `text` has all further lines.
     """
 
     suite: str
@@ -424,7 +424,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Target that was not or only partly checked, and the reason. An error sets exit status 2, but a note does not."""
+    """Target that was not or only partly checked, with the reason. An error sets exit status 2; a note does not."""
 
     target: str
     message: str
@@ -433,7 +433,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """The severity of the rule's case, or of the rule itself if no case is set."""
+        """Severity of the rule in the case `case`, or the rule's general severity if `case` is None."""
         return self.rule.severity if self.case is None else self.rule.cases[self.case]
 
     def is_reported_by(self, finding: Finding) -> bool:
@@ -504,7 +504,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.describe(self.findings)
 
     def describe_findings_without_row(self) -> tuple[Finding, ...]:
-        """Return the findings that no row shows."""
+        """Return the findings that the rows of the output do not show."""
         return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
 
     def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
@@ -513,7 +513,7 @@ class Report(msgspec.Struct, frozen=True):
         return tuple(problem for problem in problems if not quiet or problem.severity.is_at_least(self.fail_on))
 
     def select_problems(self, page: Page, *, quiet: bool) -> tuple[Problem, ...]:
-        """Return the problems to show in addition to the page's rows. With `quiet`, the problems replace the rows."""
+        """Return the problems to show after the page's rows. With `quiet`, return failures, which replace the rows."""
         if not quiet:
             return page.problems
         if page.failing_problems is not None:
@@ -558,7 +558,7 @@ def build_scope_notes(report: Report) -> tuple[Finding, ...]:
 
 
 class View(msgspec.Struct, frozen=True):
-    """Options of human-readable outputs. `unfold` lists repeated layers singly; `tree` shows the tree of modules."""
+    """Options of human-readable outputs. `unfold` gives each repeated layer its own line; `tree` shows the modules."""
 
     unfold: bool = False
     tree: bool = False

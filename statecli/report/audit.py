@@ -54,7 +54,7 @@ MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
-    """Return reasons for exit status 2, such as a rule that did not run; () if a finding or a target failed."""
+    """Return the reasons for exit status 2, such as a rule that did not run; () if failures already set the status."""
     if audit.failing or audit.count(TargetStatus.FAILED):
         return ()
     if not audit.count(TargetStatus.AUDITED):
@@ -129,12 +129,12 @@ def _format_title(audit: Audit) -> str:
 
 
 def _choose_target(audit: Audit) -> str:
-    """Return the target that stands for the whole run: an audited target if possible."""
+    """Return the target to which errors of the whole run are attributed: an audited target if possible."""
     return max(audit.targets, key=lambda target: target.status is TargetStatus.AUDITED).target
 
 
 def _count_accepted(audit: Audit) -> int:
-    """Return the number of problems that the accepted findings form."""
+    """Return the number of accepted problems, not of accepted findings."""
     accepted_by_target = (group_accepted(target.accepted, target.unregistered) for target in audit.targets)
     return sum(len(problems) for by_reason in accepted_by_target for problems in by_reason.values())
 
@@ -172,7 +172,7 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
 def _build_case(
     target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[Accepted], fail_on: Severity
 ) -> Case:
-    """Return the test case of a rule. Problems below `fail_on` do not fail the case, but are in its text."""
+    """Return the test case of a rule. Problems below `fail_on` are in its text, but do not make the case fail."""
     failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
     milder_problems = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
     case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, CaseOutcome.PASSED)
@@ -181,7 +181,7 @@ def _build_case(
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
-    """Return a table with a row for each finding. The column `place` is a detail unless a source line is known."""
+    """Return a table with a row for each finding. Without source lines, the column `place` is only for programs."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     findings = tuple(findings)
     has_lines = any(finding.origin is not UNSET for finding in findings)
@@ -260,7 +260,7 @@ def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Proble
 
 
 def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
-    """Return the problems that set exit status 1. With several targets, each message begins with its target."""
+    """Return the problems that set exit status 1. In a run with several targets, a message begins with its target."""
     problems = _group_problems(audit, audit.failing)
     if len(audit.targets) == 1:
         return problems
@@ -298,7 +298,7 @@ def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: 
 
 
 def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
-    """Format `1 error, 2 warnings`. Return `failed` if the findings only repeat why the target failed."""
+    """Format `1 error, 2 warnings`. Return `failed` if all findings repeat the reason why the target's audit failed."""
     is_repeated = target.status is TargetStatus.FAILED and all(
         any(trouble.is_reported_by(finding) for trouble in _list_troubles([target])) for finding in target.findings
     )
@@ -328,7 +328,7 @@ def _list_unread_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) -> str | None:
-    """Return the rule of a finding that reports this reason for one of the targets, or None."""
+    """Return the rule of the first finding that is about one of `targets` and contains `reason`, or None."""
     findings = (finding for target in audit.targets if target.target in targets for finding in target.findings)
     return next((f.rule for f in findings if reason and Trouble(f.target, reason).is_reported_by(f)), None)
 
@@ -374,7 +374,7 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason, with the rules skipped for it. Name the targets if a rule ran on other targets.
+    """Yield a line for each reason why rules were skipped. Name the targets if the rules ran on other targets.
 
     Rules about code run on the class of --model, and all other rules run on the targets checked against the class. So a
     rule that did not run on a target is not listed if it ran on the class.
@@ -454,7 +454,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
 def _list_rule_texts(
     executed_rules: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[Rule] = ()
 ) -> tuple[RuleText, ...]:
-    """Return the rules of an audit: the rules that ran, and the rules of other findings."""
+    """Return texts about the rules that ran in an audit, and about the rules of `findings`."""
     findings = tuple(findings)
     rule_names = set(executed_rules) | {finding.rule for finding in findings}
     audit_rules = tuple(rule_texts.describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in rule_names)

@@ -1,4 +1,4 @@
-"""Bars of relative changes, in the cells of a row."""
+"""Draw a relative change as a bar of block characters, for a cell of a table."""
 
 from __future__ import annotations
 

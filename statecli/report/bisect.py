@@ -31,7 +31,7 @@ _WORDS = {True: "yes", False: "no", None: "?"}
 
 
 def build_bisect_report(bisection: Bisection, view: View) -> Report:
-    """Return the report of `bisection`."""
+    """Return the report of a search for the first checkpoint that meets a condition."""
     return Report(
         title=f"{bisection.target}: condition {quoting.quote(bisection.condition)}",
         document=lambda: build_bisect_document(bisection),

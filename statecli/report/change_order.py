@@ -32,7 +32,7 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
 
 
 def _list_quantized_parts(changes: Sequence[Change]) -> set[TensorKey]:
-    """Return section and name of each quantized weight's part in only one checkpoint, unless it has new NaN or Inf."""
+    """Return the keys of quantized weights' tensors that only one checkpoint has. Omit tensors with new NaN or Inf."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
     parts_by_section = [
         (change.section, transformation.sources)
@@ -46,7 +46,7 @@ def _list_quantized_parts(changes: Sequence[Change]) -> set[TensorKey]:
 
 
 def order_change(change: Change) -> tuple[int, float, float, int]:
-    """Return a sort key: first new NaN or Inf, then added, removed and reshaped tensors, then by relative L2 change."""
+    """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then falling relative L2 change."""
     has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
     rank = 0 if has_new_not_finite(change) else 2 if has_measure else 1
     delta = change.values

@@ -57,7 +57,7 @@ SIGNIFICANT_DIGITS = 3
 
 
 def format_name(fqn: str, section: str, has_sections: bool) -> str:
-    """Return a name, with its section in front if there are several sections."""
+    """Return a tensor's name. If `has_sections` is set, the name begins with the tensor's section."""
     return f"{section}.{format_fqn(fqn)}" if has_sections and section else format_fqn(fqn)
 
 
@@ -98,7 +98,7 @@ _FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
 
 
 def format_changed_count(rows: Sequence[Change]) -> str:
-    """Format how many elements of the tensors differ: `12/4,096`, `all 4,096` or `all 2.35 M but 61`."""
+    """Format how many elements differ: `12/4,096`, `all 4,096`, or `all 2.35 M but 61` if 61 elements are equal."""
     deltas = _list_deltas(rows)
     if not deltas:
         return ""
@@ -137,7 +137,7 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    """Return the deltas that measure a change. A delta of 0 does not count if positions with NaN were left out."""
+    """Return the deltas, but omit a largest change of 0 if positions with NaN or infinity were left out."""
     return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 
@@ -255,7 +255,7 @@ COLUMNS = (
 
 
 def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
-    """Return a group for each section that differs: the tree of its changed modules."""
+    """Return a group for each section with changes. Its lines are the tree of the changed modules."""
     return tuple(
         Group(
             format_section(section),
@@ -276,7 +276,7 @@ def _make_fold_key(change: Change) -> object:
 
 
 def _build_lines(nodes: Sequence[tree.TreeNode[Change]], depth: int, unfold: bool) -> list[Line]:
-    """Return the lines for the children of several equal modules. A line covers the same child of each module."""
+    """Return the lines for the children of `nodes`, which are equal modules. A line covers the same child of each."""
     lines: list[Line] = []
     indent = "  " * depth
     for name, names in tree.group_siblings(nodes[0], _make_fold_key, unfold):
@@ -324,7 +324,7 @@ def choose_mood(change: Change) -> str:
 
 
 def _summarize_kinds(changes: Sequence[Change]) -> str:
-    """Format how many tensors of each kind differ, as in `3/12 parameters, 2/4 buffers, 1 tie lost (2 tensors)`."""
+    """Format how many tensors of each kind differ, and changes of ties: `3/12 parameters, 1 tie lost (2 tensors)`."""
     parts = []
     for kind in Kind:
         same_kind = [change for change in changes if change.kind is kind]

@@ -61,7 +61,7 @@ def _drop_not_finite(value: float | None) -> float | None:
 
 
 def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float, float]]:
-    """Yield two L2 norms of each changed parameter if they are known: of Δ, and of the values before."""
+    """Yield the L2 norms of Δ and of the old values for each changed parameter whose norms are known."""
     places: set[object] = set()
     for change, delta in changes_with_values:
         after = change.after
@@ -79,7 +79,7 @@ def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable
 
 
 def format_totals(totals: ChangeTotals) -> list[str]:
-    """Format the totals: the relative change if several parameters changed, and changed counts of NaN and Inf."""
+    """Format the totals: the relative change of several changed parameters, and counts of NaN and Inf that changed."""
     parts = []
     if totals.tensors > 1 and totals.relative_l2 is not None:
         parts.append(f"‖Δ‖/‖w‖ {format_number(totals.relative_l2, DIGITS)} of changed parameters")

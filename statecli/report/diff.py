@@ -104,14 +104,14 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
 
 
 def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
-    """Yield the tensors that findings refer to: new tensors of differences, and old tensors that were removed."""
+    """Yield the tensor of each difference, for findings: the new tensor or, if it was removed, the old tensor."""
     for change in select_different(diff):
         if row := change.after or change.before:
             yield replace(row, fqn=change.fqn, section=change.section)
 
 
 def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
-    """Return a test case for each changed or incomparable tensor, and for each other rule with findings."""
+    """Return a test case for each difference, incomparable tensor, and rule with findings about anything else."""
     has_sections = needs_sections(diff)
     cases = [Case(report.title, failure.name, CaseOutcome.ERROR, failure.message) for failure in list_broken(diff)]
     findings_by_name = group_by(report.describe_findings(), lambda finding: (finding.section, finding.fqn))
@@ -171,7 +171,7 @@ def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding
 
 
 def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
-    """Append the size of the largest change to findings about values. Programs read this size from the changes."""
+    """Append the largest change to messages about values. Programs find it as `max_abs` in the JSON document."""
     changes_by_name = {
         change.key: change for change in diff.changes if change.values is not None and change.values.max_abs
     }
@@ -265,7 +265,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
 
 
 def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | None:
-    """Add a line for each met expectation to the group of transformations. Return None for an empty group."""
+    """Add a line for each met expectation to the group `transformations`. Create a missing group for these lines."""
     if not diff.met:
         return transformations
     group = transformations or Group("expectations", f"{len(diff.met):,} met", ())
@@ -274,7 +274,7 @@ def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | 
 
 
 def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:
-    """Return the cause of a failing load, then the problems. Without `--all`, the cause may replace its findings."""
+    """Return the problems. The cause of a failing load comes first; without `--all`, it may replace its findings."""
     findings_with_cause = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
     causes = list_problems_of_diff(diff.loading, findings_with_cause)
     is_folded = bool(causes) and _covers_names(diff) and not view.unfold
@@ -289,7 +289,7 @@ def _covers_names(diff: Diff) -> bool:
 
 
 def _limit_effects(problem: Problem, limit: int | None) -> Problem:
-    """Keep the first consequences of the problem, and add a line that counts the rest."""
+    """Return the problem with at most `limit` consequences, but at least one, and a line that counts the rest."""
     hidden_count = 0 if limit is None else len(problem.effects) - max(1, limit)
     if hidden_count <= 0:
         return problem
@@ -357,7 +357,7 @@ def _describe_tolerance(diff: Diff) -> str:
 
 
 def _list_names(diff: Diff, view: DiffView) -> Iterable[tuple[str, ...]]:
-    """Yield the line of each change for a list of names. If there are several sections, a name has its section.
+    """Yield a line with the name of each changed tensor or setting. With several sections, the section comes first.
 
     With `--unchanged`, yield the names of the unchanged tensors instead.
     """

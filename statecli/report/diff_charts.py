@@ -70,7 +70,7 @@ def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
 
 
 def _combine_measures(measures: Sequence[tuple[float, str]], combined: float | None) -> tuple[float, str]:
-    """Return the change of a module (NaN if a parameter has NaN), and a text about parameters that have no measure."""
+    """Return a module's combined change (NaN if a parameter has NaN), and a text that counts unmeasured parameters."""
     if any(math.isnan(value) for value, _ in measures):
         return math.nan, ""
     missing_counts = Counter(word for _, word in measures if word)
@@ -99,7 +99,7 @@ def _measure_parameters(diff: Diff) -> list[_Measured]:
 
 
 def _measure_change(change: Change) -> tuple[float, str]:
-    """Return the relative change: NaN for new NaN or infinities; infinity and a reason for an unknown change."""
+    """Return a relative change, or infinity and the reason why it is unknown. New NaN or infinities give NaN."""
     delta = change.values
     if Field.SHAPE in change.fields:
         return math.inf, "of another shape"

@@ -43,8 +43,7 @@ _MEASURE_COLUMNS = (
     ReportColumn("rel. change", right=True),
     BAR_COLUMN,
 )
-#: Largest number of characters of a value in a cell. Longer values are in the remark, because the column would become
-#: as wide.
+#: Largest number of characters of a value in a cell. A longer value is in the remark, to keep the column narrow.
 MAX_CELL_CHARACTERS = 40
 #: Largest number of characters of a metadata value in a human-readable row.
 MAX_SCALAR_CHARACTERS = 60
@@ -63,7 +62,7 @@ def choose_columns(diff: Diff) -> tuple[ReportColumn, ...]:
 
 
 def build_groups(diff: Diff, view: DiffView, columns: tuple[ReportColumn, ...]) -> tuple[Group, ...]:
-    """Return the groups of rows, by section and kind. `columns` are those of `choose_columns`."""
+    """Return the groups of rows, by section and kind. `columns` comes from `choose_columns`."""
     listed_changes = select_listed(diff, view)
     rows = arrange_changes(listed_changes, view)
     if view.top is not None:
@@ -123,7 +122,7 @@ def _summarize_group(rows: Sequence[Change], common_count: int) -> str:
 
 
 def format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
-    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`. Both checkpoints have 201 parameters here.
+    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`: 201 parameters are in both checkpoints.
 
     `rows` are the changes; tensors that differ only in their ties are counted as ties, not as changed.
     """
@@ -152,7 +151,7 @@ def format_statuses(statuses: Iterable[Status]) -> str:
 
 
 def _build_lines(rows: Sequence[Change], is_measured: bool, view: DiffView) -> list[Line]:
-    """Return the lines of the changes. Repeated layers whose changes have the same fields share a line.
+    """Return the lines of the changes. Repeated layers share a line if the same properties changed, such as the dtype.
 
     Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
     """
@@ -233,7 +232,7 @@ def _build_line(line: Line, rows: list[Change], is_measured: bool, view: DiffVie
 
 
 def build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[ReportColumn, ...], view: DiffView) -> Group:
-    """Return the group of the changed metadata."""
+    """Return the group that lists the changed metadata."""
     lines = [_build_scalar_line(scalar, columns) for scalar in scalars]
     summary = format_statuses(scalar.status for scalar in scalars)
     return Group("metadata", summary, tuple(lines if view.unfold else fold.fold_lines(lines)))

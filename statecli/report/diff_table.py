@@ -28,7 +28,7 @@ MAX_TABLE_SCALAR_CHARACTERS = 10_000
 
 
 def build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Table:
-    """Return the flat table. Without `with_details`, it has no columns for programs."""
+    """Return the flat table. Without `with_details`, omit the columns that only programs need."""
     changes, has_sections = _list_shown_changes(diff, view), needs_sections(diff)
     scalars = diff.scalars[: view.lines] if view.top is None else ()
     failures = diff.broken[: view.lines]
@@ -129,7 +129,7 @@ def _list_shown_changes(diff: Diff, view: DiffView) -> Sequence[Change]:
 
 
 def describe_hidden_rows(diff: Diff, view: DiffView) -> tuple[str, ...]:
-    """Return the line that counts the hidden rows, for plain text. On a page, each group has such a line."""
+    """Return a line that counts the hidden rows of the flat table. A page has such a line in each of its groups."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(select_listed(diff, view)) - len(_list_shown_changes(diff, view))

@@ -51,7 +51,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _describe_untied(explanation: Explanation) -> str:
-    """Describe tensors tied only in the class, because a load keeps only the last tensor. Return "" without them."""
+    """Return a warning about tied weights that the checkpoint stores separately: a load keeps only the last tensor."""
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
@@ -64,7 +64,7 @@ def _describe_untied(explanation: Explanation) -> str:
 
 
 def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
-    """Return a problem for the diagnosis, and a problem for each other way to load the checkpoint."""
+    """Return a problem that explains the failing load, and a problem for each other way to load the checkpoint."""
     if explanation.diagnosis is None:
         return ()
     target = explanation.checkpoint or "error text"

@@ -22,7 +22,7 @@ _NON_DIGITS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._"
 #: Number of a layer in a remark, where a name may also end at a comma or a space.
 _NUMBER_IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
-#: Numbers along each axis.
+#: Names that differ only in their numbers: an axis for each number in the name, with the numbers along this axis.
 Box = tuple[tuple[int, ...], ...]
 #: Positions of the rows of each box, in order.
 Boxes = dict[Box, list[int]]
@@ -46,12 +46,12 @@ def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
 
 
 def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]) -> list[tuple[Line, list[int]]]:
-    """Fold many rows as `fold_rows` does. The rows have different names, but only a few different lines.
+    """Fold many rows as `fold_rows` does. Each row has its own name, but shares its other cells with many rows.
 
     Row `i` is the line `lines[kinds[i]]` with the name `names[i]`.
     """
     tails: dict[tuple[tuple[str, ...], str, str], int] = {}
-    #: Equal numbers for equal lines; -1 if the remark may have numbers, which belong to the row.
+    #: Equal numbers for lines that differ only in the name; -1 if the remark may have numbers of the row's layers.
     tail_of = [-1 if line.remark else tails.setdefault((line.cells[1:], "", line.mood), len(tails)) for line in lines]
     alike: dict[tuple[str, str, int, int], _AlikeRows] = {}
     remarks: dict[int, str] = {}
@@ -87,7 +87,7 @@ def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=1024)
 def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
-    """Split the numbers from the beginning of a name. The beginning, up to the last digit, is equal for many names."""
+    """Return the text with `#` for each number, and the numbers. Cached, because many names have the same start."""
     parts = _NUMBER.split(text)
     return "#".join(parts[::2]), tuple(map(int, parts[1::2]))
 
@@ -99,7 +99,7 @@ def insert_numbers(name: str, numbers: Iterable[str]) -> str:
 
 
 def _make_remark_template(remark: str, own_numbers: list[str]) -> str:
-    """Replace the row's layer numbers in its remark by placeholders: the 3 in "= layers.3.b" for `layers.3.a`."""
+    """Return the remark with placeholders for numbers of the row's name: the 3 in "= layers.3.b" for `layers.3.a`."""
     return _NUMBER_IN_REMARK.sub(
         lambda match: f"\0{own_numbers.index(match[0])}\0" if match[0] in own_numbers else match[0], remark
     )
@@ -110,7 +110,7 @@ _LARGEST_CHANGE = compile_on_use(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?
 
 
 def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
-    """Fold rows that begin with a message, as `fold_rows` does. Different sizes of the change become a range."""
+    """Fold rows whose first cell is a message, as `fold_rows` does. Different largest changes become a range."""
     rows_without_figures = [
         msgspec.structs.replace(row, cells=(_LARGEST_CHANGE.sub("", row.cells[0]), *row.cells[1:])) for row in rows
     ]
@@ -136,7 +136,7 @@ MAX_NOTES_PER_NAME = 3
 
 
 def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]:
-    """Return the first notes of each name and a count of the rest. With `verbose`, return all notes.
+    """Return the first notes of each kind (`Oddity.name`) and a count of the rest. With `verbose`, return all notes.
 
     Only `verbose` lists parameters registered as None, because most models have several on purpose.
     """
@@ -184,7 +184,7 @@ def _join_rows(
 
 
 def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
-    """Merge boxes that have the same numbers on all axes except `axis`."""
+    """Merge the boxes that differ only in their numbers on `axis`."""
     merged_boxes = {}
     for (before, after), lane in group_by(boxes, lambda box: (box[:axis], box[axis + 1 :])).items():
         merged_axis = tuple(sorted(n for box in lane for n in box[axis]))
@@ -194,7 +194,7 @@ def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`. After six runs, write how many numbers there are in all."""
+    """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`. Show at most six runs, and then the total: `… 40 in all`."""
     if len(numbers) == 1:
         return str(numbers[0])
     runs = list_runs(numbers)

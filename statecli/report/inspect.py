@@ -145,7 +145,7 @@ def _format_command(state: ModelState) -> str:
 
 
 def _list_other_names(inspection: Inspection) -> dict[TensorKey, list[str]]:
-    """Return further names by which `-i` selects a row: the names of a weight's tensors, or of a tensor's weight."""
+    """Return other names by which `-i` selects a row: a weight's row by its tensors, a tensor's row by its weight."""
     names = {key: [part.fqn for part in weight.parts] for key, weight in list_weights_by_row(inspection).items()}
     if not names:
         names = {part.key: [weight.fqn] for weight in inspection.weights for part in weight.parts}
@@ -162,7 +162,7 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:
-    """Return the page without fixes for accepted findings. Without `has_rows`, omit the page's rows and subtitle."""
+    """Return the page. Accepted findings add no fixes. Without `has_rows`, the page has no rows and no subtitle."""
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
     verdict = _format_page_verdict(problems, inspection)
     subtitle = format_subtitle(inspection) if has_rows else ""
@@ -288,7 +288,7 @@ def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[Tensor
 
 
 def _list_fixes(tensors: Sequence[TensorInfo]) -> tuple[Fix, ...]:
-    """List each fix once, as repeated layers share a source line. Name the tensors if a line has several fixes."""
+    """Return each fix once, because repeated layers have the same fix. If a line has several, name the tensors."""
     fixes: dict[Fix, str] = {}
     for t in tensors:
         if t.fix:

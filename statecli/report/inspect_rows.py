@@ -65,7 +65,7 @@ def list_columns(inspection: Inspection, view: RowView) -> tuple[ReportColumn, .
 
 
 def build_groups(inspection: Inspection, columns: tuple[ReportColumn, ...], view: RowView) -> tuple[Group, ...]:
-    """Return the groups of rows, by section and kind. `columns` are those of `list_columns`."""
+    """Return the groups of rows, by section and kind. `columns` comes from `list_columns`."""
     state = inspection.state
     tensors = arrange_tensors(state.tensors, view)
     if view.top is not None:
@@ -105,7 +105,7 @@ def _build_quantized_group(
 
 
 def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[ReportColumn]) -> Iterator[Line]:
-    """Yield the folded lines. In a line for several tensors, their number is written before the size: `3 × 4.1 kB`."""
+    """Yield the folded lines. A line for several tensors has their number before the size: `3 × 4.1 kB`."""
     size_index = next((i for i, column in enumerate(columns) if column.name == "size"), None)
     for line, positions in folded_lines:
         if size_index is None or len(positions) == 1:
@@ -177,9 +177,9 @@ def _build_group(
 def _number_alike(
     tensors: Sequence[TensorInfo], view: RowView, reported: Set[str | None]
 ) -> tuple[Sequence[int], Sequence[TensorInfo]]:
-    """Return a number for each tensor, equal for equal lines, and the first tensor with each number.
+    """Number the tensors: equal numbers mean equal lines, apart from the name. Return also a tensor for each number.
 
-    Lines of tensors with equal numbers differ only in their names. A large model has few different lines.
+    A large model has few different lines.
     """
     if view.verbose or any(t.stats is not None or t.belongs_to is not None or t.fqn in reported for t in tensors):
         return range(len(tensors)), tensors

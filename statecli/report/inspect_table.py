@@ -45,7 +45,7 @@ _TABLE_COLUMNS = (
 
 
 def build_table(inspection: Inspection, view: RowView, *, with_details: bool = True) -> Table:
-    """Return the flat table. Without `with_details`, it has no columns for programs."""
+    """Return the flat table. Without `with_details`, omit the columns that only programs need."""
     measures = [measure for measure in _list_table_columns(inspection) if with_details or not measure.column.detail]
     rows = CellRows([(measure.get, measure.format) for measure in measures], list_shown_tensors(inspection, view))
     return Table(tuple(measure.column for measure in measures), rows)
@@ -76,7 +76,7 @@ def list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[Tensor
 
 
 def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str, ...]:
-    """Return the line that counts the hidden tensors of the flat table; () for a tree, or if all tensors are shown."""
+    """Return the line that counts the hidden tensors of the flat table; () for a tree or if no tensor is hidden."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(inspection.state.tensors) - len(list_shown_tensors(inspection, view))

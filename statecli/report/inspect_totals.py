@@ -28,7 +28,7 @@ def has_stats(inspection: Inspection) -> bool:
 
 
 def list_weights_by_row(inspection: Inspection) -> dict[TensorKey, LogicalWeight]:
-    """Return the quantized weights by section and name of their rows; {} if each tensor of a weight has a row."""
+    """Return the quantized weights that have a row, by section and name; {} if their tensors have rows instead."""
     if inspection.to is not None or has_stats(inspection):
         return {}
     return {TensorKey(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
@@ -55,7 +55,7 @@ def format_subtitle(inspection: Inspection) -> str:
 
 
 def _sum_stored_bytes(inspection: Inspection) -> int:
-    """Return the size of all tensors in bytes. A subclass that holds a quantized weight counts its inner tensors."""
+    """Return the size of all tensors in bytes. For a subclass that holds a quantized weight, add its inner tensors."""
     of_subclasses = [weight for weight in inspection.weights if len(weight.parts) == 1]
     return sizes.sum_bytes(fold_tensors(inspection.state.tensors, of_subclasses))
 
@@ -117,7 +117,7 @@ def count_hidden_parts(inspection: Inspection) -> int:
 
 
 def format_totals(state: ModelState, part_count: int) -> tuple[str, ...]:
-    """Format a line of totals for each kind of tensor. `part_count` counts further tensors of quantized weights."""
+    """Format a line of totals for each kind of tensor. `part_count` is the number of tensors without their own row."""
     summary = sizes.sum_by_kind(state.tensors)
     assumed_count = len([t for t in state.tensors if t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER])
     lines = []

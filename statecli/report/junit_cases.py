@@ -13,7 +13,7 @@ from statecli.report import Case, CaseOutcome, Line, Problem, fold, label_help
 
 
 def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
-    """Return a failed case for each rule that has problems. If there are none, return a passed case `passed_name`."""
+    """Return a failed case for each rule with problems. Without problems, return a passed case named `passed_name`."""
     by_rule = group_by(problems, lambda problem: problem.rule)
     cases = tuple(build_failed_case(suite, rule, rule_problems) for rule, rule_problems in by_rule.items())
     return cases or (Case(suite, passed_name, CaseOutcome.PASSED),)

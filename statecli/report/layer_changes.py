@@ -1,4 +1,4 @@
-"""Changes of layers and of modules outside the layers, and outliers, which changed many times more than the median."""
+"""Changes of layers and of modules outside the layers, and outliers that changed many times more than the median."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def _describe_unusual(modules: Sequence[ModuleChange], layers: int) -> str:
 
 
 def _find_unusual(sizes: Mapping[tuple[str, str], float]) -> dict[str, tuple[float, int]]:
-    """Return each unusual module's change as a multiple of the median, and the number of layers behind the median.
+    """Return, for each unusual module, its change divided by the median, and the number of layers in the median.
 
-    A layer is compared with its stack, a module outside with the largest stack. Keys of `sizes`: stack and name.
+    A layer is compared with its stack, and any other module with the largest stack. `sizes` has keys (stack, name).
     """
     stacks: dict[str, dict[str, float]] = {}
     for (stack, name), size in sizes.items():

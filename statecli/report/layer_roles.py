@@ -1,4 +1,4 @@
-"""The RMS of the values of each role (query, key, norm) over the layers, and the layers that stand out."""
+"""Roles, such as the query weight of each layer: the RMS of their values over the layers, and the outliers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Role(msgspec.Struct, frozen=True):
     outliers: tuple[str, ...]
 
     def describe_outliers(self) -> dict[TensorKey, str]:
-        """Return `RMS 4.1, the median of 12 layers is 0.02` for each outlier, by section and name."""
+        """Return a text for each outlier, by section and name: `outlier: RMS 4.1, the median of 12 layers is 0.02`."""
         rms = dict(zip(self.tensors, self.rms, strict=True))
         median_text = f"the median of {len(self.layers)} layers is {format_number(self.median_rms, 3)}"
         return {
@@ -143,7 +143,7 @@ def _build_curve(role: Role, nonfinite: Mapping[TensorKey, Sequence[str]]) -> Cu
 
 
 def _find_median(numbers: Collection[float]) -> float:
-    """Return the median, without `statistics`, because its import takes 3 % of the instructions of a start."""
+    """Return the median. Importing `statistics` would take 3 % of the instructions that start a command."""
     sorted_numbers = sorted(numbers)
     middle = len(sorted_numbers) // 2
     return (

@@ -181,7 +181,7 @@ def _format_verdict(log: Log) -> str:
 
 
 def _list_stopped(log: Log) -> tuple[str, ...]:
-    """Return a line for each step at which modules stopped changing, with the joined names of the modules."""
+    """Return a line for each step at which modules stopped changing: `unchanged since step 400: layers.{0..3}`."""
     lines = []
     for row in log.rows:
         if row.stopped:
@@ -282,7 +282,7 @@ def _fold_modules(
 
 
 def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[float, float] | None, log: Log) -> Line:
-    """Return the line of folded modules: their joint norm, and the largest change among them at each step."""
+    """Return the line of folded modules: the norm over all of them, and the largest change among them at each step."""
     first = modules[0]
     norms = [module.norms[-1] for module in modules if module.norms]
     known_norms = [norm for norm in norms if norm is not None]

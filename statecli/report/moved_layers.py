@@ -48,7 +48,7 @@ class ModuleLayers(msgspec.Struct, frozen=True):
 
 
 def find_moved_layers(changes: Sequence[Change]) -> dict[str, ModuleLayers]:
-    """Return the layers of each module that has a moved layer, by the module's name with a dot at its end.
+    """Return the layers of each module with a moved layer, by the start of their names, such as `h.`.
 
     A single tensor does not move a layer: more than half of its tensors must come from the same other layer.
     """
@@ -137,6 +137,6 @@ def list_new_layers(modules: Mapping[str, ModuleLayers]) -> tuple[str, ...]:
 
 
 def list_removed_layers(changes: Sequence[Change], modules: Mapping[str, ModuleLayers]) -> list[Change]:
-    """Return the removed tensors that are in removed layers. The line about moved layers names these layers."""
+    """Return the removed tensors that belong to removed layers. The line about moved layers names these layers."""
     names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost_numbers)
     return [change for change in changes if change.status is Status.REMOVED and change.fqn.startswith(names)]

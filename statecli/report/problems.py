@@ -43,7 +43,7 @@ MODULE_RULE, PARAMETER_RULE, TENSOR_RULE = (
 _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
 #: Rules about tied weights that a move breaks apart.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
-#: Rules about imports of a pickle; and the rule about the same imports in a refused load.
+#: Rules about imports of a pickle, and the rule for a file that torch.load refuses because of its imports.
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 _REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
@@ -54,7 +54,7 @@ MAX_NAMES = 3
 
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
-    """Return the rules that report a tie broken by a move, and rules with which other checks report the same tie."""
+    """Return the rules about ties that a move breaks, and the rules of other checks that report the same tie."""
     other_proofs = (
         verify.rules.UNTIED_BY_COPY,
         verify.rules.SHARED_WITH_COPY,
@@ -84,8 +84,8 @@ def group_findings(
 ) -> tuple[Problem, ...]:
     """Group findings into problems: the worst first, otherwise in the order of the findings.
 
-    `rows` are tensors of a model: findings of its unregistered tensors share a cause if made by the same source line.
-    `plugin_rules` are rules of findings that are not in the dictionary.
+    `rows` are the tensors of a model. Findings about unregistered tensors share a cause if one source line creates the
+    tensors. `plugin_rules` are the rules of plugins.
     """
     findings = tuple(findings)
     if not findings:
@@ -130,7 +130,7 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
 def group_accepted(
     accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = (), reported: Iterable[Problem] = ()
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return the accepted problems by reason. Omit `reported` problems, because these are only partly accepted."""
+    """Return the accepted problems by reason. Omit problems in `reported`, which have findings not accepted."""
     reported_problems = {_identify(problem) for problem in reported}
     problems_by_reason = {}
     for reason, entries in group_by(accepted, lambda entry: entry.reason).items():
@@ -149,9 +149,9 @@ def _identify(problem: Problem) -> tuple[object, ...]:
 def build_accepted_notes(
     accepted: Iterable[Accepted], problems_by_reason: Mapping[str, Sequence[Problem]]
 ) -> Iterator[Oddity]:
-    """Yield a note for each reason: the number of accepted problems, or of findings accepted in other problems.
+    """Yield notes for each reason: how many problems are accepted, and how many findings in other problems.
 
-    `problems_by_reason` are the problems of `group_accepted`.
+    `problems_by_reason` comes from `group_accepted`.
     """
     for reason, problems in problems_by_reason.items():
         names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
@@ -207,7 +207,7 @@ def _get_cause(finding: Finding, rules: Mapping[str, RuleText]) -> object:
 
 
 def _split_element(fqn: str) -> tuple[str, str]:
-    """Return the container of a tensor and the key in it: `blocks` and `0` for `blocks[0].weight`."""
+    """Return the container of a tensor, and the key in the container: `blocks` and `0` for `blocks[0].weight`."""
     element = _ELEMENT.match(fqn)
     return (element["container"], element["key"]) if element else (fqn, "")
 
@@ -216,7 +216,7 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 
 def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the problem of tied weights that broke apart, with findings of other checks as its consequences."""
+    """Return the problem of a broken tie. Findings of other checks about the same weights become its consequences."""
     ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
     first_by_name = {finding.fqn: finding for finding in reversed(ties)}
     first = [finding for finding in ties if finding is first_by_name[finding.fqn]]
@@ -245,7 +245,7 @@ def _map_imports(findings: Iterable[Finding]) -> _Imports:
 
 
 def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
-    """Return the finding about the first refused import, or None unless each refused import has a finding."""
+    """Return the finding about the first refused import. Return None if a refused import has no finding of its own."""
     if finding.rule != _REFUSED_LOAD or not finding.about:
         return None
     reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
@@ -253,14 +253,14 @@ def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
 
 
 def _build_import_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the problem of an import. If torch.load refuses the import, the problem has this consequence."""
+    """Return the problem of an import. If torch.load refuses the import, add the refusal as a consequence."""
     imports = [finding for finding in findings if finding.rule != _REFUSED_LOAD]
     problem = _build_problem(imports, rules)
     effects = problem.effects if len(imports) == len(findings) else (*problem.effects, _REFUSED_EFFECT)
     return replace(problem, findings=tuple(findings), effects=effects)
 
 
-# --- what is not registered ------------------------------------------------------------------------------------------
+# --- unregistered tensors --------------------------------------------------------------------------------------------
 
 
 def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Problem:
@@ -367,7 +367,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
     """Yield each consequence once. Join consequences that differ only in operators, lines of a file or layer numbers.
 
-    `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`; `from blocks[{0..2}].mask`.
+    Examples: `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`; `from blocks[{0..2}].mask`.
     """
     lines: dict[Consequence, dict[int, None]] = {}
     for effect in effects:
@@ -382,7 +382,7 @@ def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
 
 
 def _get_consequence(finding: Finding) -> Consequence:
-    """Return a finding as a consequence, for the list below another problem of the same tensor."""
+    """Return the text of a finding as a consequence of another problem of the same tensor."""
     return finding.wording.consequence or Consequence(_get_text(finding))
 
 

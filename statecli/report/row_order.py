@@ -68,7 +68,7 @@ def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
 
 
 def hoist_remark(group: Group) -> Group:
-    """Move a remark that all rows share to the group's summary, unless a row has only its name and the remark."""
+    """Move a remark that all rows share to the group's summary, if all rows have another cell besides the name."""
     remarks = {line.remark for line in group.lines}
     if len(group.lines) < 2 or len(remarks) > 1 or not all(any(line.cells[1:]) for line in group.lines):
         return group

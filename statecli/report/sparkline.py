@@ -17,13 +17,13 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
-    """Return the range of all positive finite values, at least a decade. Return None if there are no such values."""
+    """Return the smallest and the largest positive finite value, at least a factor of MIN_RATIO apart, or None."""
     values = [value for line in series for value in line if value and math.isfinite(value)]
     return (min(*values, max(values) / MIN_RATIO), max(values)) if values else None
 
 
 def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
-    """Draw a bar for each value, or for the largest of several neighbours, on a log scale of `limits`."""
+    """Draw a bar for each value, or for the largest of several neighbours, on a log scale between `limits`."""
     size = max(1, math.ceil(len(values) / MAX_CELLS))
     return "".join(_draw_cell(values[start : start + size], limits) for start in range(0, len(values), size))
 

@@ -47,7 +47,7 @@ class OtherNames(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorList(msgspec.Struct, frozen=True):
-    """Columns with a value for each tensor, in the order of the target. `names` and all texts are escaped.
+    """Columns of the list of tensors: each has a value for every tensor, in the target's order. All texts are escaped.
 
     `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
     each statistic; `distributions` and `spectra` have an entry for each tensor. They are empty if the values were not
@@ -90,7 +90,7 @@ def build_tensor_list(
     other_names: Mapping[TensorKey, Sequence[str]],
     spectra: Mapping[TensorKey, Spectrum],
 ) -> TensorList:
-    """Return the list. The functions describe a tensor as the rows of the command do: its remark, problems and device.
+    """Return the list. The three functions describe a tensor as in the command's rows: its remark, problems and device.
 
     The keys of `distributions`, `other_names` and `spectra` are the section and name of a tensor.
     """

@@ -29,7 +29,7 @@ def list_problem_words(tensor: TensorInfo, *, is_outlier: bool) -> tuple[str, ..
 
 
 def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, is_live: bool, is_reported: bool) -> str:
-    """Return the remark of a tensor in a list that links tied tensors: why it is an outlier, then other facts."""
+    """Return why a tensor is an outlier, then its remarks. Ties are left out, because the list links tied tensors."""
     remark = describe_remark(
         replace(tensor, tied_to=()), describe_status(tensor, is_live), view, is_reported=is_reported
     )
@@ -77,7 +77,7 @@ def describe_status(tensor: TensorInfo, is_live: bool) -> str:
 def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
     """Return the facts about a tensor that have no column, with the most important first.
 
-    A reported tensor has no source line and unregistered module here, because its problem shows them.
+    For a reported tensor, leave out source line and unregistered module, because its problem shows both.
     """
     parts = [status]
     if tensor.stats is not None:

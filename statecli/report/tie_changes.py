@@ -35,7 +35,7 @@ def describe_ties(changes: Iterable[Change]) -> list[str]:
 
 
 def _count_groups(tensors: Sequence[TensorInfo]) -> int:
-    """Return the number of groups of tied tensors. A tensor may name only some of the tensors tied to it."""
+    """Return the number of groups of tied tensors. `tied_to` may name only some tensors of a group."""
     group_of: dict[str, str] = {}
 
     def find(name: str) -> str:

@@ -62,7 +62,7 @@ def find_rounding(changes: Sequence[Change]) -> Rounding | None:
 
 
 def describe_transformation(change: Change) -> str:
-    """Describe the transformation of a tensor, without its name. Return "" for an exact cast: its dtypes are shown."""
+    """Describe the transformation of a tensor, without its name; "" for an exact cast, because a row shows dtypes."""
     return "" if change.transformation is None or is_exact_cast(change) else describe_recognised_change(change)
 
 
@@ -301,7 +301,7 @@ def _format_blocks(blocks: Sequence[int]) -> str:
 
 
 def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
-    """Shorten the names: remove the first modules and the last part if all names share them with the joined tensor."""
+    """Remove from the names the first modules and the last part that all of them share with the joined tensor."""
     paths = [name.split(".") for name in names]
     joined_path = joined_name.split(".")
     start = 0

@@ -99,7 +99,7 @@ _SUMMARIZED = frozenset(
 
 
 def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
-    """Return the `id` of each change that the lines of `build_transformation_group` describe completely.
+    """Return `id(change)` for each change that the lines of `build_transformation_group` describe completely.
 
     A tensor with exceptions keeps its row.
     """
@@ -190,7 +190,7 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
 
 
 class _Overview(msgspec.Struct, frozen=True):
-    """All changes, modules with moved layers, new layers, and tensors of the base model that an adapter lacks."""
+    """Facts for the sentences: all changes, moved layers by module, new layers, and tensors that an adapter lacks."""
 
     changes: Sequence[Change]
     modules: Mapping[str, ModuleLayers]
@@ -235,7 +235,7 @@ def _build_layers_line(start: str, run: Sequence[MovedLayer]) -> Line:
 
 
 def _split_into_runs(layers: Sequence[MovedLayer]) -> Iterator[list[MovedLayer]]:
-    """Yield runs of moved layers in unchanged order, a line for each run. A layer with other changes is its own run."""
+    """Yield runs of moved layers with ascending old numbers. A layer with other changes is a run of its own."""
     run: list[MovedLayer] = []
     for layer in layers:
         if run and (layer.old <= run[-1].old or layer.others or run[-1].others):
@@ -344,7 +344,7 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
 def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for all weights of the same type, layout and kind of scales, with the range of their errors.
 
-    A weight with a much larger error than the rest is named, and each weight if lines are unfolded.
+    A line names the weights whose error is much larger than the rest or, if lines are unfolded, each weight.
     """
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for change in changes:

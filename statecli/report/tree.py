@@ -36,7 +36,7 @@ FoldKey = Callable[[T], object]
 
 
 class TreeNode(Generic[T]):
-    """Node of the tree: a module, or a tensor if `own_item` is set. `items` has its own item and all items below."""
+    """Node of the tree: a module, or a tensor if `own_item` is set. `items` are `own_item` and all items below."""
 
     def __init__(self) -> None:
         self.children: dict[str, TreeNode[T]] = {}
@@ -54,7 +54,7 @@ class TreeNode(Generic[T]):
 
 
 def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group, ...]:
-    """Return the tree of each section as a group. `noun` names the items of the state."""
+    """Return the tree of each section as a group. `noun` is the word for a counted item: `row` or `tensor`."""
     groups = []
     for section, tensors in group_by(state.tensors, lambda tensor: tensor.section).items():
         root = build_tree(tensors)

@@ -33,7 +33,7 @@ def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
 
 
 def _list_labels(tensors: Sequence[TensorInfo], *, by_section: bool) -> tuple[str, ...]:
-    """Return the names as in the list of the page, with the section in front if there are several sections."""
+    """Return the tensor names as the page's list shows them. With `by_section`, the section comes first."""
     return tuple(
         f"{format_section(tensor.section)}: {format_fqn(tensor.fqn)}" if by_section else format_fqn(tensor.fqn)
         for tensor in tensors

@@ -61,7 +61,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
-        """Return the reason of a tensor's verdict; None if a finding or the line of the check states the reason."""
+        """Return why a tensor has its verdict; None if a finding or the check's line already gives the reason."""
         cell = self.cells.get(fqn)
         if cell is None or (cell.verdict is Verdict.FAILED and fqn in self.reported_fqns):
             return None
@@ -181,7 +181,7 @@ def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
 
 
 def _describe_reason(check: Check) -> str:
-    """Return the reason of a check, or that of its first inconclusive tensor with the number of further tensors."""
+    """Return the reason of a check, or else of its first inconclusive tensor, and count the other tensors."""
     if check.reason:
         return check.reason
     cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
@@ -282,7 +282,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
 
 
 def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
-    """Return the text for a column with the same sign in all rows, with the names of failed aliases (without a row)."""
+    """Return the text that replaces a column of equal signs. Name failed aliases, because they have no row."""
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
@@ -293,7 +293,7 @@ _INPUT_TO_TYPE = compile_on_use(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']
 
 
 def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:
-    """Return the lines of the checks and the fixes. Move suggested `--input` options from the lines to the fixes."""
+    """Move suggested `--input` options from the lines of the checks to fixes. Return the lines and the fixes."""
     fixes: dict[Fix, None] = {}
     first: dict[str, str] = {}
     shortened_lines = []
@@ -382,7 +382,6 @@ def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[Pro
 def _format_own_reasons(
     fqn: str, proof_columns: Sequence[ProofColumn], shared_reasons: Sequence[ColumnReason]
 ) -> list[str]:
-    """Return the tensor's own reasons, each once, with the names of their columns in front."""
     own_reasons = [(column.name, column.get_reason(fqn)) for column in proof_columns]
     return _format_reasons(
         [(name, reason) for name, reason in own_reasons if reason and (name, reason) not in shared_reasons]
@@ -451,7 +450,7 @@ def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
 
 
 def _list_failed(check: Check) -> set[str]:
-    """Return the names that failed. A name with only notes did not fail."""
+    """Return the names of the tensors that failed the check. Notes do not count as failures."""
     reported = {finding.fqn for finding in check.findings if finding.fqn and finding.severity is not Severity.NOTE}
     return reported | set(_select_fqns(check.columns, (Verdict.FAILED,)))
 

@@ -131,7 +131,7 @@ def _build_compared(diff: Diff) -> Compared:
 
 
 def count_changes(diff: Diff) -> DiffSummary:
-    """Return the number of tensors by status, in all and for each kind."""
+    """Return the number of tensors by status, in total and for each kind."""
     kinds: dict[str, Counter[str]] = {kind.value: Counter() for kind in Kind}
     for (kind, status), count in Counter((change.kind, change.status) for change in diff.changes).items():
         kinds[kind.value][status.value] = count

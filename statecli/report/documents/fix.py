@@ -36,7 +36,7 @@ class FixDocument(msgspec.Struct, frozen=True):
 def build_fix_document(
     fixes: Fixes, patch: Sequence[str], findings: tuple[Finding, ...], verdict: str, target: str
 ) -> FixDocument:
-    """Return the document of the edits of a model."""
+    """Return the document of the edits of a model's source."""
     return FixDocument(
         "statecli.fix/1",
         __version__,

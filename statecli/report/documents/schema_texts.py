@@ -1,4 +1,4 @@
-"""JSON Schema of each document, written by `make docs` from the types (`schemas`)."""
+"""Read the JSON Schema of each document from `schemas.txt`, which `make docs` writes."""
 
 from __future__ import annotations
 

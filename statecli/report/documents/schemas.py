@@ -71,7 +71,7 @@ def encode_schema(command: str) -> bytes:
 
 
 def _normalize(schema: object) -> Any:
-    """Return the schema in the same form for all releases of Python and msgspec.
+    """Return the schema in a form that does not depend on the release of Python or msgspec.
 
     Python 3.13 keeps docstrings without the indentation of the source. Releases of msgspec differ in the order of
     alternatives.

@@ -111,7 +111,7 @@ def count_verdicts(verification: Verification) -> VerifySummary:
 
 
 def find_worst_verdicts(verification: Verification) -> dict[str, Verdict]:
-    """Return the worst verdict of each tensor in any column or finding, or SKIPPED for a tensor without a verdict."""
+    """Return the worst verdict of each tensor over all columns and findings. A tensor without a verdict is SKIPPED."""
     verdicts_by_fqn: dict[str, set[Verdict]] = {tensor.fqn: {Verdict.SKIPPED} for tensor in verification.state.tensors}
     for check in verification.checks:
         for column in check.columns:
