@@ -26,7 +26,7 @@ class RenderOptions(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Target of a renderer. `text` takes human-readable text and encodes the text; `utf8` takes bytes in UTF-8."""
+    """Target of a renderer. `text` writes text in the output's encoding; `utf8` writes bytes that are UTF-8 already."""
 
     def text(self, text: str) -> None: ...
 

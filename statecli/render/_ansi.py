@@ -1,4 +1,4 @@
-"""Colours, as the codes of ECMA-48 (SGR)."""
+"""Colours as ANSI escape sequences (the SGR codes of ECMA-48)."""
 
 from __future__ import annotations
 

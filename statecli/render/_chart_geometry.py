@@ -71,20 +71,20 @@ class PlotBox(msgspec.Struct, frozen=True):
     bottom: float
 
     def to_x(self, share: float) -> float:
-        """Return the x coordinate at a share (0 to 1) of the width, from the left."""
+        """Return the x coordinate of a point at `share` (0 to 1) of the plot's width, from the left."""
         return self.left + share * (self.right - self.left)
 
     def to_y(self, share: float) -> float:
-        """Return the y coordinate at a share (0 to 1) of the height, from the bottom."""
+        """Return the y coordinate of a point at `share` (0 to 1) of the plot's height, from the bottom."""
         return self.bottom - share * (self.bottom - self.top)
 
     def compute_y(self, value: float, scale: Scale | None) -> float:
-        """Return the y coordinate of a value; the bottom for zero on a logarithmic scale, or if `scale` is None."""
+        """Return the y coordinate of a value. Without a scale, and for 0 on a log scale, this is the bottom."""
         return self.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Point of a line. Its title appears when the mouse is in the strip that `left` and `width` describe.
+    """Point of a line. The mouse shows its title over the strip that begins at `left` and is `width` wide.
 
     `mood` "odd" marks an alarm: a red point, or a strip from the bottom to the top if the value is unknown.
     `tensor` is the section and name of the tensor behind the point.
@@ -131,7 +131,7 @@ def build_picture(chart: Bars | Spread) -> Picture:
 
 
 class _Bar(msgspec.Struct, frozen=True):
-    """A value with its name. `word` replaces an infinite or NaN value; for a finite value, `word` is a remark."""
+    """A value with its name. `word` replaces an infinite value in texts; for a finite value, `word` is a remark."""
 
     label: str
     value: float
@@ -153,7 +153,7 @@ class Scale(msgspec.Struct, frozen=True):
     exponent: int = 0
 
     def compute_share(self, value: float) -> float:
-        """Return the share of the axis below the value."""
+        """Return the position of a value on the axis, from 0 (lower end) to 1 (upper end)."""
         position = math.log10(value) if self.log else _compute_mantissa(value, self.exponent)
         return (position - self.low) / (self.high - self.low)
 
@@ -204,7 +204,7 @@ def _format_scaled(mantissa: float, exponent: int) -> str:
 
 
 def _build_bar_chart(chart: Bars) -> Picture:
-    """Lay out a bar for each value, or for neighbours together if there are too many values."""
+    """Lay out a bar for each value. If there are too many values, neighbours share a bar."""
     count = len(chart.values)
     words = chart.words or tuple("infinite" if math.isinf(value) else "" for value in chart.values)
     tensors, unusual = chart.tensors or (None,) * count, chart.unusual or (False,) * count
@@ -252,7 +252,7 @@ def _choose_scale(finite: Sequence[float]) -> Scale | None:
 
 
 def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plot: PlotBox) -> Iterator[Mark]:
-    """Yield the marks of each bar. A bar for several values has a faint mark (largest) and a strong mark (smallest)."""
+    """Yield the marks of each bar. A bar for several values shows the largest faintly and the smallest strongly."""
     slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_BAR_WIDTH) if slot > 3 else slot
     for n, values in enumerate(bins):
@@ -279,7 +279,7 @@ def _rank_bar(bar: _Bar) -> tuple[bool, float]:
 
 
 def _describe_bars(bars: list[_Bar]) -> str:
-    """Describe a bar by its name and value; several values by the first and last name and the largest value."""
+    """Describe a bar by its name and value. For several values, use the first and last name and the largest value."""
     if len(bars) == 1:
         remark = f" ({bars[0].word})" if bars[0].word and math.isfinite(bars[0].value) else ""
         return f"{bars[0].label}: {_describe_unmeasured(bars[0]) or format_number(bars[0].value)}{remark}"
@@ -294,7 +294,7 @@ def _describe_bars(bars: list[_Bar]) -> str:
 
 
 def _describe_unmeasured(bar: _Bar) -> str:
-    """Return the text in place of an infinite or NaN value, else ""."""
+    """Return the text shown in place of an infinite or NaN value, or "" for a finite value."""
     return bar.word if math.isinf(bar.value) else "not finite" if math.isnan(bar.value) else ""
 
 
@@ -321,7 +321,7 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
 
 
 def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple[Tick, ...]]:
-    """Return the axis title `encoder.layer.N` and a tick in the middle of each layer, for the most frequent prefix.
+    """Return an axis title such as `encoder.layer.N`, and a tick in the middle of each layer with the commonest prefix.
 
     Both are empty if there are fewer than two layers. Ticks too close to the previous tick are left out.
     """
@@ -343,7 +343,7 @@ def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple
 def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: PlotBox) -> tuple[Tick, ...]:
     """Add the names of bars outside of the layers to the ticks. A name replaces the layer numbers that it would cover.
 
-    Names without room are left out, as are all names if there are many.
+    Names without room are left out. If there are many names, all of them are left out.
     """
     outside_bars = [
         (n, label) for n, label in enumerate(labels) if not (label.startswith(prefix) and _LAYER.search(label))

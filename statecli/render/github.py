@@ -60,13 +60,13 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def list_annotated_messages(report: Report) -> set[str]:
-    """Return the messages of the failed targets, which get annotations; an empty set if there are too many."""
+    """Return the messages of failed targets, which get annotations. Return an empty set if there are too many."""
     messages = {trouble.message for trouble in report.troubles if trouble.severity is Severity.ERROR}
     return messages if len(messages) <= MAX_ANNOTATIONS else set()
 
 
 def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
-    """Return an annotation for each target; targets that failed for a common reason share the first annotation."""
+    """Return an annotation for each target. Failed targets with the same message share an annotation."""
     trouble_by_cause = {
         trouble.message if trouble.severity is Severity.ERROR else trouble.target: trouble
         for trouble in reversed(tuple(troubles))

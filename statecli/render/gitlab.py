@@ -57,7 +57,7 @@ def _build_issue(finding: Finding, fingerprint: str, severity: str) -> _Issue:
 
 
 def _make_unique(fingerprint: str, number: int) -> str:
-    """Return a different fingerprint for each number, because GitLab shows only one issue for each fingerprint."""
+    """Return a fingerprint that differs for each number, because GitLab shows one issue for each fingerprint."""
     import hashlib  # hashlib loads OpenSSL, 6 ms
 
     if number == 1:

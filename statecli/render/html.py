@@ -71,7 +71,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment.TemplateStream:
-    """Return the page in pieces. `fragment`: "" for a whole page; for a part of another page, the prefix of ids."""
+    """Return the page in pieces. `fragment` is "" for a whole page, or the prefix of ids in a part of another page."""
     page = report.page()
     has_list = report.tensor_list is not None and not (quiet or fragment)
     tensor_list = report.tensor_list() if report.tensor_list is not None and has_list else None

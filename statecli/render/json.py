@@ -1,4 +1,4 @@
-"""`-f json`: a document with a line for each tensor, also easy to read, grep and diff."""
+"""`-f json`: a document with a line for each tensor, so that people can read, grep and diff it too."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _MARKUP = compile_on_use(
 
 
 class _CharacterBudget:
-    """Number of characters left for lines. The first line over the budget, and all lines after, are only counted."""
+    """Number of characters left for lines. If a line does not fit, it and all later lines are only counted."""
 
     def __init__(self, characters: float) -> None:
         self.characters_left = characters
@@ -199,7 +199,7 @@ def _escape_text(text: str) -> str:
 
 
 def _find_brackets(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end, as positions of words, of each text in brackets: `[q_proj; k_proj; v_proj]`."""
+    """Yield the word positions (start, end) of each text in brackets, such as `[q_proj; k_proj; v_proj]`."""
     start = None
     for position, word in enumerate(words):
         start = position if word.startswith("[") else start
@@ -215,12 +215,12 @@ def _format_words_as_code(words: str) -> str:
 
 
 def _escape_html(text: str) -> str:
-    """Return the text for the inside of an HTML tag, where GitHub reads mentions but not Markdown."""
+    """Escape a text for the inside of an HTML element, where GitHub still reads mentions, but not Markdown."""
     return _encode_entities(escape_sentence(text)) if _MARKUP.search(text) else html.escape(escape_sentence(text))
 
 
 def _format_code(text: str) -> str:
-    """Return a code span; for text with backticks, pipes or outer spaces, a `<code>` element with entities."""
+    """Return a Markdown code span. A text with backticks, pipes or outer spaces becomes a `<code>` element."""
     escaped_text = escape(text)
     return (
         _encode_entities(escaped_text)

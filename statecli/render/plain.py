@@ -83,7 +83,7 @@ def _escape_patch_line(line: str) -> str:
 
 
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:
-    """Yield the problems that the rows do not show. If the command does not group findings, each is a problem.
+    """Yield the problems that the rows do not show. If the command does not group findings, each finding is a problem.
 
     `page` is the page if it is built already, else None.
     """

@@ -167,7 +167,7 @@ def make_uri(path: str) -> str:
 
 
 def _encode_path(path: str) -> bytes:
-    """Encode a file name; a lone surrogate that does not stand for a byte is written as an escape."""
+    """Encode a file name. If any lone surrogate does not stand for a byte, write all lone surrogates as escapes."""
     try:
         return path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

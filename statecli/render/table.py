@@ -47,7 +47,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _has_cells_or_remark(line: Line) -> bool:
-    """Return False for a line such as `… and 4 more`, which is not a row, so that its width does not count."""
+    """Return False for a line such as `… and 4 more`, whose width does not count because it is not a row."""
     return len(line.cells) == 1 or any(line.cells[1:]) or bool(line.remark)
 
 
@@ -57,7 +57,7 @@ def _escape_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class _Layout:
-    """Place of each column: next to the name, or below the name, in several lines if necessary."""
+    """Layout of the page's columns: next to the name if they fit, or else below the name in several lines."""
 
     def __init__(self, page: Page, width: int) -> None:
         from rich.cells import cell_len
@@ -100,7 +100,7 @@ class _Layout:
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist_shared_column(self) -> bool:
-        """Replace a column with one value in all rows by a text above the table. Return False without such a column."""
+        """Replace a column with one value in all rows by a text above the table. Return False if no column fits."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
             shared_format = self.page.columns[c].shared_format
@@ -111,7 +111,7 @@ class _Layout:
         return False
 
     def _hoist_grouped_column(self) -> bool:
-        """Replace a column with one ordinary value per group by a text on top. Return False without such a column."""
+        """Replace a column with one ordinary value per group by a text on top. Return False if no column fits."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
@@ -123,7 +123,7 @@ class _Layout:
         return False
 
     def _hoist_column_of_each_group(self) -> bool:
-        """Replace a column with one value per group by texts in the headings. Return False without such a column."""
+        """Replace a column with one value per group by texts in the headings. Return False if no column fits."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             shared_format = self.page.columns[c].shared_format
@@ -169,7 +169,7 @@ class _Layout:
         return rows
 
     def format_heads(self, heads: tuple[str, ...]) -> list[str]:
-        """Return the lines with the headings of a group, or of the table; nothing for a table that has only names."""
+        """Return the lines with the column headings of a group or of the table; [] for a table of names only."""
         names = heads or tuple(column.name for column in self.page.columns)
         return self.format_row(names) if len(names) > 1 else []
 
@@ -208,7 +208,7 @@ class _Layout:
         ]
 
     def split_text(self, text: str, width: int) -> list[str]:
-        """Split a text at `width`: between words, else between the parts of a name, else anywhere."""
+        """Split a text at `width`: after a space, or else after a dot in a name, or else anywhere."""
         pieces = []
         while len(text) > width:
             ends = (text.rfind(mark, width // 2, width) + 1 for mark in " .")
@@ -355,7 +355,7 @@ class _PageWriter:
         self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def measure_remark_column_of_names(self, lines: Sequence[Line]) -> int:
-        """Return the column of remarks in rows without other cells: after the longest name whose remark still fits."""
+        """Return the column for remarks of rows with only a name: after the longest name that leaves room."""
         ends = [0]
         for line in lines:
             if line.remark and not any(line.cells[1:]):
@@ -474,7 +474,7 @@ def _keep_parentheses(text: str) -> str:
 
 
 def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a row with their styles. Only the signs are coloured; without signs, only the name."""
+    """Yield the parts of a row with their styles. Colour only the signs, or only the name of a row without signs."""
     if style in ("dim", "bold"):
         yield text, style
         return
@@ -496,7 +496,7 @@ _SIGN_PATTERN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield lines of effects. Short effects share a line; the last line counts the findings that are not shown.
+    """Yield lines with the consequences of a problem. Short ones share a line; the last line counts the hidden ones.
 
     An example has its own line, because another cause would read as a part of the example.
     """
