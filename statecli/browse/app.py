@@ -1,4 +1,4 @@
-"""Screen of `statecli browse`: the list on the left, the panel on the right, lines for the filter and messages."""
+"""Screen of `statecli browse`: the list on the left, the panel on the right, and below them the filter and messages."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class Browser(App[None]):
         elif key in _ACTIONS:
             await self.run_action(_ACTIONS[key])
 
-    # --- what is shown ------------------------------------------------------------------------------------------
+    # --- drawing ------------------------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
         width = self.size.width
@@ -399,7 +399,7 @@ class Browser(App[None]):
     # --- the second target --------------------------------------------------------------------------------------
 
     def _pair(self, read_state: Callable[[], ModelState], position_to_compare: int | None = None) -> None:
-        """Read the second target and pair the tensors. Then compare the values at `position_to_compare`, if given."""
+        """Read the second target and pair the tensors. Then compare the tensor at `position_to_compare`, if set."""
         self._progress = "reading the second target …"
 
         def job() -> Apply:
@@ -655,7 +655,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text over the screen. Any key closes the text; most keys then have their usual effect."""
+        """Show a text over the screen. Any key closes it; a key that does more than close also has its usual effect."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:
@@ -664,7 +664,7 @@ class Browser(App[None]):
         self.push_screen(Overlay(text), act)
 
     def action_escape(self) -> None:
-        """Stop the reading of a list. Without a reading, undo the sorting; without a sorting, remove the filter."""
+        """Stop reading a list. If no list is read, undo the sorting. If nothing is sorted, remove the filter."""
         if self._reader.reads_list:
             self._reader.read_list(None)
             self._end_list(lambda: "stopped")

@@ -79,7 +79,7 @@ class Difference:
     def measure_change(self, positions: Sequence[int]) -> float | None:
         """Return the combined relative change of the changed tensors: 0.0 for equal values, infinity if undefined.
 
-        None if some were not compared.
+        Returns None if some of the tensors were not compared.
         """
         outcomes = [self.outcomes.get(position) for position in positions if self.has_pair(position)]
         deltas = [outcome for outcome in outcomes if isinstance(outcome, Delta)]
@@ -134,7 +134,7 @@ class Difference:
         return math.inf if share is None or _changes_nonfinite(outcome) else share
 
     def format_change(self, position: int) -> str:
-        """Return the relative change, or git's status letter with `=` (equal), `?` (not compared) or `-` (failed)."""
+        """Return git's status letter and a sign, or the relative change: `=` equal, `?` not compared, `-` failed."""
         change = self.changes.get(position)
         if change is None or change.after is None:
             return STATUS_LETTERS[Status.REMOVED]
@@ -155,7 +155,7 @@ class Difference:
     def format_changes(self, positions: Sequence[int]) -> str:
         """Return the combined relative change of a module's changed tensors; `=` for equal values.
 
-        "" if some were not compared.
+        Returns "" if some of the tensors were not compared.
         """
         if len(positions) > MAX_COMBINED_TENSORS:
             return ""
@@ -169,7 +169,7 @@ class Difference:
         return format_number(change, 3) if change else "="
 
     def describe_outcomes(self) -> str:
-        """Return `87 compared: 2 changed`. Once all pairs are compared, diff's summary line follows the colon."""
+        """Return `87 compared: 2 changed`. Once all pairs are compared, the summary of the diff follows the colon."""
         pairs = sum(map(self.has_pair, self.changes))
         outcomes = self.outcomes.values()
         if len(outcomes) == pairs:

@@ -138,7 +138,7 @@ class Filter:
         return describe_list_remark(tensor, outlier, RowView(), is_live=self._is_class, is_reported=False)
 
     def _test_any(self, word: str) -> Test:
-        """Return the test of a word without a field: part of a name, glob, or whole dtype, kind, shape or problem."""
+        """Return the test for a word without a field: part of a name, glob, or whole dtype, kind, shape or problem."""
         tests = [self._test_name(word)]
         lower = word.lower()
         by_dtype = Selection(dtype=(word,))
@@ -162,7 +162,7 @@ class Filter:
 
     @cached_property
     def _dtypes(self) -> Sequence[TensorInfo]:
-        """A tensor of each dtype in the state."""
+        """One tensor for each dtype, to test each dtype once and not for every tensor."""
         return tuple({tensor.dtype: tensor for tensor in self._tensors}.values())
 
     def _test_name(self, word: str) -> Test:
@@ -189,7 +189,7 @@ class Filter:
         return ["\n".join((name, *tensor.aliases)).lower() for name, tensor in zip(names, self._tensors, strict=True)]
 
     def _test_layout(self, selection: Selection) -> Test:
-        """Return a test by dtype or shape. Each dtype or shape is checked only once."""
+        """Return a function that tests the dtype or shape of a tensor. It tests each dtype or shape only once."""
         result_by_layout: dict[object, bool] = {}
         tensors, by_dtype = self._tensors, bool(selection.dtype)
 
@@ -203,7 +203,7 @@ class Filter:
         return matches
 
     def _test_number(self, word: str, field: str, sign: str, value: str) -> Test:
-        """Return the test of a number; a tensor whose statistics were not read does not match."""
+        """Return a function that tests a number of a tensor. A number that was not read does not match."""
         match = _NUMBER.fullmatch(value)
         if match is None or match["unit"].lower() not in LANGUAGE.units:
             sign = sign[1:] or ">" if sign[0] == ":" else sign

@@ -86,9 +86,9 @@ def _escape_glob(name: str) -> str:
 
 
 def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
-    """Return (position, glob) for globs that cover the marked names. The position is that of the glob's first name.
+    """Return globs that cover the marked names, each with the position of its first name.
 
-    Modules and repeated layers that are marked completely get one glob each; the largest are tried first.
+    Each completely marked module or set of repeated layers gets one glob. Globs for the most names are tried first.
     """
     total = Counter(glob for name in names for glob in _list_wider_globs(name))
     positions_by_glob: dict[str, list[int]] = {}
@@ -135,7 +135,7 @@ def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, 
 
 
 def _list_wider_globs(name: str) -> Iterator[str]:
-    """Yield the wider globs for a name: `*`, the name with `*` for its numbers, and a glob for each of its modules."""
+    """Yield wider globs for a name: `*`, the name with `*` for each number, and `h.0.*` for each module `h.0`."""
     yield "*"
     escaped_name = _escape_glob(name)
     template, numbers = fold.split_numbers(escaped_name)

@@ -79,7 +79,7 @@ class LayerTable(msgspec.Struct, frozen=True):
         return sorted((cell for cell in cells if cell.kind), key=lambda cell: cell.kind != "outlier")
 
     def describe(self, cells: Sequence[UnusualCell]) -> str:
-        """Return `1 outlier, 1 inf: layer 17 v_proj, layer 9 up`. A narrow line keeps the counts, which come first."""
+        """Return `1 outlier, 1 inf: layer 17 v_proj, layer 9 up`. The counts come first, as a line may be cut."""
         if not cells:
             return "no outlier, NaN or Inf"
         counts = Counter(cell.kind for cell in cells)

@@ -174,7 +174,7 @@ class LayerView(ModalScreen[int | None]):
         self._table_view.update(text)
 
     def _format_title(self, table: LayerTable) -> str:
-        """Return `h: RMS of 12 layers; 1 unusual: layer 7 q (outlier)`; with two targets, also their names."""
+        """Return `h: RMS of 12 layers; 1 outlier: layer 7 q`. With a second target, add the names of both."""
         unusual = self._unusual[self._table]
         text = f"{escape_name(table.title) or 'layers'}: {self._measure.value} of {len(table.layers):,} layers"
         if self._model.difference is not None:

@@ -42,7 +42,7 @@ class Peek(msgspec.Struct, frozen=True):
 
 
 class Versions:
-    """Version of each local file at the time when its header was read, by path."""
+    """Versions of local files at the time when their headers were read. `by_path` has a version for each path."""
 
     def __init__(self, versions: Mapping[str, FileVersion | None]) -> None:
         self.by_path = dict(versions)
@@ -60,7 +60,7 @@ class Versions:
 
 
 def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
-    """Return the name and the data of the part to show: "" for a whole tensor, `values` for a sparse tensor."""
+    """Return the data to show and the name of its part: "" for a whole tensor, `values` for a sparse tensor."""
     if tensor.data is not None:
         return "", tensor.data
     parts = dict(tensor.parts)

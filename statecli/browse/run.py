@@ -27,7 +27,7 @@ from statecli.targets import load
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The options of `browse`; `other` is a second target, to compare with the first."""
+    """Options of `browse`. If `other` is set, it is the second target, which is compared with the first."""
 
     target: str
     other: str | None = None

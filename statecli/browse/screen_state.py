@@ -123,7 +123,7 @@ class ScreenModel:
 
     @property
     def shows_tree(self) -> bool:
-        """True if the tree is shown: without a filter or a flat list, in the target's order or sorted by size."""
+        """True if the tree is shown: without a filter, not as a flat list, and not sorted except by size."""
         return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, ListColumn.SIZE)
 
     @property
@@ -201,7 +201,7 @@ class ScreenModel:
         self.select_position(position)
 
     def list_columns(self) -> tuple[ListColumn, ...]:
-        """Return the columns: statistics only if they were read for the list, changes only with a second target."""
+        """Return the columns of the list. Statistics need values that were read, changes need a second target."""
         hidden_columns = set() if self.shows_stats else set(STATISTICS)
         if self.difference is None:
             hidden_columns.add(ListColumn.CHANGE)
@@ -219,7 +219,7 @@ class ScreenModel:
     def regroup(self) -> None:
         """Sort again after values were read, and join equal modules only if their changes are similar.
 
-        The cursor stays where it is, or in a list on its tensor.
+        The cursor stays on its node or tensor.
         """
         current = self.current
         if self.difference is not None:
@@ -317,7 +317,7 @@ class ScreenModel:
         self.cursor = next((n for n, (_, node) in enumerate(self._rows) if node is path[-1]), 0)
 
     def _open_first_levels(self) -> None:
-        """Open the first levels of modules while their rows fit on a small screen; the top level alone shows little."""
+        """Open the first levels of modules while their rows fit on a small screen, because one level shows little."""
         self._roots = build_roots(self.tensors, range(len(self.tensors)))
         level, rows = self._roots, len(self._roots)
         while level:
@@ -389,7 +389,7 @@ class ScreenModel:
         return make_number_key
 
     def _get_number(self, position: int, column: ListColumn) -> float | None:
-        """Return the number of a statistic or of the change; None if not known."""
+        """Return a statistic of the tensor, or its change for the column `change`; None if unknown."""
         if column is ListColumn.CHANGE:
             return self.difference.get_order(position) if self.difference else None
         number: float | None = getattr(self.stats.get(position), column.value, None)
@@ -486,14 +486,14 @@ class ScreenModel:
         self.unusual.add(position)
 
     def list_layers_to_read(self) -> list[int]:
-        """Return the listed tensors with a number in their name whose statistics (or changes) are still missing."""
+        """Return the listed tensors of layers whose statistics (with a second target: changes) are not known."""
         difference = self.difference
         if difference is None:
             return [n for n in self.filtered_positions if n not in self.stats and _has_number(self.tensors[n])]
         return [n for n in difference.list_missing(self.filtered_positions) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
-        """Return the roles (tensors that each layer has) whose changes are known, with changes in place of RMS."""
+        """Return the roles (tensors that each layer has) whose changes are known. Their `rms` has the changes."""
         return list_roles(
             replace(tensor, stats=Stats(mean=change, std=0.0, nan=0, inf=0) if change is not None else None)
             for n, tensor in enumerate(self.tensors)

@@ -200,7 +200,7 @@ class TensorList(ScrollView, can_focus=True):
         return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: ListRow, room: int) -> str:
-        """Return ` of h.3.mlp.weight`, the parameter of an optimizer tensor; "" if it is unknown or does not fit."""
+        """Return the parameter of an optimizer tensor, ` of h.3.mlp.weight`; "" if it is unknown or does not fit."""
         owner = self._model.get_owner(row.tensor) if row.tensor is not None else None
         if owner is None or room < _MIN_OWNER_CELLS:
             return ""

@@ -34,7 +34,7 @@ class ReaderThread:
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
-        """Run the steps in order, in place of the steps of an earlier list. None only ends the earlier list."""
+        """Run the steps in order, instead of the steps of an earlier list. With None, only stop the earlier list."""
         with self._job_condition:
             self._list = steps
             self._start()
