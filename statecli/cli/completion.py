@@ -36,7 +36,7 @@ Candidates = Iterable[tuple[str, str]]
 
 
 class CandidateKind(str, Enum):
-    """Action of the shell's script: insert a candidate and a space, insert a candidate only, or complete file names."""
+    """Action of the shell's completion script: insert a candidate with or without a space, or complete file names."""
 
     WORDS = "words"
     STEMS = "stems"
@@ -71,7 +71,7 @@ def _format_answer(shell: str, current: str, words: Sequence[str]) -> str:
 
 
 def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
-    """Return the answer for Bash, which splits words at `:` and `=`. Each candidate begins like `fragment`."""
+    """Return the answer for Bash, which splits words at `:` and `=`. A candidate continues the piece `fragment`."""
     *words, current = _join_words([*words, fragment])
     start = fragment if fragment.strip(":=") else ""
     typed_word = _unquote(current)
@@ -146,7 +146,7 @@ def _find_candidates(words: Sequence[str], current: str) -> Completion:
 
 
 def _complete_command(words: Sequence[str]) -> Completion:
-    """Return the commands of statecli, or of the group that `words` names; after other words, an empty result."""
+    """Return the commands of statecli or, if `words` name a group, of the group; nothing for other words."""
     group = " ".join(words)
     return Completion(candidates=tuple(list_commands(group)) if group in ("", *GROUPS) else ())
 

@@ -213,7 +213,7 @@ def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Ca
 
 
 class _ReadBytes:
-    """Counter of value bytes: bytes of finished tensors or bytes received from remote files, the larger of the two."""
+    """Counter of read value bytes: of finished tensors, or fetched from remote files, whichever are more."""
 
     def __init__(self) -> None:
         self.total = self._finished_bytes = self._finished_before = self._fetched_before = 0

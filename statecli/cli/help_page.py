@@ -1,7 +1,7 @@
 """Find requests for help, and format the help of a command for a terminal.
 
-The pages are in `help_pages.txt`, which `make docs` writes (`help_table`): the table of options takes as long to import
-as the rest of the help.
+The pages are in `help_pages.txt`, which `make docs` writes (`help_table`), because importing the table of options takes
+as long as the rest of the help.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_TERM_COLUMNS = 30
 def find_help_request(words: Sequence[str]) -> str | None:
     """Return the command whose help is requested ("" means statecli itself); None if no help is requested.
 
-    Also None for a nonexistent command, which the parser reports later.
+    Returns None also for a nonexistent command, which the parser reports later.
     """
     before_targets = [*takewhile(lambda word: word != "--", words)]
     if words[:1] == ["help"]:
@@ -45,7 +45,7 @@ def find_help_request(words: Sequence[str]) -> str | None:
 
 
 def find_color(words: Sequence[str]) -> str:
-    """Return the value of --color for the help: auto, always or never. The command line may contain mistakes."""
+    """Return the value of --color for the help: auto, always or never. Works for invalid command lines too."""
     values = [value for flag, value in pairwise([*words, ""]) if flag == COLOR_FLAG]
     values += [word.removeprefix(f"{COLOR_FLAG}=") for word in words if word.startswith(f"{COLOR_FLAG}=")]
     return next((color.value for color in Color if color.value in values), Color.AUTO.value)

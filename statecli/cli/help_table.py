@@ -163,7 +163,7 @@ def format_text(option: Parameter) -> str:
 
 
 def encode_pages() -> str:
-    """Return the content of `help_pages.txt`: each name, and the page that `help_page.read_page` returns for it."""
+    """Return the content of `help_pages.txt`: the name and the page of statecli, of each group and each command."""
     return "".join(f"# {name}\n{encode_page(build_page(name))}" for name in ("", *GROUPS, *COMMANDS))
 
 

@@ -20,7 +20,7 @@ _ROFF = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", '"': r"\(dq", "^":
 def write_man_pages(folder: str) -> list[str]:
     """Write the page of statecli and of each command into the folder; return the paths.
 
-    The date of the pages is SOURCE_DATE_EPOCH, for reproducible builds, else today.
+    The date of the pages is SOURCE_DATE_EPOCH if it is set (for reproducible builds), or else today.
     """
     os.makedirs(folder, exist_ok=True)
     seconds = os.environ.get("SOURCE_DATE_EPOCH")

@@ -35,7 +35,7 @@ class OutputTarget(msgspec.Struct, frozen=True):
 
 
 def list_outputs(options: Options) -> tuple[OutputTarget, ...]:
-    """Return the outputs of a run. The output of `-o` or stdout is last, because its reader may close the pipe early.
+    """Return the outputs of a run. `-o` or stdout is last, because the command ends if stdout is a closed pipe.
 
     Raises UsageError for an unknown format, a report without a file, two outputs in the same file and a missing folder.
     Also raises UsageError for a file that the command reads.
@@ -95,7 +95,7 @@ def _identify(path: str) -> object:
 
 
 def _list_inputs(options: Options, other_than: str = "") -> Iterator[str]:
-    """Yield the files and folders that the command line names as inputs. Skip the option in the field `other_than`."""
+    """Yield the input files and folders on the command line, except those of the option field `other_than`."""
     for text in list_texts(options, lambda each: each.reads_file and each.field != other_than):
         yield from _list_files(text)
 

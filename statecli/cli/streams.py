@@ -37,7 +37,7 @@ ASCII_SIGNS = {
 
 
 def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of a character that the encoding lacks, and the position after the character."""
+    """Return the replacement for a character missing in the encoding, and the next position, for Python's encoder."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     char = error.object[error.start]
@@ -62,7 +62,7 @@ class Stream:
         is_terminal: bool | None = None,
         is_stdout: bool = True,
     ) -> None:
-        """Write to `raw`. For a buffer, `columns` and `is_terminal` describe the stream to which the buffer goes."""
+        """Write to `raw`. If it is a buffer, `columns` and `is_terminal` describe the stream that gets its content."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding
@@ -134,7 +134,7 @@ def get_result_stream() -> Stream | None:
 
 
 def find_parent() -> Any:
-    """Return the connection to the parent that prints; None if this process prints."""
+    """Return the connection to the parent process, which prints the output; None if this process prints."""
     supervisor = sys.modules.get("statecli.cli.supervisor")
     return supervisor.get_connection() if supervisor else None
 
@@ -191,7 +191,7 @@ def write_help(text: Callable[[int, bool], str], color: str) -> None:
 
 
 def get_width(sink: Stream) -> int:
-    """Return the width of a stream in columns: its own width, else that of the terminal, else COLUMNS."""
+    """Return the width for a stream in columns: its `columns`, else the width of the terminal, else COLUMNS."""
     if sink.columns is not None:
         return sink.columns
     try:

@@ -54,7 +54,7 @@ Send = Callable[[bytes, bytes], None]
 
 
 class Child:
-    """Connection of the child to its parent. Processes forked by model code send nothing."""
+    """Connection of the child process to its parent. Processes that model code forks do not send messages."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -38,7 +38,7 @@ def _root(
 
 
 def _format_help(context: Any) -> str:
-    """Return the help page for a line that `find_help_request` does not recognise: with `-qh`, or without a command."""
+    """Return a help page for lines that `find_help_request` does not recognise: `-qh`, or no command at all."""
     name = context.command_path.partition(" ")[2]
     page = help_page.read_page("" if name in help_page.OTHER_COMMAND_NAMES else name)
     return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()
@@ -55,7 +55,7 @@ class _Group(typer.core.TyperGroup):
 
 
 def _refuse_command(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Report that the command after `help` does not exist; `help_page` answers `help` for all other commands."""
+    """Report an unknown command after `help`. For a known command, `help_page` answers before Typer runs."""
     root = context.find_root()
     root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 

@@ -166,7 +166,7 @@ def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
 
 
 def _find_similar_choices(flag: str, options: Sequence[_Option]) -> list[str]:
-    """Return an option with a value similar to the word, such as `-f json` for `--json` or `--josn`."""
+    """Return a listed option whose value resembles an unknown flag: `-f json` for `--json` or `--josn`."""
     from difflib import get_close_matches
 
     choices = _list_choices(options)
