@@ -1,1 +1,1 @@
-"""Callbacks for training loops: Lightning, transformers and accelerate. Each is imported by its own module."""
+"""Callbacks for training loops: Lightning, transformers and accelerate. Each library has its own module here."""

@@ -159,7 +159,7 @@ class TrainingCheck:
         self.report([*lines, *(f"not checked: {pair.message}" for pair in diff.broken)])
 
     def report(self, lines: Iterable[str]) -> None:
-        """Warn of each line, or raise an AssertionError with all lines."""
+        """Warn about each line or, if `fail` is set, raise an AssertionError with all lines."""
         new = list(lines)
         self.findings += new
         if new and self.fail:
@@ -202,7 +202,7 @@ def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
 
 
 def _join_globs(names: set[str], all_names: Iterable[str]) -> str:
-    """Return the names, with `module.*` in place of all names of a module, and the number of names left out."""
+    """Return the names as text. `module.*` replaces all names of a module; the names beyond a limit are counted."""
     others = [name for name in all_names if name not in names]
     globs: list[str] = []
     for name in sorted(names):
