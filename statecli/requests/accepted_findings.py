@@ -38,7 +38,7 @@ def check_reason(path: str | None, reason: str | None) -> None:
 def list_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> AcceptedFindings:
-    """Return each accepted finding with its reason, and the baseline file if --write-baseline requests it.
+    """Return the accepted findings with their reasons and, for --write-baseline, the baseline file to write.
 
     Raises UnreadableError or MalformedError if a baseline cannot be read.
     """

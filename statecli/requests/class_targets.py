@@ -53,7 +53,7 @@ def name_classes(options: ClassOptions) -> ClassOptions:
 
 
 def _list_class_fields(options: ClassOptions) -> list[str]:
-    """Return the fields whose target must be a class, even if the target is a folder with weights."""
+    """Return the fields that name a class. In these fields, a folder with weights stands for its class."""
     fields = ["model"] if isinstance(options, (InspectOptions, AuditOptions)) else []
     if isinstance(options, (VerifyOptions, FixOptions)) or (
         isinstance(options, InspectOptions) and options.from_config

@@ -17,7 +17,7 @@ from statecli.targets import load
 
 
 def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Request | None:  # noqa: ARG001 - every command has the same signature
-    """Build the request; return None if standard input has the error text. Raises UsageError for wrong targets."""
+    """Return the request, or None for an error text on stdin. Raises UsageError unless a class and a file are given."""
     if options.checkpoint is None:
         if options.model == STANDARD_INPUT:
             return None

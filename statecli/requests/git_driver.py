@@ -23,7 +23,7 @@ Compare = Callable[[str, str, str], None]
 
 
 def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
-    """Write the lines of a git driver. If an error ends them, write its message as the last line."""
+    """Write the lines of a git driver. If an error occurs, its message is the last line."""
     for line in end_with_failure(lines, describe_failure):
         caller.write_line(line)
     return Outcome(None)
@@ -32,7 +32,7 @@ def write_lines(lines: Iterator[str], caller: Caller) -> Outcome[None]:
 def compare_files(before: str, after: str, compare: Compare, name: str = "") -> Iterator[str]:
     """Yield lines about two files. `compare` compares two checkpoints; pointer files (git-lfs) are compared as text.
 
-    For a missing file, git passes the null device; the lines list the other file. `name`: the path in the repository.
+    For a missing file, git passes the null device; the lines list the other file. `name` is the path in the repository.
     Two folders (`git difftool -d`) are compared file by file.
     """
     if os.path.isdir(before) and os.path.isdir(after):

@@ -32,10 +32,10 @@ def run(options: GitExternalDiffOptions, caller: Caller) -> Outcome[None]:
 
 
 def _list_lines(arguments: Sequence[str], compare: Compare) -> Iterator[str]:
-    """Yield lines about one file of `git diff`. git gives the `arguments` to any external diff driver.
+    """Yield lines about one file of `git diff`. `arguments` are those that git passes to an external diff driver.
 
-    git gives the path, then file, id and mode of the old and of the new version. For a renamed file, the new path and a
-    text follow. For a file with a merge conflict, git gives only the path. Equal ids mean equal contents.
+    git passes the path, and then file, id and mode of the old and of the new version. For a renamed file, the new path
+    and a text follow. For a file with a merge conflict, git passes only the path. Equal ids mean equal contents.
     """
     if len(arguments) == 1:
         yield f"unmerged: {escape(arguments[0])}"

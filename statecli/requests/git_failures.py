@@ -9,7 +9,7 @@ from statecli.core.escaping import escape
 
 
 def end_with_failure(lines: Iterable[str], describe: Callable[[Exception], str]) -> Iterator[str]:
-    """Yield the lines. If an error ends them, yield its description as the last line."""
+    """Yield the lines. If an exception occurs, yield its description as the last line."""
     try:
         yield from lines
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff

@@ -59,7 +59,7 @@ def match_accepted(
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
-    """Yield each finding, and the finding that `audit` reports for the same cause (by default the finding itself)."""
+    """Yield each finding with the finding that `audit` reports for the same cause, or else with itself."""
     rows = {tensor.fqn: tensor for tensor in state.tensors}
     for problem in group_findings(findings, state.tensors):
         names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]

@@ -37,10 +37,10 @@ _MASK = "…"
 
 @contextmanager
 def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
-    """Yield the options of the command that wrote the part files. The block takes task results from these files.
+    """Yield the options of the command that wrote the part files. Inside the block, results come from these files.
 
-    Raises `UnreadableError` if a file is not a part file or a part is missing, `UsageError` if the command does not
-    have an option.
+    Raises `UnreadableError` if a file is not a part file or a part is missing. Raises `UsageError` for an option that
+    the command does not have.
     """
     parts = [shard_file.read_file(path) for path in _expand_globs(merge.parts)]
     options = _restore_options(parts[0].path, parts[0].head, merge)
@@ -119,7 +119,7 @@ def _to_sequence(value: object) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError if the part and `first` read different files, UsageError if only a file's time differs."""
+    """Raise UnreadableError if the part and `first` read different files; UsageError if only a file time differs."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
@@ -219,12 +219,12 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
 
 
 def _list_names(options: ShardedOptions) -> list[str]:
-    """Return the values that name a file, URL or class, except those of --plugin, which always name code."""
+    """Return the values that name a file, URL or class. Omit those of --plugin, because they always name code."""
     return list_texts(options, lambda each: each.reads_file and each.field != "plugin")
 
 
 def _check_code(options: ShardedOptions, allowed_names: Sequence[str]) -> None:
-    """Raise UsageError unless `--allow-code` names exactly the code in the part files: a file must not run code."""
+    """Raise UsageError unless `--allow-code` lists exactly the code that the part files would run."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
     _refuse_code(plugins.difference(allowed_names))
@@ -248,7 +248,7 @@ def _refuse_code(names: Collection[str]) -> None:
 
 
 def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
-    """Raise UsageError unless `--url` gives each URL with a masked password, and only URLs in the part files."""
+    """Raise UsageError if `--url` lacks a URL with a masked password, or has a URL that is not in the part files."""
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed_urls:
         if text not in urls:
@@ -269,7 +269,7 @@ def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
 
 
 class _MergedResults:
-    """A `pool.ResultStore` with the results of all part files. Results that need several shards are computed here."""
+    """A `pool.ResultStore` with the results of all part files. It computes results that combine several shards."""
 
     is_complete = True
 

@@ -335,7 +335,7 @@ def _set_format_of_suffix(options: OutputOptions | ReferenceOptions, forms: type
 
 
 class WatchFormat(str, enum.Enum):
-    """Formats of the lines of watch."""
+    """Formats of the lines that `watch` prints."""
 
     PLAIN = "plain"
     JSONL = "jsonl"

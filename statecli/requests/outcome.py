@@ -37,7 +37,7 @@ class OutputFile(msgspec.Struct, frozen=True):
 
 
 class AcceptedFindings(msgspec.Struct, frozen=True):
-    """Accepted findings with their reasons, and the baseline file to write, if any."""
+    """Accepted findings with their reasons. `files` has the baseline file to write, or is empty."""
 
     accepted: tuple[Accepted, ...] = ()
     files: tuple[OutputFile, ...] = ()

@@ -82,7 +82,7 @@ def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
 
 
 def _read_annotations(options: type[Options]) -> dict[str, Any]:
-    """Return the type annotation of each field. Most annotations are names in the module, which need no evaluation."""
+    """Return the type annotation of each field. Look up annotations that are a name, and evaluate only the rest."""
     table, texts = vars(sys.modules[options.__module__]), dict[str, str]()
     for base in options.__mro__[::-1]:
         texts |= base.__annotations__ if base.__module__ == options.__module__ else {}
@@ -125,7 +125,7 @@ def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list
 
 
 def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
-    """Raise UsageError for the first pair of two given options. "" stands for an option that is not given."""
+    """Raise UsageError for the first pair of options that are both given. "" means that an option is not given."""
     for first, second in pairs:
         if first and second:
             raise UsageError(f"{first} and {second} contradict each other; leave one of them out")

@@ -68,7 +68,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
 
 
 def _use_engine(options: Options) -> AbstractContextManager[None]:
-    """Return a context in which `--executor` runs all tasks. Raises UsageError before anything is read."""
+    """Return a context in which the executor of `--executor` runs all tasks. Raises UsageError if it is invalid."""
     executor = getattr(options, "executor", None)
     if executor is None:
         return nullcontext()
@@ -79,6 +79,6 @@ def _use_engine(options: Options) -> AbstractContextManager[None]:
 
 
 def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
-    """Return a context in which only the work of `--shard` is done."""
+    """Return a context in which only the tasks of the shard run, or all tasks without `--shard`."""
     text = getattr(options, "shard", None)
     return nullcontext() if text is None else requests.sharded_run.use_shard(cast("ShardedOptions", options), text)

@@ -1,4 +1,4 @@
-"""Run a command as one shard (`--shard 1/4`): do a part of the work, and write a shard file instead of a report."""
+"""Run a command as one shard (`--shard 1/4`): run a part of its tasks, and write a shard file instead of a report."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
 
 
 def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:
-    """Return the row. If an earlier line has described the training log, keep only the newest loss of the log."""
+    """Return the row. If an earlier line showed that the training log grows, keep only the log's newest loss."""
     change = next((change for change in row.settings if change.key == LOG_KEY), None)
     if change is None or LOG_KEY not in grown_before or row.compared_with is None:
         return row
@@ -67,7 +67,7 @@ def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str])
 
 
 def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:
-    """Return the line of a checkpoint: its step, norm, change, path and remarks. `counters`: settings to leave out."""
+    """Return the line of a checkpoint: step, norm, change, path and remarks. Leave out the settings in `counters`."""
     step = f"{row.step.number:,}" if row.step else "-"
     if row.error is not None:
         return escape_line(f"{step:>10}  {'-':>10}  {'-':>11}  {row.path}: not read: {row.error}")
