@@ -228,7 +228,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def build_problem(finding: Finding) -> Problem:
-    """Return a problem of a single finding."""
+    """Return a problem that consists of a single finding."""
     return Problem(
         finding.rule,
         finding.severity,

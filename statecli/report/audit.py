@@ -204,7 +204,7 @@ def _build_table(findings: Iterable[Finding]) -> Table:
 
 
 def _sort_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with the worst first, grouped by rule and otherwise in the order of the run."""
+    """Sort the findings: the worst first, then by rule, then in the order of the run."""
     first = {finding.rule: n for n, finding in reversed(list(enumerate(findings)))}
     return sorted(findings, key=lambda finding: (-finding.severity.rank, first[finding.rule]))
 
@@ -250,7 +250,7 @@ def _format_subtitle(audit: Audit) -> str:
 
 
 def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Problem, ...]:
-    """Return the problems of the given findings of the audit, target by target."""
+    """Group the given findings of an audit into problems, target by target."""
     problems: list[Problem] = []
     selected_ids = set(map(id, findings))
     for target in audit.targets:
@@ -338,7 +338,7 @@ def _format_reason(reason: str, count: int) -> str:
 
 
 def _list_empty_targets(audit: Audit) -> Iterator[Line]:
-    """Yield a line with the audited targets that have no tensors, because only their loading was checked."""
+    """Yield a line that names the audited targets without tensors, because only their loading was checked."""
     targets = [
         target.target for target in audit.targets if target.status is TargetStatus.AUDITED and not target.tensors
     ]

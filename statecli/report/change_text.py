@@ -137,7 +137,7 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    """Return the deltas, but omit a largest change of 0 if positions with NaN or infinity were left out."""
+    """Return the deltas. Omit a delta whose largest change is 0 if positions with NaN or infinity were left out."""
     return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 

@@ -93,7 +93,7 @@ def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def insert_numbers(name: str, numbers: Iterable[str]) -> str:
-    """Replace the layers' numbers in a name by these texts."""
+    """Replace the layers' numbers in a name by the given texts."""
     remaining_numbers = iter(numbers)
     return _NUMBER.sub(lambda _: next(remaining_numbers), name)
 
@@ -184,7 +184,7 @@ def _join_rows(
 
 
 def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
-    """Merge the boxes that differ only in their numbers on `axis`."""
+    """Merge boxes that differ only on `axis`. A box has the numbers of folded names, by their position in the name."""
     merged_boxes = {}
     for (before, after), lane in group_by(boxes, lambda box: (box[:axis], box[axis + 1 :])).items():
         merged_axis = tuple(sorted(n for box in lane for n in box[axis]))

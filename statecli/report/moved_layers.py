@@ -48,7 +48,7 @@ class ModuleLayers(msgspec.Struct, frozen=True):
 
 
 def find_moved_layers(changes: Sequence[Change]) -> dict[str, ModuleLayers]:
-    """Return the layers of each module with a moved layer, by the start of their names, such as `h.`.
+    """Return the layers of each module with a moved layer. The key is the start of the layers' names, such as `h.`.
 
     A single tensor does not move a layer: more than half of its tensors must come from the same other layer.
     """

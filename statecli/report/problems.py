@@ -54,7 +54,7 @@ MAX_NAMES = 3
 
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
-    """Return the rules about ties that a move breaks, and the rules of other checks that report the same tie."""
+    """Return the rules about tied weights that a move breaks apart, and related rules of other checks."""
     other_proofs = (
         verify.rules.UNTIED_BY_COPY,
         verify.rules.SHARED_WITH_COPY,
@@ -130,7 +130,7 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
 def group_accepted(
     accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = (), reported: Iterable[Problem] = ()
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return the accepted problems by reason. Omit problems in `reported`, which have findings not accepted."""
+    """Return the accepted problems by reason. Omit the problems in `reported`, which are accepted only in part."""
     reported_problems = {_identify(problem) for problem in reported}
     problems_by_reason = {}
     for reason, entries in group_by(accepted, lambda entry: entry.reason).items():
@@ -149,7 +149,7 @@ def _identify(problem: Problem) -> tuple[object, ...]:
 def build_accepted_notes(
     accepted: Iterable[Accepted], problems_by_reason: Mapping[str, Sequence[Problem]]
 ) -> Iterator[Oddity]:
-    """Yield notes for each reason: how many problems are accepted, and how many findings in other problems.
+    """Yield notes for each reason: the number of accepted problems, and of accepted findings in reported problems.
 
     `problems_by_reason` comes from `group_accepted`.
     """
@@ -216,7 +216,7 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 
 def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
-    """Return the problem of a broken tie. Findings of other checks about the same weights become its consequences."""
+    """Return the problem of broken tied weights. Findings of other checks about these weights become consequences."""
     ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
     first_by_name = {finding.fqn: finding for finding in reversed(ties)}
     first = [finding for finding in ties if finding is first_by_name[finding.fqn]]
@@ -382,7 +382,6 @@ def _join_effects(effects: Iterable[Consequence]) -> Iterator[str]:
 
 
 def _get_consequence(finding: Finding) -> Consequence:
-    """Return the text of a finding as a consequence of another problem of the same tensor."""
     return finding.wording.consequence or Consequence(_get_text(finding))
 
 

@@ -30,7 +30,7 @@ _WORDS = {True: "yes", False: "no", None: "-"}
 
 
 def build_resume_check_report(result: ResumeCheck, view: View) -> Report:
-    """Return the report of a comparison."""
+    """Return the report of a comparison of two training runs."""
     return Report(
         title=f"{result.target}: resume-check",
         document=lambda: build_resume_check_document(result),

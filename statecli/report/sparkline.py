@@ -17,7 +17,7 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
-    """Return the smallest and the largest positive finite value, at least a factor of MIN_RATIO apart, or None."""
+    """Return the smallest and the largest positive finite value. Widen the range to a ratio of at least MIN_RATIO."""
     values = [value for line in series for value in line if value and math.isfinite(value)]
     return (min(*values, max(values) / MIN_RATIO), max(values)) if values else None
 

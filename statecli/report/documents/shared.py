@@ -108,7 +108,7 @@ def build_problem_row(problem: Problem) -> ProblemRow:
 
 
 def strip_wordings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings without the parts of their messages, because documents contain only whole messages."""
+    """Return the findings without `wording` (the parts of a message), because documents contain whole messages."""
     return tuple(finding.strip_wording() if isinstance(finding, WordedFinding) else finding for finding in findings)
 
 
