@@ -100,7 +100,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """Chart with its layout. `unit` is the title of the y axis, `below` the title of the x axis.
+    """Chart with its layout. `unit` is the title of the y axis, `below` is that of the x axis.
 
     `wide` requests the whole width of a page. `lines` are the corners of lines, as SVG writes them. With `upright`, the
     texts of the x axis are names, written upwards. `ground` is the y of the bars' base. `zero` is the x of 0, or None
@@ -294,7 +294,6 @@ def _describe_bars(bars: list[_Bar]) -> str:
 
 
 def _describe_unmeasured(bar: _Bar) -> str:
-    """Return the text shown in place of an infinite or NaN value, or "" for a finite value."""
     return bar.word if math.isinf(bar.value) else "not finite" if math.isnan(bar.value) else ""
 
 

@@ -100,7 +100,7 @@ class _Layout:
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist_shared_column(self) -> bool:
-        """Replace a column with one value in all rows by a text above the table. Return False if no column fits."""
+        """Replace a column with the same value in all rows by a text on top. Return False if no column qualifies."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
             shared_format = self.page.columns[c].shared_format
@@ -111,7 +111,7 @@ class _Layout:
         return False
 
     def _hoist_grouped_column(self) -> bool:
-        """Replace a column with one ordinary value per group by a text on top. Return False if no column fits."""
+        """Replace a column with one ordinary value per group by a text on top. Return False if no column qualifies."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
@@ -123,7 +123,7 @@ class _Layout:
         return False
 
     def _hoist_column_of_each_group(self) -> bool:
-        """Replace a column with one value per group by texts in the headings. Return False if no column fits."""
+        """Replace a column with one value per group by texts in the headings. Return False if no column qualifies."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             shared_format = self.page.columns[c].shared_format
@@ -496,7 +496,7 @@ _SIGN_PATTERN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield lines with the consequences of a problem. Short ones share a line; the last line counts the hidden ones.
+    """Yield lines with the consequences of a problem. Short ones share a line; the last line counts hidden findings.
 
     An example has its own line, because another cause would read as a part of the example.
     """
