@@ -655,7 +655,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text over the screen. Any key closes it; a key that does more than close also has its usual effect."""
+        """Show a text over the screen. Any key closes the text; a key with an action of its own also does this."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:

@@ -138,7 +138,7 @@ class Filter:
         return describe_list_remark(tensor, outlier, RowView(), is_live=self._is_class, is_reported=False)
 
     def _test_any(self, word: str) -> Test:
-        """Return the test for a word without a field: part of a name, glob, or whole dtype, kind, shape or problem."""
+        """Return a test function for a word without a field: part of a name, glob, dtype, kind, shape or problem."""
         tests = [self._test_name(word)]
         lower = word.lower()
         by_dtype = Selection(dtype=(word,))

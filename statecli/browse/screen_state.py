@@ -201,7 +201,7 @@ class ScreenModel:
         self.select_position(position)
 
     def list_columns(self) -> tuple[ListColumn, ...]:
-        """Return the columns of the list. Statistics need values that were read, changes need a second target."""
+        """Return the columns of the list. Statistics need values that were read, and changes need a second target."""
         hidden_columns = set() if self.shows_stats else set(STATISTICS)
         if self.difference is None:
             hidden_columns.add(ListColumn.CHANGE)
@@ -389,7 +389,6 @@ class ScreenModel:
         return make_number_key
 
     def _get_number(self, position: int, column: ListColumn) -> float | None:
-        """Return a statistic of the tensor, or its change for the column `change`; None if unknown."""
         if column is ListColumn.CHANGE:
             return self.difference.get_order(position) if self.difference else None
         number: float | None = getattr(self.stats.get(position), column.value, None)
@@ -493,7 +492,7 @@ class ScreenModel:
         return [n for n in difference.list_missing(self.filtered_positions) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
-        """Return the roles (tensors that each layer has) whose changes are known. Their `rms` has the changes."""
+        """Return the roles (tensors that each layer has) whose changes are known. Their `rms` contains the changes."""
         return list_roles(
             replace(tensor, stats=Stats(mean=change, std=0.0, nan=0, inf=0) if change is not None else None)
             for n, tensor in enumerate(self.tensors)
