@@ -146,7 +146,6 @@ def _find_candidates(words: Sequence[str], current: str) -> Completion:
 
 
 def _complete_command(words: Sequence[str]) -> Completion:
-    """Return the commands of statecli or, if `words` name a group, of the group; nothing for other words."""
     group = " ".join(words)
     return Completion(candidates=tuple(list_commands(group)) if group in ("", *GROUPS) else ())
 

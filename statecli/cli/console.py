@@ -213,7 +213,7 @@ def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Ca
 
 
 class _ReadBytes:
-    """Counter of read value bytes: of finished tensors, or fetched from remote files, whichever are more."""
+    """Counter of bytes of values: those of finished tensors or those received from remote files, whichever are more."""
 
     def __init__(self) -> None:
         self.total = self._finished_bytes = self._finished_before = self._fetched_before = 0
