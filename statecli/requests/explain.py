@@ -17,7 +17,7 @@ from statecli.targets import load
 
 
 def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Request | None:  # noqa: ARG001 - every command has the same signature
-    """Return the request, or None for an error text on stdin. Raises UsageError unless a class and a file are given."""
+    """Return the request, or None for an error text on stdin. Raises UsageError without a class and a checkpoint."""
     if options.checkpoint is None:
         if options.model == STANDARD_INPUT:
             return None

@@ -119,7 +119,7 @@ def _to_sequence(value: object) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError if the part and `first` read different files; UsageError if only a file time differs."""
+    """Raise UnreadableError if the part and `first` read different files; UsageError if only file times differ."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
