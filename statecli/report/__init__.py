@@ -192,7 +192,7 @@ class Problem(msgspec.Struct, frozen=True):
         return sum(self.effect_counts[shown_count:]) + max(0, further)
 
     def merge_findings(self) -> Finding:
-        """Return a single finding for the whole problem, for outputs that have one entry for each problem.
+        """Merge the findings of the problem into one, for outputs that have one entry for each problem.
 
         The consequences follow the message. A finding about several tensors has no name in `fqn`; `about` keeps the
         fingerprints of two problems of a target apart.

@@ -54,7 +54,7 @@ MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
-    """Return the reasons for exit status 2, such as a rule that did not run; () if failures already set the status."""
+    """Return reasons for exit status 2, such as a rule that did not run, or () if failures already set the status."""
     if audit.failing or audit.count(TargetStatus.FAILED):
         return ()
     if not audit.count(TargetStatus.AUDITED):
@@ -360,7 +360,7 @@ def _format_clean_targets(audit: Audit) -> str:
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
-    """Yield a line for each rule and reason of accepted problems or, with `-v`, for each accepted finding."""
+    """Yield lines about accepted problems: one for each rule and reason or, with `-v`, one for each finding."""
     alike: Counter[tuple[str, str]] = Counter()
     for target in audit.targets:
         for entry in target.accepted if view.verbose else ():

@@ -156,7 +156,7 @@ def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]
 def _join_rows(
     alike: _AlikeRows, template: str, names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]
 ) -> Iterator[tuple[Line, list[int]]]:
-    """Yield the folded lines of rows that differ only in their numbers, each with the positions of its rows."""
+    """Join rows that differ only in their numbers. Yield each folded line with the positions of its rows."""
     numbers, positions = alike
 
     def build_line(position: int, box: Box | None = None) -> Line:

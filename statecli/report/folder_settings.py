@@ -35,7 +35,7 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def names_class(settings: Settings) -> bool:
-    """Return True if `--model auto` can use the class in config.json, without code of the checkpoint (`auto_map`)."""
+    """Return True if `--model auto` can use the class in config.json. The class must not need the checkpoint's code."""
     values = settings.values
     is_named = any(isinstance(values.get(f"config.{key}"), str) for key in ("architectures", "_class_name"))
     return (

@@ -76,7 +76,7 @@ def list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[Tensor
 
 
 def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str, ...]:
-    """Return the line that counts the hidden tensors of the flat table; () for a tree or if no tensor is hidden."""
+    """Return the line that counts the hidden tensors of the flat table, or () for a tree or if no tensor is hidden."""
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(inspection.state.tensors) - len(list_shown_tensors(inspection, view))

@@ -28,7 +28,7 @@ def has_stats(inspection: Inspection) -> bool:
 
 
 def list_weights_by_row(inspection: Inspection) -> dict[TensorKey, LogicalWeight]:
-    """Return the quantized weights that have a row, by section and name; {} if their tensors have rows instead."""
+    """Return the quantized weights that have a row, by section and name, or {} if their tensors have rows instead."""
     if inspection.to is not None or has_stats(inspection):
         return {}
     return {TensorKey(weight.codes.section, weight.fqn): weight for weight in inspection.weights}

@@ -20,7 +20,7 @@ def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tu
 
 
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
-    """Return a failed case. The message is the first problem; if there are several, their number comes first.
+    """Return a failed case. The message is the first problem. If there are several problems, their number comes first.
 
     The text lists all problems. If a problem has several findings, they follow the problem in folded lines.
     """

@@ -93,7 +93,7 @@ def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved_layers: list
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
-    """Return only the matrices if possible, because biases and norms of a new model are equal in all layers."""
+    """Return only the matrices if there are any, because biases and norms of a new model are equal in all layers."""
     return [c for c in changes if (row := c.after or c.before) and len(row.shape or ()) > 1] or changes
 
 

@@ -65,7 +65,7 @@ def _list_tie_rules() -> frozenset[str]:
 
 
 def _map_rules(plugin_rules: Sequence[Rule]) -> Mapping[str, RuleText]:
-    """Return the texts of each rule, including rules of plugins, by the name of the rule."""
+    """Return the texts of each rule by its name. Rules of plugins are included."""
     texts_by_rule = rule_texts.read_rule_texts()
     return (
         texts_by_rule | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules}

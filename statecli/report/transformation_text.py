@@ -62,7 +62,7 @@ def find_rounding(changes: Sequence[Change]) -> Rounding | None:
 
 
 def describe_transformation(change: Change) -> str:
-    """Describe the transformation of a tensor, without its name; "" for an exact cast, because a row shows dtypes."""
+    """Describe the transformation of a tensor, without its name. Return "" for an exact cast, as a row shows dtypes."""
     return "" if change.transformation is None or is_exact_cast(change) else describe_recognised_change(change)
 
 

@@ -342,7 +342,7 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
 
 
 def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for all weights of the same type, layout and kind of scales, with the range of their errors.
+    """Yield a line for the weights of a type, layout and kind of scales. The line has the range of their errors.
 
     A line names the weights whose error is much larger than the rest or, if lines are unfolded, each weight.
     """
@@ -394,7 +394,7 @@ def _get_error(change: Change) -> float:
 
 
 def _build_swap_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
-    """Yield a line for each pair of swapped tensors that are not in swapped layers."""
+    """Yield a line for each pair of swapped tensors. Pairs in swapped layers are left out."""
     outside_changes = [change for change in changes if not is_in_moved_layer(change, overview.modules)]
     pairs = group_by(outside_changes, lambda change: (change.section, min(change.fqn, list_sources(change)[0])))
     lines = [

@@ -61,7 +61,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
-        """Return why a tensor has its verdict; None if a finding or the check's line already gives the reason."""
+        """Return why a tensor has its verdict, or None if a finding or the check's line already gives the reason."""
         cell = self.cells.get(fqn)
         if cell is None or (cell.verdict is Verdict.FAILED and fqn in self.reported_fqns):
             return None
@@ -350,7 +350,7 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
 
 
 def _find_common_module(names: Sequence[str]) -> str:
-    """Return the module path at the beginning of all names, such as `encoder.layers`; "" without a common module."""
+    """Return the module path at the beginning of all names, such as `encoder.layers`, or "" if there is none."""
     first, last = min(names).split("."), max(names).split(".")
     count = next((n for n, (part, last_part) in enumerate(zip(first, last, strict=False)) if part != last_part), 0)
     return ".".join(first[:count])
@@ -369,7 +369,7 @@ ColumnReason = tuple[str, str]
 
 
 def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
-    """Return the reasons that all rows of a group share, for its heading, or () for a single row."""
+    """Return the reasons to show in a group's heading, because all rows share them. Return () for a single row."""
     reasons = []
     for column in proof_columns if len(rows) > 1 else ():
         alike = {(column.get_verdict(row.fqn), column.get_reason(row.fqn)) for row in rows}
