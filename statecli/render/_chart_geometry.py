@@ -244,7 +244,7 @@ def _build_name_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[Tick, ...]:
 
 
 def _choose_scale(finite: Sequence[float]) -> Scale | None:
-    """Return a logarithmic scale, or a linear scale if a value is negative; None if all values are zero."""
+    """Return a logarithmic scale, or a linear scale if a value is negative. Return None if all values are zero."""
     positive = [value for value in finite if value > 0]
     if any(value < 0 for value in finite):
         return build_linear_scale(min(finite), max(0.0, *finite))

@@ -46,7 +46,7 @@ def build_curve_picture(chart: Curve) -> Picture:
 
 
 def _choose_scale(values: Sequence[float]) -> Scale | None:
-    """Return a logarithmic scale for values of several magnitudes, else a linear scale; None if `values` is empty."""
+    """Return a logarithmic scale for values of several magnitudes, else a linear scale, or None for no values."""
     positive = [value for value in values if value > 0]
     if not positive:
         return build_linear_scale(min(values), max(values) or float(not any(values))) if values else None

@@ -128,7 +128,7 @@ def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
 
 
 def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annotation:
-    """Merge annotations into one; messages that differ only in their target share a line."""
+    """Merge annotations into one. Messages that differ only in their target share a line."""
     if len(annotations) == 1:
         return annotations[0]
     is_mixed = len({annotation.target for annotation in annotations}) > 1

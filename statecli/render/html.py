@@ -122,11 +122,11 @@ class _Links:
                 self._targets |= dict.fromkeys(tensors_of_line, self._row_ids[id(line)])
 
     def find_row_id(self, line: Line) -> str:
-        """Return the id of the row if a chart links to the row; "" otherwise."""
+        """Return the id of the row if a chart links to the row, or "" otherwise."""
         return self._row_ids.get(id(line), "")
 
     def find_row(self, tensor: TensorKey | None) -> str:
-        """Return the address of a tensor on the page, without `#`; "" if the page does not list the tensor."""
+        """Return the address of a tensor on the page, without `#`, or "" if the page does not list the tensor."""
         if tensor is None or not self._has_list:
             return "" if tensor is None else self._targets.get(tensor, "")
         section, fqn = tensor
@@ -147,7 +147,7 @@ class _BarScale(msgspec.Struct, frozen=True):
 
     @staticmethod
     def build(page: Page) -> _BarScale | None:
-        """Return the scale of the bars; None if no column has bars."""
+        """Return the scale of the bars, or None if no column has bars."""
         if not any(column.has_bars for column in page.columns):
             return None
         measures = [

@@ -169,7 +169,7 @@ class _Layout:
         return rows
 
     def format_heads(self, heads: tuple[str, ...]) -> list[str]:
-        """Return the lines with the column headings of a group or of the table; [] for a table of names only."""
+        """Return the lines with the column headings of a group or of the table, or [] for a table of names only."""
         names = heads or tuple(column.name for column in self.page.columns)
         return self.format_row(names) if len(names) > 1 else []
 
@@ -195,7 +195,7 @@ class _Layout:
         return [*self.wrap_hanging(before, width), *self.wrap_hanging("→ " + after, width)]
 
     def wrap_hanging(self, text: str, width: int) -> list[str]:
-        """Return the lines of a text; lines after the first are indented, because they do not begin a row."""
+        """Return the lines of a text. Lines after the first are indented, because they do not begin a row."""
         first = self.split_text(text, width)[0]
         remaining_text = text[len(first) :]
         return [
