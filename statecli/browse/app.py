@@ -571,7 +571,7 @@ class Browser(App[None]):
         self._panel.scroll_relative(y=by * 8, animate=False)
 
     def action_sort(self, by: int) -> None:
-        """Sort by the next column; after the last column, show the tree again."""
+        """Sort by the next column. After the last column, show the tree again."""
         available_columns = self.model.list_columns()
         columns = [None, *(column for column in SORT_ORDER if column in available_columns)]
         at = columns.index(self.model.sort) if self.model.sort in columns else 0
@@ -655,7 +655,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text over the screen. Any key closes the text; a key with an action of its own also does this."""
+        """Show a text over the screen. Any key closes the text, and then runs its action if it has one."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:

@@ -96,7 +96,7 @@ class Difference:
         return math.inf if combined is None else combined
 
     def get_share_of_layer(self, position: int) -> float | None:
-        """Return the norm of the change divided by the norm of the layer's changed tensors; None if unknown.
+        """Return the norm of the change divided by the norm of the layer's changed tensors, or None if unknown.
 
         A tensor near zero at the start, for example the bias of a norm, has a large relative change and a small share.
         """
@@ -122,7 +122,7 @@ class Difference:
         return change.section, ".".join(parts[:end])
 
     def get_order(self, position: int) -> float | None:
-        """Return the change to sort by, as a share of its layer; infinity if it is undefined, None if unknown."""
+        """Return the change to sort by, as a share of its layer. It is infinity if undefined, and None if unknown."""
         if not self.has_pair(position):
             return math.inf
         outcome = self.outcomes.get(position)
@@ -153,7 +153,7 @@ class Difference:
         return sign if sign[0].isdigit() or sign == "nan/inf" else f"{letter} {sign}".strip()
 
     def format_changes(self, positions: Sequence[int]) -> str:
-        """Return the combined relative change of a module's changed tensors; `=` for equal values.
+        """Return the combined relative change of a module's changed tensors, or `=` for equal values.
 
         Returns "" if some of the tensors were not compared.
         """

@@ -108,7 +108,7 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
 
 
 def _join_numbers(globs: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the globs; globs that differ only in a number are joined with braces: `layers.{3..5}.*`."""
+    """Join globs that differ only in a number with braces: `layers.{3..5}.*`. Return all globs."""
     max_numbers = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
     joined_globs = list(globs)
     for axis in range(max_numbers - 1, -1, -1):

@@ -54,7 +54,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
 
 
 class UnusualCell(msgspec.Struct, frozen=True):
-    """A cell of the table with its kind: `outlier`, `nan`, `inf` or `nan/inf`; "" if its values are usual."""
+    """A cell of the table. Its kind is `outlier`, `nan`, `inf` or `nan/inf`, or "" if its values are usual."""
 
     row: int
     column: int
@@ -183,7 +183,7 @@ def format_cell(model: ScreenModel, column: LayerColumn, row: int, measure: Laye
 
 
 def describe_unusual(column: LayerColumn, row: int, stats: Mapping[int, Stats]) -> str:
-    """Return `outlier`, `nan`, `inf` or `nan/inf`; "" for usual values."""
+    """Return `outlier`, `nan`, `inf` or `nan/inf`, or "" for usual values."""
     position = column.positions[row]
     if position is None:
         return ""

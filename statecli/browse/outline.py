@@ -54,7 +54,7 @@ class OutlineNode:
         return self.section, self.prefix, len(self.members)
 
     def list_children(self, tensors: Sequence[TensorInfo]) -> list[OutlineNode]:
-        """Return the child nodes; equal nodes whose labels differ only in a number are joined."""
+        """Return the child nodes. Equal nodes whose labels differ only in a number are joined."""
         if self._children is None:
             self._children = _join_equal(_split_node(self, tensors, self._measure), tensors, self._measure)
         return self._children
@@ -151,7 +151,7 @@ def _split_by_change(nodes: list[OutlineNode], measure: Measure | None) -> list[
 
 
 def _make_content_key(node: OutlineNode, tensors: Sequence[TensorInfo]) -> object:
-    """Return a key that is equal for nodes with tensors of the same names, kinds, dtypes and shapes."""
+    """Return a key that is equal for nodes whose tensors have equal names, kinds, dtypes and shapes."""
     start = len(node.prefix)
     rows = (tensors[position] for position in node.positions)
     return node.tensor is None, tuple((row.fqn[start:], row.kind, row.dtype, row.shape) for row in rows)

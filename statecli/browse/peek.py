@@ -104,7 +104,7 @@ def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
 
 
 def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> ValueHistogram | None:
-    """Return the histogram of the values; None if they cannot be read, cannot be ordered, or are all equal."""
+    """Return the histogram of the values, or None if they cannot be read, cannot be ordered, or are all equal."""
     # The stored values of a sparse tensor are not all of its values.
     if tensor.data is None or stats.min is None or stats.max is None:
         return None
@@ -116,7 +116,7 @@ def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> Valu
 
 
 def read_first_unusual(tensor: TensorInfo, stats: Stats, versions: Versions) -> Mapping[str, tuple[int, ...]]:
-    """Return the index of the first NaN and of the first infinity; empty if neither is found."""
+    """Return the index of the first NaN and of the first infinity. The result is empty if neither is found."""
     if tensor.data is None or not (stats.nan or stats.inf):
         return {}
     try:

@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def browse(request: Request, show_stages: Callable[[], AbstractContextManager[object]]) -> str:
-    """Show the screen until the user quits; return the text that was copied last, to print it after the screen.
+    """Show the screen until the user quits. Return the last copied text, because it is printed after the screen.
 
     `show_stages` shows the stages of slow work until the screen opens. Raises StateError, before the screen opens, if a
     target cannot be read.

@@ -141,7 +141,7 @@ class ScreenModel:
 
     @property
     def current(self) -> ListRow | None:
-        """The row at the cursor; None if there are no rows."""
+        """The row at the cursor, or None if the list is empty."""
         return self.get_row(min(self.cursor, self.count - 1)) if self.count else None
 
     def get_name(self, position: int) -> str:
@@ -150,7 +150,7 @@ class ScreenModel:
         return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
 
     def get_owner(self, position: int) -> str | None:
-        """Return the parameter that an optimizer tensor belongs to, as recorded or guessed; None if unknown."""
+        """Return the recorded or guessed parameter that an optimizer tensor belongs to, or None if it is unknown."""
         tensor = self.tensors[position]
         return tensor.belongs_to or self._owners.get(tensor.key)
 
@@ -163,7 +163,7 @@ class ScreenModel:
         return self._common_ends
 
     def set_filter(self, text: str) -> None:
-        """Show only matching tensors; "" shows all. The selected tensor stays selected while visible."""
+        """Show only matching tensors, or all for "". The selected tensor stays selected while it is visible."""
         current = self.current
         self.filter_text, self._before_sort = text, 0
         filter_result = self._filter.find(text)
@@ -186,7 +186,7 @@ class ScreenModel:
             self.cursor = min(self._before_sort, self.count - 1)
 
     def describe_order(self) -> str:
-        """Return a text such as `by size, largest first`; "" for the target's order."""
+        """Return a text such as `by size, largest first`, or "" for the target's order."""
         if self.sort is None:
             return ""
         if self.sort in LEFT_ALIGNED:
@@ -230,7 +230,7 @@ class ScreenModel:
             self._update(current)
 
     def get_node_bytes(self, node: OutlineNode) -> int:
-        """Return the bytes of a module, or of one of the joined equal modules; shared storage counts once."""
+        """Return the bytes of a module, or of one of the joined equal modules. Shared storage counts once."""
         if node.key not in self._sizes:
             positions = node.members[0].positions if node.members else node.positions
             self._sizes[node.key] = sizes.sum_bytes(self.tensors[position] for position in positions)
@@ -269,7 +269,7 @@ class ScreenModel:
             self._update()
 
     def open_node(self) -> None:
-        """Open the node at the cursor; go to its first row if already open."""
+        """Open the node at the cursor, or go to its first row if the node is open already."""
         row = self.current
         if row is not None and row.node is not None and row.tensor is None:
             if self.is_open(row.node):
@@ -300,7 +300,7 @@ class ScreenModel:
         self._update()
 
     def select_position(self, position: int) -> None:
-        """Move the cursor to a tensor that the list shows; in the tree, open the nodes above it."""
+        """Move the cursor to a tensor that the list shows. In the tree, open the nodes above the tensor."""
         if not self.shows_tree:
             if position in self._positions:
                 self.cursor = self._positions.index(position)
@@ -429,7 +429,7 @@ class ScreenModel:
         return self._toggle_marks(positions)
 
     def find_next_row(self) -> int:
-        """Return the next row that is not inside the row at the cursor; the same row if it is the last."""
+        """Return the next row that is not inside the row at the cursor, or the same row if it is the last."""
         following = range(self.cursor + 1, self.count)
         if not self.shows_tree:
             return following[0] if following else self.cursor
@@ -458,7 +458,7 @@ class ScreenModel:
         return len(self.marked) - self.count_marked(self.filtered_positions)
 
     def describe_marks(self) -> str:
-        """Return `52 marked (40 hidden)` if the filter hides 40 marked tensors; "" if nothing is marked."""
+        """Return `52 marked (40 hidden)` if the filter hides 40 marked tensors, or "" if nothing is marked."""
         hidden_count, count = self.count_hidden_marks(), len(self.marked)
         hidden_text = f" ({'all' if hidden_count == count else f'{hidden_count:,}'} hidden)" if hidden_count else ""
         return f"{count:,} marked{hidden_text}" if count else ""
@@ -468,7 +468,7 @@ class ScreenModel:
         return sum(position in self.marked for position in positions) if self.marked else 0
 
     def list_copied(self) -> set[int]:
-        """Return the tensors to copy: marked tensors, else matches of the filter, else tensors of the current row."""
+        """Return the tensors to copy: the marked tensors, or else the filter's matches, or else the current row's."""
         if self.marked or self.filter_text.strip():
             return self.marked or set(self.filtered_positions)
         return set(self.current.positions if self.current else ())
@@ -520,7 +520,7 @@ class ScreenModel:
         return f"{start}{'; '.join(texts)}{end}"
 
     def format_cell(self, position: int, column: ListColumn) -> str:
-        """Return the text of a tensor's cell; "" for unread values."""
+        """Return the text of a tensor's cell, or "" for unread values."""
         tensor = self.tensors[position]
         if column is ListColumn.KIND:
             return format_kind(tensor)

@@ -38,18 +38,18 @@ _MIN_WIDTH_OF_TREE_SIZES = 38
 
 
 class TensorList(ScrollView, can_focus=True):
-    """The rows of the model, with a heading."""
+    """Widget that shows the rows of the screen model below a heading."""
 
     DEFAULT_CSS = "TensorList { scrollbar-size-vertical: 1; overflow-x: hidden; overflow-y: auto; }"
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """Message that the cursor is on another row."""
 
     class Activated(Message):
-        """The row at the cursor was clicked again."""
+        """Message that the row at the cursor was clicked again."""
 
     class Heading(Message):
-        """The heading of a column was clicked."""
+        """Message that the heading of a column was clicked."""
 
         def __init__(self, column: ListColumn) -> None:
             super().__init__()
@@ -200,7 +200,7 @@ class TensorList(ScrollView, can_focus=True):
         return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: ListRow, room: int) -> str:
-        """Return the parameter of an optimizer tensor, ` of h.3.mlp.weight`; "" if it is unknown or does not fit."""
+        """Return ` of h.3.mlp.weight`, the parameter of an optimizer tensor, or "" if it is unknown or does not fit."""
         owner = self._model.get_owner(row.tensor) if row.tensor is not None else None
         if owner is None or room < _MIN_OWNER_CELLS:
             return ""
@@ -274,7 +274,7 @@ def shorten_numbers(label: str, width: int) -> str:
 
 
 def _fit_text(text: str, width: int) -> str:
-    """Return the text in exactly `width` cells; the middle of a longer text is left out."""
+    """Return the text in exactly `width` cells. The middle of a longer text is left out."""
     if text.isascii():
         return truncate_middle(text, width).ljust(width)
     while cell_len(text) > width and len(text) > 1:

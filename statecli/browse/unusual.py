@@ -75,7 +75,7 @@ class UnusualValues:
                 yield NamedTensors(f"{plural(len(names), 'tensor')} {verb}", names, "")
 
     def sign(self, key: NodeKey | None, positions: Collection[int]) -> str:
-        """Return `! NaN, outlier` for the tensors of a row; "" if all are usual. Cache the result under `key`."""
+        """Return `! NaN, outlier` for the tensors of a row, or "" if all are usual. Cache the result under `key`."""
         if not self._has_any():
             return ""
         if key is not None and key in self._signs:
