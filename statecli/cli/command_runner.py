@@ -104,7 +104,7 @@ def _list_unreported_failures(outcome: Outcome[object], last: OutputTarget, *, q
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Make the parent process end this process after the given number of seconds; None means no limit."""
+    """Make the parent process end this process after the given number of seconds. For None, do nothing."""
     if seconds is None:
         return
     if not 0 < seconds < math.inf:

@@ -85,7 +85,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
 
 
 def _list_files(typed_word: str, start: int) -> Completion | None:
-    """Return the files whose names begin as typed, except names that need quotes; None without such a file."""
+    """Return the files whose names begin as typed, except names that need quotes, or None if no file matches."""
     folder, name = os.path.split(typed_word[start:])
     if not name.strip(":="):
         return None
@@ -124,7 +124,7 @@ def _join_words(words: Sequence[str]) -> list[str]:
 
 
 def _unquote(word: str) -> str:
-    r"""Return a word of a shell without quotes and backslashes; the last quote may be unclosed."""
+    """Return a word of a shell without quotes and backslashes. The last quote may be unclosed."""
     return re.sub(r"\\(.)|[\"']", lambda match: match[1] or "", word) if os.sep == "/" else word.strip("\"'")
 
 
@@ -215,7 +215,7 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
 
 
 def _list_rules(command: str) -> Iterator[tuple[str, str]]:
-    """Yield the rules of a command and their groups; for the command `rules`, yield the rules of all commands."""
+    """Yield the rules and rule groups of a command. For the command `rules`, yield the rules of all commands."""
     from statecli.rules.dictionary import DICTIONARY, RULES
 
     if command == "rules":
@@ -233,7 +233,7 @@ def _list_schema_commands(_: str) -> Candidates:
 
 
 def _list_parts_of_target(current: str) -> Candidates:
-    """Return candidates for the class after `net.py:` or the section after `train.ckpt#`; none for other words."""
+    """Return candidates for the class after `net.py:` or the section after `train.ckpt#`, or none for other words."""
     path, hash_sign, _ = current.rpartition("#")
     if hash_sign and os.path.exists(path):
         return ((f"{path}#{name}", "") for name in _list_sections(path))

@@ -1,4 +1,4 @@
-"""Output of a command: reports to stdout or files; findings, warnings and progress to stderr."""
+"""Output of a command: reports go to stdout or files, and findings, warnings and progress to stderr."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class _StageLine:
         self._is_shown = False
 
     def show(self, text: str) -> None:
-        """Replace the name of the stage on the line; "" clears the line.
+        """Replace the name of the stage on the line, or clear the line for "".
 
         The cursor stays at the start of the line, so that the next output takes the place of the text.
         """

@@ -24,7 +24,7 @@ MAX_TERM_COLUMNS = 30
 
 
 def find_help_request(words: Sequence[str]) -> str | None:
-    """Return the command whose help is requested ("" means statecli itself); None if no help is requested.
+    """Return the command whose help is requested ("" means statecli itself), or None if no help is requested.
 
     Returns None also for a nonexistent command, which the parser reports later.
     """

@@ -64,7 +64,7 @@ class HelpPage(msgspec.Struct, frozen=True):
 
 
 def build_page(name: str) -> HelpPage:
-    """Return the help of a command or of a group of commands; for "", the help of statecli itself."""
+    """Return the help of a command or of a group of commands. For "", return the help of statecli itself."""
     if name in COMMANDS:
         return _build_command_page(name)
     program = f"statecli {name}".rstrip()
@@ -142,7 +142,7 @@ def format_term(option: Parameter) -> str:
 
 
 def format_placeholder(option: Parameter) -> str:
-    """Return the placeholder of the value: its metavar, its choices or NUMBER; "" for a flag."""
+    """Return the placeholder of an option's value: its metavar, its choices or NUMBER, or "" for a flag."""
     if option.is_flag:
         return ""
     return option.metavar or "|".join(option.choices) or "NUMBER"

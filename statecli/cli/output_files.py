@@ -149,7 +149,7 @@ def check_place(path: str, option_text: str) -> None:
 
 
 def _is_part(path: str, folder: str) -> bool:
-    """Return True for a file of the model in `folder`; False for other files there, such as an earlier report."""
+    """Return True for a file of the model in `folder`, but not for other files there, such as an earlier report."""
     if not os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), "")):
         return False
     name = os.path.basename(path)
@@ -163,7 +163,7 @@ def _is_part(path: str, folder: str) -> bool:
 
 
 def find_descriptor(path: str) -> int | None:
-    """Return the open descriptor of a path like `/dev/stdout` or `/dev/fd/63`; None for any other path."""
+    """Return the open descriptor of a path like `/dev/stdout` or `/dev/fd/63`, or None for any other path."""
     for _ in range(40):  # links may go round in a circle
         folder, name = os.path.split(path)
         if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/dev/fd"):

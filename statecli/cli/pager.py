@@ -1,4 +1,4 @@
-"""Show a result longer than the terminal in a pager, as git does: `STATECLI_PAGER`, else `PAGER`, else `less`.
+"""Show a result longer than the terminal in a pager, as git does: $STATECLI_PAGER, $PAGER or `less`.
 
 An empty value or `cat` switches the pager off. Nothing is paged in pipes, in CI, and without a keyboard.
 """
@@ -17,7 +17,7 @@ _ESCAPE_SEQUENCE = compile_on_use(rb"\x1b\[[0-9;]*m")
 
 
 def find_pager(descriptor: int) -> str | None:
-    """Return the pager's command for results on this descriptor; None if the results do not need a pager."""
+    """Return the pager's command for results on this descriptor, or None if the results do not need a pager."""
     is_interactive = is_terminal(descriptor) and is_terminal(0)
     if not is_interactive or os.name != "posix" or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return None

@@ -1,4 +1,4 @@
-"""Parse command lines: common lines without Typer; all other lines, and mistakes, with Typer.
+"""Parse command lines. This module parses common lines without Typer, and leaves all others and mistakes to Typer.
 
 Both parsers are derived from the table of options (`requests.options`). Typer 0.29 imports pydantic on every run: 100
 ms, twice the time to list a checkpoint. So `parse` reads lines of targets and fully spelled options, and leaves
@@ -17,7 +17,7 @@ from statecli.requests.parameters import Parameter, parameters_of
 
 
 def parse(words: Sequence[str]) -> Options | None:
-    """Return the options of a command line; None if Typer has to parse the line."""
+    """Return the options of a command line, or None if Typer has to parse the line."""
     name = find_command(words)
     if not name or find_ambiguous_word(words) is not None:
         return None
@@ -38,7 +38,7 @@ class _LineReader:
         self._values_by_field: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Return the value of each given field; None if a word is not clearly a target or an option."""
+        """Return the value of each given field, or None if a word is not clearly a target or an option."""
         remaining_words = iter(words)
         only_targets = False
         for word in remaining_words:

@@ -97,7 +97,7 @@ class _StdoutErrors:
 
 
 def reserve_stdout() -> None:
-    """Reserve standard output for results; everything else printed by the process goes to stderr.
+    """Reserve standard output for results. Everything else that the process prints goes to stderr.
 
     A model's code may print from a thread, a finalizer or an exit handler, long after the model was built. Nothing is
     changed if `sys.stdout` is closed or replaced, because the caller handles output then. A supervised process has no
@@ -129,12 +129,12 @@ def reserve_stdout() -> None:
 
 
 def get_result_stream() -> Stream | None:
-    """Return the stream that `reserve_stdout` created; None if it did not create a stream."""
+    """Return the stream that `reserve_stdout` created, or None if it did not create a stream."""
     return _result_stream
 
 
 def find_parent() -> Any:
-    """Return the connection to the parent process, which prints the output; None if this process prints."""
+    """Return the connection to the parent process, which prints the output, or None if this process prints."""
     supervisor = sys.modules.get("statecli.cli.supervisor")
     return supervisor.get_connection() if supervisor else None
 

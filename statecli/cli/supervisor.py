@@ -117,7 +117,7 @@ _child: Child | None = None
 
 
 def get_connection() -> Child | None:
-    """Return the connection to the parent; None if this process is not a supervised child, or has sent its verdict."""
+    """Return the connection to the parent, or None if this process is not supervised or has sent its verdict."""
     return _child if _child is not None and _child.pid == os.getpid() else None
 
 
@@ -327,7 +327,7 @@ class _Watch:
         return _complain(f"{name}stopped after {self._limit:g} s (--timeout), before the end; there is no result")
 
     def _end_after_signal(self, number: int) -> int:
-        """Return 130 for Ctrl-C; for any other signal, end this process by the same signal."""
+        """Return 130 for Ctrl-C. For any other signal, end this process by the same signal."""
         if number == signal.SIGINT:
             self._wait_for_end(0.2)  # the terminal has sent the signal to the child too
         self._interrupt()

@@ -86,7 +86,7 @@ def build_command() -> Any:
 
 
 def _build_function(name: str, options: Any) -> Callable[..., None]:
-    """Return a function with a parameter for each option, for Typer."""
+    """Return a function for Typer that has a parameter for each option."""
 
     def call(**options_by_name: Any) -> None:
         values = {key: tuple(value or ()) if key in repeatable else value for key, value in options_by_name.items()}

@@ -41,7 +41,7 @@ class _Option:
 
 
 def find_ambiguous_word(words: Sequence[str]) -> str | None:
-    """Return the first word that begins with `-` but is also an existing file; None if no word is such a file.
+    """Return the first word that begins with `-` but is also an existing file, or None if no word is such a file.
 
     With a file `-o.pt` in the folder, `statecli audit *` would write to `.pt`. After `--`, all words are targets.
     """
@@ -50,7 +50,7 @@ def find_ambiguous_word(words: Sequence[str]) -> str | None:
 
 
 def describe_unknown_word(words: Sequence[str]) -> str | None:
-    """Return an error for an unknown command or long option; None if all are known.
+    """Return an error for an unknown command or long option, or None if all are known.
 
     A word after an option that takes a value may be the value.
     """
@@ -76,13 +76,13 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
 
 
 def find_command(words: Sequence[str]) -> str:
-    """Return the name of the command at the beginning of a command line; "" if it does not begin with a command."""
+    """Return the name of the command at the beginning of a command line, or "" if it does not begin with one."""
     commands = _read_commands()
     return next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), "")
 
 
 def see_help(name: str) -> str:
-    """Return the advice to read the help of a command; the name "" means statecli itself."""
+    """Return the advice to read the help of a command. The name "" means statecli itself."""
     return f"see {' '.join(filter(None, ('statecli', name)))} --help"
 
 
@@ -120,7 +120,7 @@ def _list_options(lines: Iterable[str]) -> list[_Option]:
 
 
 def _describe_target(word: str, is_only_word: bool) -> str | None:
-    """Return an error for a target typed where the command belongs; None for another word.
+    """Return an error for a target typed in place of a command, or None for any other word.
 
     `check a.pt` counts as another program's command, even if a folder `check` exists.
     """
