@@ -115,7 +115,7 @@ class TrainingCheck:
             self.report([f"{_join_globs(self._waiting, names)} got no update {reason}"] if self._waiting else [])
 
     def _explain_no_update(self, parameter: torch.Tensor) -> str:
-        """Return the reason why a parameter has the same values as before; "" if a later step may change them."""
+        """Return the reason why a parameter has the same values as before, or "" if a later step may change them."""
         if self._rates and id(parameter) not in self._rates:
             return "not in the optimizer"
         if parameter.grad is None:
