@@ -84,7 +84,7 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
 
 
 def _add_suffix(text: str, suffix: str) -> str:
-    """Return the target; append `suffix` if it is a class. Raises UsageError if a file or folder has the new name."""
+    """Return the target. Append `suffix` to a class. Raises UsageError if a file or folder has the new name."""
     if not _is_class(text):
         return text
     if os.path.lexists(text + suffix):

@@ -70,7 +70,7 @@ def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request
 
 
 def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
-    """Return pairs of options that contradict each other; "" stands for an option that is not given."""
+    """Return pairs of options that contradict each other. "" stands for an option that is not given."""
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
@@ -97,7 +97,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
 
 
 def _name_if(value: object, flag: str) -> str:
-    """Return the text of an option for a message; "" if the option is not given."""
+    """Return the text of an option for a message, or "" if the option is not given."""
     return option(flag) if value else ""
 
 
@@ -110,7 +110,7 @@ def _name_tolerance(options: DiffOptions) -> str:
 
 
 def _name_value_option(options: DiffOptions) -> str:
-    """Return the first given option that affects the comparison of values; "" if none is given."""
+    """Return the first given option that affects the comparison of values, or "" if none is given."""
     option_text = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
     return option_text or _name_adapter(options) or name_division(options)
 

@@ -55,7 +55,7 @@ def compare_files(before: str, after: str, compare: Compare, name: str = "") -> 
 
 
 def _compare_folders(before: str, after: str, compare: Compare) -> Iterator[str]:
-    """Compare files named like checkpoints between the folders, by relative path; list the names of all other files."""
+    """Compare files named like checkpoints between the folders, by relative path. List the names of all other files."""
     other_files = []
     for name in sorted({*_list_files(before), *_list_files(after)}):
         if not any(fnmatchcase(os.path.basename(name), pattern) for pattern in PATTERNS):

@@ -86,7 +86,7 @@ def _has_section(scope: str, section: str) -> bool:
 
 
 def _read_lines(path: str) -> list[str]:
-    """Return the lines of a file with their line ends; [] if the file is missing."""
+    """Return the lines of a file with their line ends, or [] if the file is missing."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().splitlines(keepends=True)
@@ -95,7 +95,7 @@ def _read_lines(path: str) -> list[str]:
 
 
 def _remove_patterns(path: str) -> list[str]:
-    """Remove statecli's lines from an attributes file; delete the file if it is then empty. Return the patterns."""
+    """Remove statecli's lines from an attributes file, and delete the file if it is then empty. Return the patterns."""
     lines = _read_lines(path)
     pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
     removed_patterns = [pattern_by_line[line.strip()] for line in lines if line.strip() in pattern_by_line]
@@ -118,7 +118,7 @@ def run_git(*words: str, stdin: str = "") -> str:
 
 
 def query_git(*words: str) -> str:
-    """Return the output of a git command; "" if its status is not 0. Raises UsageError if git is missing."""
+    """Return the output of a git command, or "" if its status is not 0. Raises UsageError if git is missing."""
     process = _call_git(words)
     return "" if process.returncode else process.stdout.strip()
 
@@ -139,7 +139,7 @@ def _call_git(words: Sequence[str], stdin: str = "") -> subprocess.CompletedProc
 
 
 def _build_command() -> str:
-    """Return the command by which git calls statecli: the name on PATH, else this interpreter.
+    """Return the command by which git calls statecli: the name if it is on PATH, or else this interpreter.
 
     The flag keeps the current folder off the interpreter's path, because a json.py of the repository could run.
     """

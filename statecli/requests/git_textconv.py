@@ -65,7 +65,7 @@ def _convert(path: str) -> Iterator[str]:
 
 
 def _describe_outer_failure(error: Exception) -> str:
-    """Return the text for an error not caused by the file's content, with the command that deletes git's cache.
+    """Describe an error that the file's content does not cause, and add the command that deletes git's cache.
 
     The text is unique, because git caches texts and shows no difference if two of them are equal.
     """
@@ -133,7 +133,7 @@ def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> I
 
 
 def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
-    """Return, as text, the L2 norm of each tensor's finite values and the counts of NaN and Inf; `-` if unknown."""
+    """Return a text for each tensor: L2 norm of the finite values and counts of NaN and Inf, or `-` if unknown."""
     try:
         filled = values.stats.fill_stats(ModelState("", "", tensors)).tensors
     except StateError:  # a wrong checksum; the digests cover the stored bytes anyway
@@ -156,13 +156,13 @@ class LfsPointer(msgspec.Struct, frozen=True):
 
 
 def read_lfs_pointer(path: str) -> LfsPointer | None:
-    """Return the git-lfs pointer in a file; None for any other file."""
+    """Return the git-lfs pointer in a file, or None for any other file."""
     match = _LFS_POINTER.fullmatch(_read_small_text(path))
     return LfsPointer(match[1].decode().removeprefix("sha256:"), int(match[2])) if match else None
 
 
 def _read_small_text(path: str) -> bytes:
-    """Return the bytes of a file that may be a pointer; b"" for any other file."""
+    """Return the bytes of a file that may be a pointer, or b"" for any other file."""
     try:
         with ByteSource(path) as source:
             head, size = source.head[:_MAX_POINTER_BYTES], source.size
@@ -172,7 +172,7 @@ def _read_small_text(path: str) -> bytes:
 
 
 def describe_pointer(path: str) -> str | None:
-    """Return a text that describes a pointer of git-lfs, DVC or git-annex; None for any other file."""
+    """Return a text that describes a pointer of git-lfs, DVC or git-annex, or None for any other file."""
     pointer = read_lfs_pointer(path)
     if pointer is not None:
         return f"git-lfs pointer: sha256:{pointer.digest}, {pointer.size:,} bytes; run: git lfs pull"

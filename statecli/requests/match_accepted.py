@@ -28,7 +28,7 @@ def expand_ignored(options: InspectOptions | VerifyOptions) -> frozenset[str]:
 
 
 def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None:
-    """Return a warning about former names of rules in `--ignore`; None if all names are current."""
+    """Return a warning about former names of rules in `--ignore`, or None if all names are current."""
     return rules.describe_former_names(options.ignore, DICTIONARY.values(), COMMAND_NAMES[type(options)])
 
 

@@ -58,7 +58,7 @@ def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
 
 
 def _expand_globs(texts: Sequence[str]) -> list[str]:
-    """Return the files, with globs expanded, because a shell does not expand a quoted glob."""
+    """Expand the globs among the files, because a shell does not expand a quoted glob."""
     paths: list[str] = []
     for text in texts:
         matches = [] if files.is_remote(text) or os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
@@ -119,7 +119,7 @@ def _to_sequence(value: object) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError if the part and `first` read different files; UsageError if only file times differ."""
+    """Raise UnreadableError if the part and `first` read different files, or UsageError if only file times differ."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)

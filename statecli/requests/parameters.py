@@ -38,7 +38,7 @@ class Parameter(Option, frozen=True, kw_only=True):
 
     @property
     def is_target(self) -> bool:
-        """True for a target; targets have no flags."""
+        """True for a target, which has no flags."""
         return not self.flags
 
     @property
@@ -63,7 +63,7 @@ class Parameter(Option, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Possible values of the option; () if the option has no fixed list of values."""
+        """Possible values of the option, or () if the option has no fixed list of values."""
         return tuple(choice.value for choice in self.type) if issubclass(self.type, Enum) else ()
 
 
@@ -156,7 +156,7 @@ def check_standard_input(options: Options) -> None:
 
 
 def name_division(options: Options) -> str:
-    """Return `--executor` or `--shard` with its value, for a message; "" if neither is given."""
+    """Return `--executor` or `--shard` with its value, for a message, or "" if neither is given."""
     if (executor := getattr(options, "executor", None)) is not None:
         return option("--executor", workers.executors.format_executor_name(executor))
     shard = getattr(options, "shard", None)

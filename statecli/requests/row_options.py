@@ -35,7 +35,7 @@ def build_row_view(options: InspectOptions | DiffOptions) -> RowView:
 
 
 def name_row_options(options: InspectOptions | DiffOptions) -> tuple[str, str, str]:
-    """Return `--top`, `-n` and `--sort` with their values, for a message; "" for an option that is not given."""
+    """Return `--top`, `-n` and `--sort` with their values, for a message. An option that is not given is ""."""
     return (
         option("--top", options.top) if options.top is not None else "",
         option("-n", options.lines) if options.lines is not None else "",
