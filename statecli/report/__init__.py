@@ -1,4 +1,4 @@
-"""Result of a command, in a form that every output can write.
+"""Result of a command, in a form that every output format can use.
 
 A `Report` has the same content in three forms: a `document` for JSON, a flat `table` for plain text and CSV, and a
 readable `page`. Machine formats (SARIF, JUnit) take the findings and their `rules`, the `cases` and the
@@ -402,7 +402,7 @@ class RuleText(msgspec.Struct, frozen=True):
 
 
 class CaseOutcome(str, Enum):
-    """Result of a case. `error` means that the check is inconclusive or did not run."""
+    """Result of a test case. `error` means that the check is inconclusive or did not run."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -74,7 +74,7 @@ def _describe_table_status(change: Change) -> str:
 
 
 def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:
-    """Yield all columns except the last. Columns that readers rarely need are marked as details."""
+    """Yield all columns except the last, `change`. Columns that readers rarely need are marked as details."""
     has_values = any(change.values is not None for change in rows)
     visible_columns = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if has_values else ()
     yield ReportColumn("status"), lambda change: change.status.value

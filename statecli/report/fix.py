@@ -28,7 +28,7 @@ _MODULE = compile_on_use(r"(.+)[.\[]")
 
 
 def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
-    """Return the report of the edits of the model `target`."""
+    """Return the report about the edits of the model `target`."""
     problems = tuple(_build_problem(edit, fixes, target) for edit in fixes.edits)
     findings = tuple(finding for problem in problems for finding in problem.findings)
     patch = tuple(line for file in fixes.files for line in format_patch(file))

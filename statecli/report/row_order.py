@@ -26,7 +26,7 @@ _Row = TypeVar("_Row", TensorInfo, "Change")
 
 
 def arrange_tensors(tensors: Sequence[TensorInfo], view: RowView) -> Sequence[TensorInfo]:
-    """Return the rows to show, in order. If rows are hidden, the default order is the largest first."""
+    """Return the rows to show, in order. If rows are hidden, the largest come first by default."""
     order = view.sort or (TensorOrder.SIZE if view.hides_rows else None)
     if order is not None:
         tensors = sorted(tensors, key=order_by_name if order == TensorOrder.NAME else lambda tensor: -tensor.nbytes)

@@ -26,7 +26,7 @@ class SourceLine(msgspec.Struct, frozen=True):
 
 
 def read_lines_around(origin: Origin) -> tuple[SourceLine, ...]:
-    """Return the line and its neighbours, without their common indentation. Return () for an unreadable file."""
+    """Return a source line and its neighbours, without common indentation. Return () for an unreadable file."""
     try:
         lines = linecache.getlines(origin.file)
     except ValueError:  # not the name of a file: a lone surrogate, a null character
