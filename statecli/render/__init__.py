@@ -34,7 +34,7 @@ class Sink(Protocol):
 
 
 class Renderer(Protocol):
-    """Module of this package that writes an output."""
+    """Module of this package that writes an output format."""
 
     def write(self, report: Report, sink: Sink, options: RenderOptions) -> None: ...
 

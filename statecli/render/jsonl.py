@@ -1,4 +1,4 @@
-"""`-f jsonl`: a JSON object in each line, with its `type`: first the `target`, then its rows, findings and notes."""
+"""`-f jsonl`: a JSON object a line, each with a `type`. The `target` comes first, then its rows, findings and notes."""
 
 from __future__ import annotations
 
