@@ -655,7 +655,7 @@ class Browser(App[None]):
         self._open_overlay(format_help())
 
     def _open_overlay(self, text: str) -> None:
-        """Show a text over the screen. Any key closes the text, and then runs its action if it has one."""
+        """Show a text over the screen. Any key closes the text. If the key has an action, the action runs too."""
 
         def act(key: str | None) -> None:
             if key is not None and key not in _CLOSING_KEYS:

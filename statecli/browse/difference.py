@@ -56,7 +56,7 @@ class Difference:
         return change is not None and change.before is not None and change.after is not None
 
     def list_missing(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions whose pair was not compared yet."""
+        """Return the positions of tensors that were not compared with their pair yet."""
         return [n for n in positions if self.has_pair(n) and n not in self.outcomes]
 
     def compare(self, position: int) -> PairOutcome:
@@ -134,7 +134,7 @@ class Difference:
         return math.inf if share is None or _changes_nonfinite(outcome) else share
 
     def format_change(self, position: int) -> str:
-        """Return git's status letter and a sign, or the relative change: `=` equal, `?` not compared, `-` failed."""
+        """Return the relative change, or git's status letter with a sign: `=` equal, `?` not compared, `-` failed."""
         change = self.changes.get(position)
         if change is None or change.after is None:
             return STATUS_LETTERS[Status.REMOVED]

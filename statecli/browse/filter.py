@@ -56,7 +56,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class WrongWord(Exception):
-    """A word of the filter is not valid."""
+    """Raised for a word of the filter that is not valid."""
 
 
 class Filter:
