@@ -102,7 +102,7 @@ def _build_function(name: str, options: Any) -> Callable[..., None]:
 
 
 def _build_argument(parameter: Parameter) -> inspect.Parameter:
-    """Return the parameter of a function from which Typer makes an option or argument."""
+    """Return a function parameter from which Typer makes an option or an argument."""
     is_required = parameter.default is msgspec.NODEFAULT
     default = inspect.Parameter.empty if is_required else parameter.default
     kind: Any = parameter.type
