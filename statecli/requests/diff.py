@@ -116,7 +116,7 @@ def _name_value_option(options: DiffOptions) -> str:
 
 
 def _check_classes(options: DiffOptions) -> None:
-    """Raise UsageError for --init-device if neither side is a class, and for value options if a side is a class."""
+    """Raise UsageError for --init-device without a class, and for options about values if a side is a class."""
     target_texts = (options.before, options.after)
     classes = [text for text in target_texts if load.find_class_spec(text) is not None]
     if options.init_device is not None and not classes:

@@ -139,7 +139,7 @@ def _call_git(words: Sequence[str], stdin: str = "") -> subprocess.CompletedProc
 
 
 def _build_command() -> str:
-    """Return the command by which git calls statecli: the name if it is on PATH, or else this interpreter.
+    """Return the command by which git calls statecli: `statecli` if it is on PATH, or else this interpreter.
 
     The flag keeps the current folder off the interpreter's path, because a json.py of the repository could run.
     """

@@ -70,7 +70,7 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
 
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
-    """Raise EngineError if another build of statecli wrote the part, UnreadableError if `first` is from another run."""
+    """Raise EngineError for a part of another statecli build, and UnreadableError for a part of another run."""
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
     own_version = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"

@@ -606,7 +606,7 @@ Spectra = Annotated[
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of any command."""
+    """Base class of the options of each command."""
 
 
 class OutputOptions(Options, frozen=True, kw_only=True):

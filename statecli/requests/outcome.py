@@ -106,7 +106,7 @@ class Caller:
     """Caller of a command. The base class shows no progress and checks no files; the command line's class does both."""
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:  # noqa: ARG002 - for subclasses
-        """Return a context that yields a function to report read bytes. `values`: whether tensor values are read."""
+        """Return a context that yields a function to report read bytes. `values` is True if tensor values are read."""
         return nullcontext()
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002 - for subclasses

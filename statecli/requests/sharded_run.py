@@ -14,7 +14,7 @@ from statecli.shards import shard
 
 
 def use_shard(options: ShardedOptions, text: str) -> AbstractContextManager[shard.Shard]:
-    """Return a context in which only the work of the shard `text`, such as `1/4`, is done."""
+    """Return a context in which only the tasks of the shard `text`, such as `1/4`, run."""
     return shard.use_shard(text, COMMAND_NAMES[type(options)], select_options(options))
 
 
