@@ -1,4 +1,4 @@
-"""Compute `Facts` of a checkpoint's tensors, for the rules about values, in a single pass over their bytes.
+"""Compute facts about each tensor's values for the audit rules (NaN count, range, digest), in one pass.
 
 tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts of each task ──▶ added up, in any order
 """
@@ -43,7 +43,7 @@ TASK_BYTES = 16 << 20
 
 
 class FactsTask(WholeTask, frozen=True, gc=False):
-    """Compute facts of one part of a tensor, or of a range of contiguous elements.
+    """Compute facts about the values of a whole tensor, or of a range of its contiguous elements.
 
     Attributes:
         piece: Number of the part.
@@ -70,7 +70,7 @@ class FactsTask(WholeTask, frozen=True, gc=False):
 
 @with_denormals
 def read_facts(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: pool.Progress | None = None) -> list[Facts]:
-    """Return the facts of each tensor, in order. Tensors that share the same bytes are read once.
+    """Return facts about the values of each tensor, in order. Tensors that share the same bytes are read once.
 
     An error in a tensor affects only its own facts. `jobs` is the number of processes, 0 for one per core. Checksums
     are not verified.
@@ -115,7 +115,7 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the tensor's location in its archive, because only this location can be sliced; after an error, `data`.
+    """Return the tensor's location in its archive, which can be sliced. If the archive is unreadable, return `data`.
 
     Errors are ignored, because the later read reports them.
     """
@@ -150,7 +150,7 @@ def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: pool.Progress | 
 
 @with_denormals
 def facts_of_batch(_: None, tasks: Sequence[FactsTask]) -> list[Facts]:
-    """Return the facts of each task, or the reason why its tensor cannot be read."""
+    """Return the `Facts` of each task. If a tensor cannot be read, its `Facts` contain the reason."""
     decoder = Decoder()
     with prefetch(*(task.data for task in tasks)):
         return [_read_task(task, decoder) for task in tasks]
@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view; `block` is the number of the view's first block. Raises errors of reading."""
+    """Return the facts of a strided view. `block` is the number of its first block. Raises an error of reading."""
     if not view.elements:
         return Facts()
     times = 1

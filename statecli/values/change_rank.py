@@ -77,5 +77,5 @@ class RankTask(DataTask, frozen=True, gc=False):
 
 
 def _find_exponent(size: float) -> int:
-    """Return the exponent of `size` as a power of two; 0 if the square of `size` fits float64 without scaling."""
+    """Return the exponent e with size ≈ 2 ** e, or 0 if the square of `size` fits float64 without scaling."""
     return 0 if 1 / MAX_UNSCALED < size < MAX_UNSCALED else math.frexp(size)[1]

@@ -112,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Compare small pairs that are adjacent in their files, without tasks. Return each pair's `Tally` by its number."""
+    """Compare small adjacent pairs in this process, without tasks. Return the `Tally` of each pair by its index."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -201,7 +201,7 @@ class _Results:
             yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
     def replace_blocks(self, results: TaskResults) -> None:
-        """Replace results for blocks with results for their values, unless `bitwise` is set and only bits differ."""
+        """Replace block results by value results. With `bitwise`, keep block results whose decoded values are equal."""
         for task, result in results:
             if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
                 self._results_of_pair[task.pair] = [(task, result)]
@@ -212,7 +212,7 @@ class _Results:
         return dtype if dtype in BLOCK_SIZES else None
 
     def iter_equal_norm_tasks(self) -> Iterator[CompareTask]:
-        """Yield tasks for the norms of equal blocks in differing pairs, because so far only bytes were compared."""
+        """Yield tasks for the norms of equal blocks in differing pairs. So far only the bytes were compared."""
         for pair, results in enumerate(self._results_of_pair):
             for task, result in results if self.has_difference(pair) else ():
                 for start, count in result.equal if isinstance(result, Comparison) else ():
@@ -234,7 +234,7 @@ class _Results:
 def _build_block_delta(
     total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions
 ) -> Delta | NotCompared:
-    """Return the outcome for quantized blocks whose bytes differ, but whose values are equal or unreadable."""
+    """Return the result for quantized blocks with different bytes, if their values are equal or cannot be decoded."""
     unreadable = explain_unreadable_blocks(dtype)
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, {f'and {unreadable}' if unreadable else 'but its values are equal'}")
@@ -317,7 +317,7 @@ def _have_different_checksums(pair: Pair) -> bool:
 
 
 def _get_recorded_checksum(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 that the archive records for a storage; None without a CRC-32 or for an unreadable archive."""
+    """Return the CRC-32 that the archive records for a storage, or None if it has none or is unreadable."""
     try:
         return locate_storage(byte_range, "storage").crc32
     except StateError:
@@ -340,7 +340,7 @@ def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tup
 def _find_damage(
     tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False
 ) -> dict[str | ByteRange, StateError]:
-    """Return the error of each storage whose bytes do not match the recorded checksum."""
+    """Verify all storages that have a checksum or are compressed. Return the errors by storage."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:
@@ -379,7 +379,7 @@ def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | Non
 
 
 def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
-    """Return the indexes of tasks whose storage matches its checksum, among small adjacent storages of local files."""
+    """Return the indexes of tasks with a correct checksum. Only small adjacent storages in local files are checked."""
     neighbours = [
         Neighbour(storage.path, storage.offset, storage.length, n)
         for n, storage in enumerate(task.storage for task in tasks)
@@ -409,7 +409,7 @@ Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Return whether an outcome that needed no task may be caused by a damaged file."""
+    """Return whether a result found without comparing values may come from a damaged file."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 
@@ -457,7 +457,7 @@ RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("off
 
 
 def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the values of two nested tensors, or the difference if inner tensors differ in shape or order."""
+    """Return the values of two nested tensors to compare. If inner tensors differ, return the difference instead."""
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
@@ -498,7 +498,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
 
 
 def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
-    """Return both tensors as blocks if their ggml types are equal, else as numbers if gguf can decode them."""
+    """Return both tensors as quantized blocks if their ggml types are equal. Otherwise decode each if gguf can."""
     convert = to_stored_blocks if find_ggml_type(before.storage) == find_ggml_type(after.storage) else to_readable
     return convert(before), convert(after)
 

@@ -213,7 +213,7 @@ class Worker:
         return total if times == 1 else _repeat_tally(total, times, before_view.shape, before.shape)
 
     def _tally_items(self, a: Array, before_view: Strided, b: Array, after_view: Strided, start: int) -> Tally:
-        """Tally two blocks of stored items. Apply torch's lazy conjugation, its lazy negation and the scale first."""
+        """Return the `Tally` of two blocks of stored items, after lazy conjugation, lazy negation and scaling."""
         if not (_is_lazy(before_view) or _is_lazy(after_view)):
             return self._tally_block(a, before_view.dtype, b, after_view.dtype, start)
         x, y = (
@@ -239,7 +239,7 @@ def _is_lazy(view: Strided) -> bool:
 
 
 def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
-    """Return both views with size 1 in dimensions that both expand, and how many times each element was repeated."""
+    """Return both views with size 1 in each dimension that both expand, and how often each element was repeated."""
     if before.affine is not None or after.affine is not None or not before.elements:
         return before, after, 1
     strides = zip(before.shape, before.strides, after.strides, strict=True)
@@ -249,7 +249,7 @@ def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, in
 
 
 def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Tally:
-    """Return the tally of a tensor of shape `full_shape`, which repeats a tensor of shape `shape` several `times`."""
+    """Return the tally of a tensor of shape `full_shape`, in which a tensor of shape `shape` occurs `times` times."""
     first = tally.first
     if first is not None:
         first = int(np.ravel_multi_index(np.unravel_index(first, shape), full_shape))

@@ -1,4 +1,4 @@
-"""Compiled kernel (`_native.c`), which does not need numpy.
+"""Wrapper of the compiled kernel `_native.c`, which compares blocks of elements without numpy.
 
 `native` is None if statecli was installed without a compiler.
 """
@@ -42,7 +42,7 @@ _EXACT_OPTIONS = CompareOptions()
 def tally_stored(
     before: bytes | Array, after: bytes | Array, types: tuple[str, str], options: CompareOptions = _EXACT_OPTIONS
 ) -> Tally | None:
-    """Tally two flat blocks of stored elements of the given types. Both have the same length.
+    """Return the `Tally` of two flat blocks of stored elements of equal length. `types` has the dtype of each block.
 
     Return None if `kernels.tally_values` must do it: for other types, for values that are not finite or whose squares
     are beyond float64, or without the kernel.

@@ -80,7 +80,7 @@ def derived_batch(_: None, tasks: Sequence[ComputedTask[_Result_co]]) -> list[_R
 
 
 def compute_derived(tasks: Sequence[ComputedTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:
-    """Run tasks that depend on results of earlier tasks; return the result or the error of each, in order."""
+    """Run tasks that depend on results of earlier tasks. Return the result or the error of each task, in order."""
     if not tasks:
         return []
     results: list[Any] = pool.run_tasks(derived_batch, None, tasks, jobs=jobs, absent=None, derived=True)

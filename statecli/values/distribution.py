@@ -46,7 +46,7 @@ class _Coding(msgspec.Struct, frozen=True):
         return np.where(bits & self.sign, 2 * self.sign - 1 - bits, bits + self.sign)
 
     def decode(self, codes: Array) -> Array:
-        """Return for each code the middle of the values that have this code; 0 for the code of 0."""
+        """Decode each code to the middle of the float values that it stands for. The code of 0 becomes 0."""
         bits = np.where(codes >= self.sign, codes - self.sign, 2 * self.sign - 1 - codes)
         middle = (bits << self.dropped_bits | 1 << (self.dropped_bits - 1)).astype(self.uint_type)
         return np.where(bits % self.sign == 0, 0.0, middle.view(self.float_type).astype(np.float64))
@@ -60,7 +60,7 @@ _SINGLE, _DOUBLE = _Coding(np.float32, np.uint32, 16), _Coding(np.float64, np.ui
 def compute_distributions(
     tensors: Iterable[TensorInfo], progress: Callable[[str, int], None] | None = None
 ) -> dict[TensorKey, Distribution]:
-    """Return the distribution of each tensor, by (section, name). Requires `stats`; tied tensors are read once."""
+    """Return the distribution of each tensor, by (section, name), from its values and `stats`."""
     distributions: dict[TensorKey, Distribution] = {}
     computed: dict[TensorData, Distribution] = {}
     for tensor in tensors:

@@ -166,7 +166,7 @@ def _count_elements(are_parts: Array, parts: int) -> int:
 
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
-    """Return a mask of values not rounded to the nearest. float64 to float16 may be rounded in one step or in two."""
+    """Return a mask of values not rounded to the nearest. From float64 to float16, values may be rounded twice."""
     exception_mask: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
     if dtype == "float16" and old.dtype == np.float64 and exception_mask.any():
         with np.errstate(all="ignore"):
@@ -200,7 +200,7 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
 
 
 def _list_divisors(factor: float) -> list[float]:
-    """Return the numbers whose inverse may be the factor: a whole number, or its inverse and a nearby square root.
+    """Return the numbers by which values may have been divided: 1 / factor, or a nearby integer or square root.
 
     The list is empty if the inverse is beyond float64.
     """
@@ -226,7 +226,7 @@ def _scale_values(
 def _compare_scaled_values(
     _: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the number of elements of each block, and the number of elements equal to the scaled old values."""
+    """Yield for each block the number of elements, and the number of new values that equal the scaled old values."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         result = scale(old)
         equal = int(np.count_nonzero(new == result))
@@ -236,7 +236,7 @@ def _compare_scaled_values(
 def _compare_scaled_codes(
     task: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the counts of `_compare_scaled_values` for one-byte types, from a table of all pairs of codes."""
+    """Yield the same counts as `_compare_scaled_values`, but look up each pair of one-byte codes in a table."""
     values = build_small_float_table(task.before.dtype)
     old, new = (side.ravel() for side in np.meshgrid(scale(values), values, indexing="ij"))
     answers = (new == old) | (np.isnan(new) & np.isnan(old))

@@ -156,7 +156,7 @@ def require_element(dtype: str) -> Element:
 
 @cache
 def code_values(dtype: str) -> Array:
-    """Return the value of each of the 256 codes of a one-byte type as float64; one row per code for packed types."""
+    """Return the float64 values of the 256 codes of a one-byte type. A packed type has several values per code."""
     kind = find_element(dtype)
     assert kind is not None and np.dtype(kind.stored).itemsize == 1  # noqa: S101, PT018 - callers choose the type
     if kind.table is not None:
@@ -283,7 +283,7 @@ class Decoder:
         return out.view(np.complex64) if kind.items == 2 else out
 
     def count_codes(self, block: Array, counts: Array) -> None:
-        """Add the number of occurrences of each code in a block of one-byte items to `counts`."""
+        """Count the codes in a block of one-byte items, and add the numbers to `counts`."""
         index = self._gather(block.view(np.uint8), np.dtype(np.intp).str)
         np.add(counts, np.bincount(index, minlength=counts.size), out=counts)
 

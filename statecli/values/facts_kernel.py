@@ -52,7 +52,7 @@ def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
-    """Return the facts of stored items with `values`, which were scaled, negated or conjugated."""
+    """Return the facts of stored items whose `values` were scaled, negated or conjugated."""
     name = values.dtype.name
     facts = _scan_complex(values, name) if values.dtype.kind == "c" else _scan_plain(values, name)
     return _add_bits(facts, items, require_element(dtype), block)
@@ -204,7 +204,7 @@ def _add_bits(facts: Facts, items: Array, element: Element, block: int) -> Facts
 
 @cache
 def _compute_hash_keys() -> tuple[Array, Array, Array]:
-    """Return the hash keys for the lower halves of words, for their upper halves, and for the lanes of a row."""
+    """Return the keys of the digest: for lower halves of words, for upper halves, and for the eight lanes of a row."""
     words = np.array([mix_bits(n * GOLDEN & DIGEST_MASK) for n in range(1, ROW_WORDS + 1)], np.uint64)
     lanes = np.array(
         [mix_bits(n * GOLDEN & DIGEST_MASK) | 1 for n in range(ROW_WORDS + 1, ROW_WORDS + LANES + 1)], np.uint64

@@ -36,7 +36,7 @@ def tally_values(
     changed_mask: Array | None = None,
     values: int = 1,
 ) -> Tally:
-    """Tally two flat blocks of equal length with decoded values (float, integer or complex), as from `read_values`.
+    """Return the `Tally` of two flat blocks of decoded values (float, integer or complex) of equal length.
 
     `changed_mask` replaces the comparison, because with `options.bitwise` only equal bits are equal. `values` is the
     number of values of an element. The blocks are not modified.
@@ -65,13 +65,13 @@ def tally_values(
 
 
 def tally_opaque(changed_mask: Array) -> Tally:
-    """Tally elements that are not numbers, from a mask of the changed elements."""
+    """Return the `Tally` of elements that are not numbers. `changed_mask` is True for each changed element."""
     count = int(np.count_nonzero(changed_mask))
     return Tally(changed=count, first=int(changed_mask.argmax()) if count else None, left_out=changed_mask.size)
 
 
 def tally_equal(block: Array, decoder: Decoder) -> Tally:
-    """Tally a block that is equal in both tensors: compute its norm, and count its nonfinite elements."""
+    """Return the `Tally` of a block that is equal in both tensors: its norm, and the count of nonfinite elements."""
     with np.errstate(all="ignore"):
         if block.dtype == np.float32 and compiled_kernel.native is not None:
             tally = tally_stored(block, block, ("float32", "float32"))
@@ -106,7 +106,7 @@ def tally_equal(block: Array, decoder: Decoder) -> Tally:
 
 
 def _tally_float32(before: Array, after: Array, decoder: Decoder, changed_mask: Array | None) -> Tally | None:
-    """Tally two float32 blocks; None if float32 cannot represent the sums."""
+    """Return the `Tally` of two float32 blocks, or None if float32 cannot represent the sums."""
     if compiled_kernel.native is None:
         return _tally_in_passes(before, after, decoder, changed_mask)
     tally = tally_stored(before, after, ("float32", "float32"))
@@ -306,7 +306,7 @@ def _sum_products(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 
 def compare_bits(before: Array, after: Array, items: int) -> Array:
-    """Return a mask of elements whose stored bits differ, even if both are NaN. An element has `items` items."""
+    """Return a mask of elements whose stored bits differ, even if both are NaN. An element has `items` stored items."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
     return _any_in_element(before.view(word) != after.view(word), items * max(size // 8, 1))

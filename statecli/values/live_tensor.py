@@ -26,7 +26,7 @@ PIECE_BYTES = 64 << 20
 
 @contextmanager
 def _translate_errors(tensor: torch.Tensor) -> Iterator[None]:
-    """Convert any error in the block to `UnreadableError`; no `__torch_function__` of a subclass runs in the block."""
+    """Convert any error in the block to `UnreadableError`. Disable `__torch_function__` of subclasses in the block."""
     torch: Any = sys.modules["torch"]
     try:
         with torch._C.DisableTorchFunctionSubclass():

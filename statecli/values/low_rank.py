@@ -1,4 +1,4 @@
-"""Measure a low-rank update relative to the weight before the update."""
+"""Compute the size of a low-rank update relative to the weight before the update."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def choose_largest(a: _Number | None, b: _Number | None) -> _Number | None:
 
 
 def choose_given(a: _Value, b: _Value) -> _Value:
-    """Return the first value; the second if the first is None, zero or empty."""
+    """Return the first value, or the second value if the first is None, zero or empty."""
     return a or b
 
 

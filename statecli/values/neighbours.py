@@ -67,7 +67,7 @@ def _is_in_run(first: Neighbour, last: Neighbour, item: Neighbour) -> bool:
 
 
 def group_into_runs(items: Iterable[_Item], is_in_run: Callable[[_Item, _Item, _Item], bool]) -> Iterator[list[_Item]]:
-    """Group sorted items into runs of two or more. `is_in_run` gets a run's first and last item and the next item."""
+    """Group sorted items into runs of two or more. `is_in_run(first, last, item)` decides if `item` joins a run."""
     run: list[_Item] = []
     for item in items:
         if run and not is_in_run(run[0], run[-1], item):

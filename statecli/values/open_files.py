@@ -30,7 +30,7 @@ class _OpenFile:
 
 
 class OpenFiles:
-    """Pool of open files, by path. At most `MAX_OPEN_FILES` of them stay open without a reader."""
+    """Pool of open files, by path. At most `MAX_OPEN_FILES` of them stay open while no block uses them."""
 
     def __init__(self) -> None:
         self._files: dict[str, _OpenFile] = {}

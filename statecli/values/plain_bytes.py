@@ -57,7 +57,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Bytes of a file to read for a tensor: the whole storage if it has a checksum, else only the tensor."""
+    """Range of a file to read for a tensor: the whole storage if it has a checksum to verify, else only the tensor."""
 
     path: str
     offset: int
@@ -96,7 +96,7 @@ def _check_crc(content: bytes, checksum: int) -> None:
 
 
 def _locate(tensor: TensorInfo) -> _Place | None:
-    """Return the location of the tensor's bytes; None if a plain read would not give its elements."""
+    """Return the location of the tensor's bytes, or None if these bytes are not exactly the tensor's elements."""
     data = tensor.data
     if data is None or tensor.parts or tensor.damage is not None or not _is_plain(data):
         return None

@@ -47,7 +47,7 @@ def _is_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _tally(before: bytes, after: bytes, dtype: str, options: CompareOptions) -> Tally | None:
-    """Tally block by block, as tasks do. If a block is equal, return None, because tasks add its norm last."""
+    """Return the tally of two tensors. If only some blocks are equal, return None: a task adds their norm last."""
     if before == after:
         return EQUAL_TALLY
     size = BLOCK_ELEMENTS * ELEMENT_BITS[dtype] // 8

@@ -53,7 +53,7 @@ class _RemoteFacts:
 
 
 def fill_buffer(buffer: Array, file: File, offset: int, byte_range: ByteRange, name: str) -> None:
-    """Fill `buffer` with a file's bytes from `offset` on, which belong to the storage `byte_range`.
+    """Fill `buffer` with bytes of the storage `byte_range`. The first byte is at `offset` in the file.
 
     Raises `MalformedError` if the file ends too early.
     """
@@ -80,7 +80,7 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
-    """Yield the file location of each byte range that is read in a single pass from its beginning to its end.
+    """Yield the location in a file of each source that is read in a single pass from its beginning to its end.
 
     Bytes that are read in another order, or whose location is unknown, are left out.
     """
@@ -107,7 +107,7 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[Place]:
 
 @contextmanager
 def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the sources' remote bytes together for a block that reads them in order. Open each local file once."""
+    """Fetch all remote bytes together before the block reads them in order. Open each local file only once."""
     remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
     with keep_files_open(), prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
@@ -134,7 +134,7 @@ ARCHIVE_END_BYTES = 1 << 10
 
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch both ends of the sources' remote archives together, for a block that locates storages in these archives."""
+    """Fetch the beginning and the end of all remote archives together, because the block locates storages in them."""
     ends: dict[str, list[Extent]] = {}
     for byte_range in _iter_remote_archives(sources):
         assert byte_range.packing is not None  # noqa: S101 - it is an archive
@@ -163,7 +163,7 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
 
 
 def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
-    """Return whether a box is contiguous in its array: each axis after the first axis longer than 1 spans the array."""
+    """Return whether a part of shape `shape` is contiguous in an array of shape `full_shape`."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == full_shape[axis + 1 :]
 
@@ -198,7 +198,7 @@ class Range:
         )
 
     def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
-        """Fill `into` with strided elements: the first is at byte `at`, and `strides` are in bytes.
+        """Fill `into` with strided elements. The first element is at byte `at`, and `strides` count bytes.
 
         Strides must descend along the axes.
         """
@@ -337,7 +337,7 @@ MAX_OPEN_FILES = 32
 
 
 class Assembled(Range):
-    """Bytes of a storage whose parts (boxes of indices) are in several files, read as if they were contiguous."""
+    """Storage whose elements are in several files, in boxes (a range of indices per axis). Reads join the boxes."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, stack: ExitStack) -> None:
         assert byte_range.boxes is not None  # noqa: S101 - narrows the type
@@ -365,7 +365,7 @@ class Assembled(Range):
         )
 
     def read(self, at: int, into: Array) -> None:
-        """Fill `into` as `Range.read` does. Raises the errors of opening and reading the boxes."""
+        """Fill `into` as `Range.read` does. Raises an error if a box cannot be opened or read."""
         flat, filled = into.reshape(-1).view(np.uint8), 0
         for start, shape in _split_into_boxes(at, at + flat.size, self._shape, self._strides):
             size = prod(shape)
@@ -385,7 +385,7 @@ class Assembled(Range):
             )
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
-        """Copy the bytes of a piece that lie in the box `into`, which begins at `start`; return their number."""
+        """Copy the overlap of a piece and the box `into`, which begins at index `start`. Return the number of bytes."""
         piece = self._pieces[number]
         low = tuple(map(max, start, piece.start))
         high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
@@ -416,7 +416,7 @@ class Assembled(Range):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """Box of bytes between positions `at` and `stop`. The last axis of `start` and `shape` is an element's bytes."""
+    """Box of bytes, between `at` and `stop` in the storage. The last axis of `start` and `shape` counts bytes."""
 
     at: int
     stop: int
@@ -487,7 +487,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
 
 def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
-    """Return the location of a storage, even if only its archive is known. Raises errors of opening the archive."""
+    """Return the location of a storage, even if only its archive is known. Raises an error if that is unreadable."""
     return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 
@@ -506,7 +506,7 @@ def _read_archive(byte_range: ByteRange, name: str) -> TensorData:
 
 
 def _find_cached_crc(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 of a byte range if it is known without reading the bytes again, else None."""
+    """Return the CRC-32 of a byte range if it is already known, or None if the bytes must be read."""
     if byte_range.packing is None or not files.reads_are_requests(byte_range.path):
         return files.find_crc32(byte_range.path, byte_range.offset, byte_range.length)
     return lifetime.for_command(_RemoteFacts).crc32.get((byte_range.path, byte_range.offset))

@@ -1,4 +1,4 @@
-"""Estimate the ratio of a tensor's values to an older tensor's from some elements, of which a few may be wrong."""
+"""Estimate the factor between the values of an older and a newer tensor from samples, which may have outliers."""
 
 from __future__ import annotations
 

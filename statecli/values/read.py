@@ -43,7 +43,7 @@ MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """Quantization (q - zero_point) * scale, in float64. Scale and zero point are single or one per index of `axis`."""
+    """Quantization (q - zero_point) * scale, in float64. Without `axis`, all elements have the same scale."""
 
     scales: Array
     zero_points: Array
@@ -134,7 +134,7 @@ def count_span(view: Strided) -> int:
 
 
 class UnexpandedView(NamedTuple):
-    """View without expanded dimensions, and how many times each element counts."""
+    """View without expanded dimensions. `times` is the number of times that each element occurs in the full view."""
 
     view: Strided
     times: int
@@ -262,7 +262,7 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
 def _locate_block(
     index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the byte offset of a block of `_iter_block_indices`, and the shape of the block with all dimensions."""
+    """Return the byte offset and the full shape of a block. `index` is an index from `_iter_block_indices`."""
     full_index = (*index, *[slice(None)] * (len(shape) - len(index)))
     ranges = [
         position.indices(size)[:2] if isinstance(position, slice) else (position, position + 1)
@@ -291,7 +291,7 @@ def _gather(
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
-    """Yield the codes of elements that share bytes, in order across rows. torch keeps such tensors contiguous."""
+    """Yield the codes of elements that share bytes, in C order. Raises UnreadableError for a strided view."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
@@ -314,7 +314,7 @@ def _read_bytes(memory: Array | Range, start: int, stop: int) -> Array:
 
 
 def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
-    """Return why elements of `dtype` cannot be read as numbers, else None. `has_scale`: their scale is known."""
+    """Return why elements of `dtype` cannot be read as numbers, or None. Some types need a scale (`has_scale`)."""
     element = find_element(dtype)
     if dtype in BLOCK_SIZES:
         return explain_unreadable_blocks(dtype) or f"statecli compares blocks of {dtype} only as stored bytes"

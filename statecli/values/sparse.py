@@ -79,7 +79,7 @@ def _scatter(places: Array, values: Array, union: Array, dtype: np.dtype[np.gene
 
 
 def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
-    """Return whether two tensors have equal bits, or equal numbers if their types differ (int32 and int64).
+    """Return whether two tensors have equal bits. If their types differ (int32 and int64), compare the numbers.
 
     Raises as `open_view` does.
     """
@@ -130,7 +130,7 @@ class _Side(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
     def require(self, is_valid: bool, problem: str) -> None:
-        """Raise `MalformedError` with `problem` unless `is_valid`."""
+        """Raise `MalformedError` with the reason `problem` if `is_valid` is False."""
         if not is_valid:
             path = self.parts["values"].storage.path
             message = f"{path}: {self.tensor.fqn}: {problem}; the file is damaged: copy the file again"
@@ -242,7 +242,7 @@ def _expand_compressed(side: _Side, count: int, size: int, stored_count: int) ->
 
 
 def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
-    """Return the flat index of each element, for dense blocks of shape `dense` at the indices `places`."""
+    """Return the flat index of each element in dense blocks. `places` has the blocks' indices, `dense` the shape."""
     size = math.prod(dense)
     return np.asarray((places.reshape(-1, 1) * size + np.arange(size)).reshape(-1))
 
@@ -286,6 +286,6 @@ def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
 
 
 def _round_to_bfloat16(exact: Array) -> Array:
-    """Return float32 values rounded to the nearest bfloat16, ties to even; a NaN of bfloat16 loses no bits."""
+    """Round float32 values to the nearest bfloat16, ties to even. A NaN that fits bfloat16 keeps its bits."""
     bits = exact.view(np.uint32)
     return np.asarray(((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32))

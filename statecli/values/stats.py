@@ -175,7 +175,7 @@ def _add_implicit_zeros(
 
 
 class StatsTask(TensorTask, frozen=True, gc=False):
-    """Compute the statistics of a tensor, and verify the checksums of `storages`, which no earlier task verifies."""
+    """Compute the statistics of a tensor, and verify the checksum of each storage in `storages`."""
 
     storages: tuple[ByteRange, ...]
 
@@ -218,7 +218,7 @@ def fill_stats(state: ModelState, progress: pool.Progress | None = None) -> Mode
 
 
 def compute_stats(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[Stats | StateError]:
-    """Return the statistics of each tensor, in order, or its error; checksums are not verified."""
+    """Return the statistics or the error of each tensor, in order. Checksums are not verified."""
     tasks = [StatsTask(tensor, ()) for tensor in tensors]
     return pool.run_tasks(stats_batch, None, tasks, jobs=jobs, absent=Stats(), derived=True) if tasks else []
 

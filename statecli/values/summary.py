@@ -94,7 +94,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
 
     def repeat(self, count: int) -> Facts:
-        """Return the facts about the same elements repeated `count` times (at least once), in unknown order."""
+        """Return the facts of `count` repetitions of the elements, without a digest, because their order is unknown."""
         if count == 1:
             return self
         names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")

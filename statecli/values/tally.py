@@ -66,7 +66,7 @@ def _mantissa_at(sum_: Wide, exponent: int) -> float:
 
 
 class Tally(NamedTuple):
-    """Sums over the positions where both tensors are finite (`finite` of them), and counts over all positions.
+    """Sums over the `finite` positions where both tensors have finite values, and counts over all positions.
 
     Attributes:
         first: Flat index of the first changed element in C order; None if nothing changed.
@@ -130,7 +130,7 @@ class Tally(NamedTuple):
         )
 
     def _keep_representable(self, value: float | None) -> float | None:
-        """Return the value; None if float64 made it infinite or rounded it down to 0."""
+        """Return `value`, or None if it is not finite in float64 or was rounded to 0."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value

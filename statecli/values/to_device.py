@@ -156,7 +156,7 @@ def _send_once(data: TensorData, name: str, device: Device, cache: dict[tuple[By
 
 
 def _place_on_meta(data: TensorData, name: str) -> Arrival:
-    """Create the tensor on meta. Read its bytes, unless a check of the checksum has already read the bytes."""
+    """Create the tensor on meta. Read its bytes, unless an earlier check of the checksum has read them."""
     torch = _import_torch()
     dtype = getattr(torch, data.dtype, None)
     strides = contiguous_strides(data.shape) if data.strides is None else data.strides
@@ -193,7 +193,7 @@ def _choose_plain_dtype(torch: Any, dtype: DType) -> DType:
 
 
 def _send_and_compare(byte_range: ByteRange, dtype_name: str, name: str, device: Device) -> Arrival:
-    """Copy a storage to the device and back, and compare its bytes with the bytes in the file."""
+    """Copy a storage to the device and back. Compare the returned bytes with the bytes in the file."""
     torch = _import_torch()
     dtype = getattr(torch, dtype_name, None)
     dtype = _choose_plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8

@@ -1,4 +1,4 @@
-"""Edit registered buffers: turn a buffer with requires_grad into a parameter, or store complex values as real pairs."""
+"""Edit registered buffers: turn them into parameters, or store complex values as pairs of real numbers."""
 
 from __future__ import annotations
 

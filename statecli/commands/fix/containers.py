@@ -1,4 +1,4 @@
-"""Replace a list or dict of tensors that became buffers by a property, so that `self.anchors` keeps working."""
+"""Turn a list or dict into a property after its tensors became buffers, so that `self.anchors` keeps working."""
 
 from __future__ import annotations
 

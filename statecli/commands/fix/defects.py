@@ -67,7 +67,7 @@ class Defect(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """Return rule and tensor names (else message and line), to find the defect again in the next verification."""
+        """Key to find the same defect in the next verification: the rule, and tensor names or else message and line."""
         return self.rule, self.names or (self.message.partition(" at ")[0], str(self.line))
 
 
@@ -123,7 +123,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
 
 
 def _choose_registration_rule(rows: list[TensorInfo]) -> str:
-    """Return the rule for tensors of a container: the module rule, else the parameter rule, else the tensor rule."""
+    """Return one rule for all tensors of a container: about modules if it has any, else parameters, else tensors."""
     rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name

@@ -1,4 +1,4 @@
-"""Decide whether to keep an edit: failed checks must pass, no result may get worse, old state_dicts must load."""
+"""Decide whether to keep an edit: it must fix failed checks, worsen no result, and load old state_dicts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def judge(
 
 
 def compare_proofs(defect: Defect, before: Measurement, after: Measurement) -> tuple[ProofChange, ...]:
-    """Return the verdict of each failed check for the defect's tensors, before and after the edit."""
+    """Return the verdict, before and after the edit, of each check that failed for the defect's tensors."""
     return tuple(
         ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, before.verification, after.verification))
         for proof in defect.proofs
@@ -71,7 +71,7 @@ _SEPARATORS = compile_on_use(r"[\W_]+")
 
 
 class TensorNames:
-    """Tensor names to search with `in`, which ignores separators and container keys: `blocks.0.w` in `blocks[0].w`."""
+    """Set of tensor names. `in` ignores separators and container keys: `blocks.0.w` is in a set with `blocks[0].w`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -219,7 +219,7 @@ def _describe_load(after: Measurement, allowed_names: TensorNames) -> str:
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
-    """Describe how the fixed model's output differs from the old output; "" if equal or if no old output exists."""
+    """Describe how the output of forward differs after the fix. Return "" if no difference is known."""
     if old.output is None:
         return ""
     if after.output is None:

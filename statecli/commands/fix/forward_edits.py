@@ -87,7 +87,7 @@ def _add_keyword(source: ParsedFile, call: cst.Call, code: str) -> cst.Call:
 
 
 def _find_comma_between(call: cst.Call) -> cst.Comma | None:
-    """Return the comma and line break to put between arguments if each argument is on its own line; else None."""
+    """Return the comma to put between arguments, with a line break if the call has one, or None for the default."""
     if len(call.args) > 1 and isinstance(call.args[0].comma, cst.Comma):
         return call.args[0].comma
     before = call.whitespace_before_args

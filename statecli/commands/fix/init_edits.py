@@ -69,7 +69,7 @@ def _names(target: cst.BaseExpression, name: str) -> bool:
 
 
 def replace_statement(source: ParsedFile, assigned: Assigned, code: str) -> Changes:
-    """Return the change that replaces the assignment by `code`. `code` may repeat other statements of the line."""
+    """Return the change that replaces the assignment with `code`. `code` may include other statements of the line."""
     if code.startswith("for ") and "\n" in code:
         head, _, body = code.rpartition("\n")
         code = f"{head}\n{source.indent(body)}"
@@ -171,7 +171,7 @@ _POPPED_ATTRIBUTE = compile_on_use(r"(\w+)\.__dict__\.pop\((\"\w+\")\)")
 
 
 def _allow_second_call(method: cst.FunctionDef | None, code: str) -> str:
-    """Return code that registers an attribute only once: a second call of a method assigns the buffer itself."""
+    """Return `code`, with a condition for methods that may run again: a second call must not register again."""
     popped = _POPPED_ATTRIBUTE.search(code)
     if popped is None or method is None or method.name.value in ("__init__", "__post_init__"):
         return code
@@ -276,7 +276,7 @@ def _is_import(line: cst.CSTNode) -> bool:
 def add_property(
     source: ParsedFile, owner: cst.ClassDef, name: str, value: str, *, replaced: Assigned | None = None, kind: str = ""
 ) -> Changes:
-    """Return the change that adds a property after the constructor, and moves the comments of `replaced` there.
+    """Return the change that adds a property after the constructor. The property gets the comments of `replaced`.
 
     `kind` annotates the result if the constructor has annotations. The annotation of the replaced statement is
     preferred.
@@ -393,7 +393,7 @@ def _is_global(source: ParsedFile, name: str) -> bool:
 def _find_attribute_of(
     source: ParsedFile, method: cst.FunctionDef, name: str, instance: str, assigned: Assigned
 ) -> str:
-    """Return the attribute to which the method assigns a local name, directly, as parameter or as buffer."""
+    """Return the attribute in which the method stores a local variable: directly, as a parameter or as a buffer."""
     for node in source.find(cst.Assign, within=method.body):
         value = node.value
         if node is assigned.node or len(node.targets) != 1 or not is_attribute(node.targets[0].target, instance):

@@ -111,7 +111,7 @@ def _clone(value: object) -> Any:
 
 
 def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str, Any]) -> OldStateLoad:
-    """Load the old entries strictly, except that names which the old entries lack may be missing."""
+    """Load the old entries. Report errors, unexpected keys and entries that are not restored, but not missing keys."""
     import torch
 
     try:

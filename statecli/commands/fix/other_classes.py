@@ -99,7 +99,7 @@ def _list_classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dict[str, set[str]]:
-    """Return the attributes that two versions of a class define differently, with the kinds in the new version."""
+    """Return the attributes that two versions of a class define differently, and how the new version defines each."""
     old_kinds, new_kinds = _list_kinds(old), _list_kinds(new) if new is not None else {}
     names = dict.fromkeys((*old_kinds, *new_kinds))
     changed_kinds = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}
@@ -131,7 +131,7 @@ def _list_body_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _list_assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield (target, value) of an assignment; the value is None for `+=` and for unpacked targets."""
+    """Yield (target, value) of an assignment. For `+=` and for unpacked targets, the value is None."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, (ast.Tuple, ast.List)):

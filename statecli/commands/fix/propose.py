@@ -142,7 +142,7 @@ def _compute_when_read(source: ParsedFile, name: str, line: int) -> Iterator[Cha
 
 
 def _replace_view(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield two edits of a view: a property, unless a method changes the view's base, and a buffer with a copy."""
+    """Yield the edits of a view: a property (unless a method changes the view's base), and a buffer with a copy."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
     value = init_edits.express_with_attributes(source, assigned)

@@ -37,7 +37,7 @@ def repair(project: Project, request: verify_run.Request, *, write: bool) -> Fix
 
 
 class Session:
-    """Edits of one model. `contents`: the new bytes of each file with kept edits, by absolute path."""
+    """Edits of one model. `contents` maps the absolute path of each edited file to its new bytes."""
 
     def __init__(self, project: Project, request: verify_run.Request, first: Measurement) -> None:
         self.project = project
@@ -54,7 +54,7 @@ class Session:
         return [defect for defect in defects if defect.key not in self.edits]
 
     def repair_all_together(self) -> None:
-        """Keep the first edit of every defect if all these edits pass together: this needs only one verification."""
+        """Keep the first edit of every defect if all these edits pass together: a single verification is enough."""
         contents: dict[str, bytes] = dict(self.contents)
         edited: list[tuple[Defect, bytes, bytes]] = []
         # Edit the last line first, so that the line numbers of other defects stay correct.

@@ -25,7 +25,7 @@ class NoEdit(Exception):
 
 @lru_cache(maxsize=16)
 def parse(data: bytes) -> ParsedFile:
-    """Parse a file, once for all of its defects. Raises NoEdit if libcst cannot reproduce the file byte for byte."""
+    """Parse a file, once for all defects in it. Raises NoEdit if libcst cannot reproduce the file byte for byte."""
     return ParsedFile(data)
 
 
@@ -101,7 +101,7 @@ class ParsedFile:
         return None
 
     def find_torch_names(self) -> dict[str, str]:
-        """Return the full name of each name that the file imports from torch."""
+        """Map each name that the file imports from torch to its full name: `stack` to `torch.stack`."""
         return find_torch_names(self.module.bytes)
 
     def format(self, node: cst.CSTNode) -> str:
@@ -221,7 +221,7 @@ def keep_comments(old: cst.CSTNode, new: Sequence[Statement]) -> list[Statement]
 
 
 def get_instance_name(method: cst.FunctionDef) -> str:
-    """Return the name of the method's first argument, usually `self`. Raises NoEdit without arguments."""
+    """Return the name of the method's first argument, usually `self`. Raises NoEdit if the method has no argument."""
     parameters = (*method.params.posonly_params, *method.params.params)
     if not parameters:
         raise NoEdit(f"{method.name.value} has no self argument")

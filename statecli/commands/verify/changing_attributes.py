@@ -1,4 +1,4 @@
-"""Find plain attributes that forward changes: numbers, strings and containers, such as a step counter.
+"""Find attributes (numbers, strings and containers) that forward changes, such as a step counter.
 
 The changed value is state outside every `state_dict()`. torch.export stores the value at the time of the export, and
 torch.compile captures the model again for each new value. Only attributes of registered modules, and of plain objects
@@ -64,7 +64,7 @@ class ChangedAttribute:
         return f"{self.path}.{self.name}".lstrip(".")
 
     def put_back(self, module: nn.Module) -> None:
-        """Set the attribute of an instance to a copy of its value before the first call."""
+        """Set the attribute of an instance to a copy of its initial value, from before the first call of forward."""
         vars(module.get_submodule(self.path))[self.name] = copy.deepcopy(self.initial)
 
 
@@ -138,14 +138,14 @@ def _encode(value: object, depth: int) -> object:
 
 
 def report_changed_attribute(proof: Proof, attribute: ChangedAttribute, message: str) -> None:
-    """Report an attribute that forward changes. The finding is a note if a metric owns the attribute."""
+    """Report an attribute that forward changes. The severity is note if a torchmetrics metric owns the attribute."""
     rule, is_of_metric = rules.CHANGING_ATTRIBUTE, is_metric(attribute.owner)
     help = CALL_OUTSIDE_HELP if is_of_metric else _build_fix(attribute)
     proof.report(rule, message, attribute.fqn, help=help, severity=rule.cases["of a metric"] if is_of_metric else None)
 
 
 def _build_fix(attribute: ChangedAttribute) -> str:
-    """Return the fix: a `register_buffer` line for a number, or advice for any other value."""
+    """Return the fix for the changing attribute: a `register_buffer` line for a number, or advice for other values."""
     name, value = attribute.name, attribute.initial
     if type(value) in (bool, int, float):
         fix = f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'

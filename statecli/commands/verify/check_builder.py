@@ -1,4 +1,4 @@
-"""Shared helpers of the proofs: name tensors, emulate a move, and build cells, findings and checks."""
+"""Helpers shared by all proofs: emulate a move, run the model's code, and build findings and cells of the table."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def keep_class_attributes(module: nn.Module) -> Iterator[None]:
 
 
 def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
-    """Return the storage keys of the tensors."""
+    """Return the keys that identify the tensors' storages. Tensors that share a storage have the same key."""
     return {identify_storage(tensor) for tensor in tensors}
 
 
@@ -88,7 +88,7 @@ def run_user_code(subject: ModelUnderTest, activity: str, action: Callable[[], A
 
 
 def read_state_dict(subject: ModelUnderTest, module: nn.Module) -> Mapping[str, Any]:
-    """Return the state_dict of an instance. Raises ModelError for an object that is not a dict."""
+    """Return the state_dict of an instance. Raises ModelError if `state_dict()` does not return a dict."""
     with subject.user_code("state_dict()"):
         state = module.state_dict()
     if not issubclass(type(state), Mapping):
@@ -109,7 +109,7 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
 
 @dataclass(frozen=True)
 class _CalledModel(BuiltModel):
-    """Instance that was called once, as a `BuiltModel`. `subject` builds further instances and reports errors."""
+    """`BuiltModel` of an instance that was called once. `build_again` also calls each new instance once."""
 
     subject: ModelUnderTest = field(kw_only=True)
 
@@ -121,7 +121,7 @@ class _CalledModel(BuiltModel):
 
 
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
-    """Call an instance, emulate its move without a GPU, and return its state with each tensor's result.
+    """Return the state of a called instance, with each tensor's result of an emulated move (without a GPU).
 
     The emulation gives fresh memory by `_apply` and keeps Parameter objects, so tied weights and aliases behave as on
     CUDA. The oddities untied-by-move, stale-view and recomputed come from the move; not-measured means that it failed.
@@ -168,7 +168,7 @@ def has_own_apply(module: nn.Module, fqn: str) -> bool:
 
 @dataclass(frozen=True)
 class PlacedHelp:
-    """Help text that names its own source line. `origin` is None if the line is unknown."""
+    """Help text of a finding, and the source line where the fix belongs. `origin` is None if the line is unknown."""
 
     text: str
     origin: Origin | None
@@ -181,7 +181,7 @@ Help = str | PlacedHelp | None
 def suggest_in_own_method(
     subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], remedy: str
 ) -> PlacedHelp | None:
-    """Return the fix with the line of the first user-defined method: `net.py:12: let Net._apply call super()`.
+    """Return a fix that names the first user-defined method: `net.py:12: let Net._apply call super()`.
 
     The methods searched are `names` of the modules that contain the tensor `fqn`.
     """
@@ -196,7 +196,7 @@ def suggest_in_own_method(
 
 
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
-    """Put the source line of `method` before `remedy`. A method that is not written in Python has no line.
+    """Put the location of `method`, such as `net.py:12: `, before `remedy`. Only methods written in Python have one.
 
     The fix for an installed library is a report to its authors, because users do not edit its files.
     """
@@ -212,7 +212,7 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy:
 
 
 def build_saved_fix(row: TensorInfo) -> PlacedHelp | None:
-    """Return the recorded fix without `persistent=False`, so that the buffer is saved; None for other fixes."""
+    """Return the recorded fix without `persistent=False`. Return None if the fix does not contain this argument."""
     if row.fix is None or "persistent=False" not in row.fix:
         return None
     return place_at_line(
@@ -221,12 +221,12 @@ def build_saved_fix(row: TensorInfo) -> PlacedHelp | None:
 
 
 def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:
-    """Put the source line before `remedy`, such as `net.py:12: `, unless `origin` is None."""
+    """Put the location, such as `net.py:12: `, before `remedy`. If `origin` is None, add no location."""
     return PlacedHelp(f"{format_origin(origin)}: {remedy}" if origin else remedy, origin)
 
 
 def address_to_library(owner: type, remedy: str) -> str:
-    """Return `remedy`. If the class is installed from a library, return the advice to report it to the library."""
+    """Return `remedy`. For a class of an installed package, return advice to report the problem to its authors."""
     file = getattr(inspect.getmodule(owner), "__file__", None)
     is_installed = file and is_installed_file(file)
     return f"report the problem to the authors of the package, with this fix: {remedy}" if is_installed else remedy
@@ -259,22 +259,22 @@ def find_memos(subject: ModelUnderTest) -> frozenset[str]:
 
 
 def skip_cell(reason: str, **measured: str | None) -> Cell:
-    """Build a skipped cell for a tensor that the proof does not cover."""
+    """Return a table cell with the verdict `skipped`, for a tensor that the proof does not test."""
     return Cell(Verdict.SKIPPED, reason=reason, **measured)
 
 
 def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
-    """Build a cell with the verdict `inconclusive`."""
+    """Return a table cell with the verdict `inconclusive`."""
     return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
 
 
 def describe_unsaved(row: TensorInfo) -> str:
-    """Return `not in state_dict()`, with the reason of a non-persistent buffer."""
+    """Return `not in state_dict()`. For a non-persistent buffer, add `(persistent=False)`."""
     return "not in state_dict() (persistent=False)" if row.persistent is False else "not in state_dict()"
 
 
 def judge_unsaved_in_copy(row: TensorInfo) -> Cell:
-    """Judge a tensor outside of state_dict() if each instance is a copy of the model, with the tensor's values."""
+    """Return the cell of an unsaved tensor of a copied model. A copy has the tensor's value even without a load."""
     if row.persistent is False:
         return skip_cell(describe_unsaved(row))
     reason = (
@@ -293,7 +293,7 @@ def build_finding(
     help: Help = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """Build a finding about a tensor. Its help is `help`, or else the fix recorded for the tensor.
+    """Build a finding about a tensor. If `help` is None, the help text is the fix recorded for the tensor.
 
     A `PlacedHelp` brings its own source line in place of the line that assigns the tensor. A name that a move separates
     from its tied tensor gets the line and the help of the broken tie.
@@ -318,7 +318,7 @@ def build_finding(
 def build_check(
     name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
 ) -> Check:
-    """Build the check of a proof from its results. If no tensor failed, `reasons` make the check inconclusive."""
+    """Build the check of a proof from its results. A reason makes the check inconclusive, unless a tensor failed."""
     all_findings, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
     verdicts |= {Verdict.FAILED} if all_findings else set()
@@ -354,7 +354,7 @@ def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names of tensors that share memory, group by group. Empty tensors and chunks share none."""
+    """Yield each group of names whose tensors overlap in memory. Separate chunks of a storage do not overlap."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():

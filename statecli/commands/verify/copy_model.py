@@ -43,7 +43,7 @@ class ModelContents:
 
 
 def list_contents(module: nn.Module) -> ModelContents:
-    """Return every tensor under every name, and every module, registered or not."""
+    """Return all tensors and modules of a live model, registered or not. A tensor appears under each of its names."""
     result = walk(module)
     modules = {id(submodule): submodule for _, submodule in result.modules}
     for unregistered in result.unregistered:
@@ -54,7 +54,7 @@ def list_contents(module: nn.Module) -> ModelContents:
 
 
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
-    """Deep-copy `module`, with its values or with uninitialized memory. `contents`: tensors and modules of `module`.
+    """Deep-copy a live model. Unless `values` is set, large tensors of the copy have uninitialized memory.
 
     Code of a class may change the model in the copy: a GraphModule registers each plain tensor as a buffer. Then the
     attributes are copied individually. Raises ModelError if the copy shares a parameter with the original. Errors of
@@ -95,7 +95,7 @@ def _has_own_copying(kind: type) -> bool:
 def _copy_by_attributes(
     module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
 ) -> nn.Module | None:
-    """Deep-copy the model, but copy `self_copying` modules attribute by attribute. Return None if that fails."""
+    """Deep-copy the model, but ignore `__deepcopy__` of the `self_copying` modules. Return None if that fails."""
     memo = build_memo(contents, values=values)
     for submodule in self_copying:
         memo[id(submodule)] = object.__new__(type(submodule))
@@ -114,7 +114,7 @@ def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
 
 
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
-    """Build a memo for `copy.deepcopy` that copies each storage once for all tensors that share it.
+    """Return a memo for `copy.deepcopy` with copies of the tensors. Tensors that share a storage share its copy.
 
     Without `values` large tensors get uninitialized memory. The system allocates it only on writing, so such a copy
     costs no more memory than its Python objects.
@@ -274,7 +274,7 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
 
 
 def _rebind_weak_reference(reference: object, target: nn.Module) -> Any:
-    """Return a weak reference to `target`. An instance of a subclass is returned unchanged."""
+    """Return a weakref.ref or proxy to `target`. If `reference` is of a subclass, return `reference` unchanged."""
     if type(reference) is weakref.ref:
         return weakref.ref(target, reference.__callback__)
     return weakref.proxy(target) if type(reference) in weakref.ProxyTypes else reference

@@ -23,7 +23,7 @@ from statecli.live.tensors import identify_storage, is_lazy
 
 
 def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingInput | None) -> ModelUnderTest:
-    """Return the model under test with these inputs and with the tensors that its first forward creates."""
+    """Return the model under test with `inputs` set, and with the tensors that its first forward creates."""
     home = subject.find_home()
     if inputs is not None and home != "meta":
         inputs = inputs.move(home)
@@ -63,7 +63,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
 
 @dataclass(frozen=True)
 class _FirstCall:
-    """An instance after its first forward, and the names of tensors that this forward read from the original."""
+    """Instance after its first forward. `read_names`: tensors that forward read from the live model, not its copy."""
 
     module: nn.Module
     origins: Origins

@@ -57,7 +57,7 @@ class CalledModel:
     oddities: tuple[Oddity, ...] = ()
 
     def mark_state(self, state: ModelState) -> ModelState:
-        """Return `state`, read from `built_model`, with a note on each tensor that forward changed."""
+        """Return `state` with a note on each tensor that forward changed. `state` was read from `built_model`."""
         rows = mark_rows(state.tensors, self.before.tensors)
         noted_rows = tuple(_add_note(row, self.change_by_name.get(row.fqn)) for row in rows)
         oddities = (*state.oddities, *_find_gone(self.before, state), *self.oddities)
@@ -103,7 +103,7 @@ def call_built_model(
 
 
 def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
-    """Call `module` once and return where its tensors were assigned. Raises ModelError if forward raises."""
+    """Call `module` once. Return the source lines that assigned its tensors. Raises ModelError if forward raises."""
     origins = subject.origins.continue_for_instance()
     with nullcontext() if is_compiled(module) else origins.record():
         subject.call(module)
@@ -121,7 +121,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the rows of a called instance, noting which tensors forward created or gave a shape."""
+    """Return the tensor descriptions after a call, with notes on tensors that forward created or gave a shape."""
     rows_before = {row.fqn: row for row in before}
     aliases = {alias for row in before for alias in row.aliases}
     return tuple(_mark_row(row, rows_before.get(row.fqn), row.fqn in aliases) for row in rows)
@@ -194,7 +194,7 @@ def _count_writes(tensor: torch.Tensor) -> int | None:
 
 
 def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple[Oddity, ...]]:
-    """Return the tensors that forward changes in train mode, if the constructor leaves the model in that mode."""
+    """Return the tensors that forward changes in train mode. Return none if the constructor sets eval mode."""
     module = subject.build_fresh(values=True)
     if not any(part.training for part in module.modules()):
         return [], ()

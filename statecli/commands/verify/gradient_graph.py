@@ -69,7 +69,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record which of the given storages an operator reads."""
+    """Dispatch mode that records which of the storages in `storage_keys` are read by any operator."""
 
     def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ def _is_in_dead_checkpoint() -> bool:
 
 @dataclass
 class _Graph:
-    """Autograd nodes of an output. `parents` maps a node to the (node, input index) pairs that send it gradients.
+    """Autograd graph. In backward, a node receives its gradients from the (node, input index) pairs in `parents`.
 
     `gives_gradient`: for each node with a gradient, whether each input got a gradient.
     """
@@ -113,12 +113,12 @@ class _Graph:
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
     def record(self, node: object, input_gradients: Gradients, output_gradients: Gradients) -> None:
-        """Record which inputs of an autograd node got a gradient, if any output of the node got a gradient."""
+        """Record for which inputs the node's backward returned a gradient, if the node itself received a gradient."""
         if any(gradient is not None for gradient in output_gradients):
             self.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
 
     def find_blocking_node(self, node: object) -> str | None:
-        """Return the nearest operation whose backward passes no gradient on to `node`, or None."""
+        """Return the name of the nearest operation whose backward stops the gradient to `node`, or None if unknown."""
         pending, visited_nodes = [node], {node}
         for current in pending:
             for parent, index in self.parents[current]:

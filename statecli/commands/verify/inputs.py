@@ -85,7 +85,7 @@ NO_INPUT = MissingInput()
 
 
 def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
-    """Draw an input tensor: standard normal floats, integers below the bound, or random booleans."""
+    """Draw a random input tensor: standard normal floats, integers from 0 to below `spec.bound`, or booleans."""
     import torch
 
     dtype = getattr(torch, spec.dtype)
@@ -151,7 +151,7 @@ def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
 
 
 def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
-    """Import the attribute of `spec`. Keep the model's modules in `sys.modules`, even if the import drops them."""
+    """Import the object that `spec` names. Keep the model's modules in `sys.modules`, even if the import drops them."""
     before = dict(sys.modules)
     try:
         return load_with_module(spec, is_model=False)
@@ -163,7 +163,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
 def convert_to_call(
     text: str, value: object, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
 ) -> Call:
-    """Convert the result of a function to (args, kwargs). Copy tensors, because the function may return them again.
+    """Convert the user's inputs to (args, kwargs). Copy the tensors, because a function may return them again.
 
     Raises ModelError for a value without a tensor; `advice` names the needed inputs.
     """
@@ -185,7 +185,7 @@ def convert_to_call(
 
 
 def split_arguments(value: Any) -> Call:
-    """Split the result of a function into positional and keyword arguments."""
+    """Split the user's inputs for forward into positional and keyword arguments."""
     if value is None:
         return (), {}
     if isinstance(value, Mapping):
@@ -230,7 +230,7 @@ def _describe_value(value: Any) -> str:
 
 
 def _find_carried_inputs(built_model: BuiltModel) -> FoundInputs:
-    """Return the first of `dummy_inputs`, `example_input_array` and the config's inputs that forward accepts."""
+    """Return the first inputs that forward accepts: `dummy_inputs`, `example_input_array`, or built from the config."""
     try:
         with built_model.user_code("reading the example inputs of the model"):
             for name in ("dummy_inputs", "example_input_array"):
@@ -260,8 +260,6 @@ def _read_attribute(built_model: BuiltModel, name: str) -> Call | None:
 
 
 def _build_constant(text: str, call: Call, *, chosen_by_user: bool) -> Inputs:
-    """Build inputs with the same values for each seed, in new tensors."""
-
     def make_call(seed: int = 0) -> Call:  # noqa: ARG001 - the values are the model's own
         copied_call: Call = map_tensors(call, _copy_tensor)
         return copied_call
@@ -330,7 +328,7 @@ def _needs_text_and_images(signature: inspect.Signature | None, config: object) 
 
 
 def _build_from_config(built_model: BuiltModel) -> FoundInputs:
-    """Return images and token ids with the sizes in a transformers config; (None, reason) for other models."""
+    """Return images and token ids in the sizes of a transformers config. Return (None, reason) for other models."""
     config, signature = getattr(built_model.module, "config", None), _get_signature(built_model)
     if not _is_of_transformers(built_model) or signature is None:
         return None, MissingInput(_suggest_shape(built_model.module, signature))
@@ -344,7 +342,7 @@ def _build_from_config(built_model: BuiltModel) -> FoundInputs:
 
 
 def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str | None:
-    """Return a value of `--input` for the model's first layer, such as `2x3xHxW`, or None if unknown.
+    """Return a value of `--input` that fits the model's first layer, such as `2x3xHxW`, or None if it is unknown.
 
     The first layer is the first registered module with parameters. Forward must have a single argument without a
     default.
@@ -402,7 +400,7 @@ def _format_pixels(config: object, signature: inspect.Signature) -> str | None:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `value` with each tensor replaced, in new tuples, lists, dicts and dataclasses."""
+    """Apply `function` to each tensor in `value`. Return new tuples, lists, dicts and dataclasses with the results."""
     import torch
 
     if issubclass(type(value), torch.Tensor):

@@ -82,7 +82,7 @@ Values = Mapping[Slot, Parts]
 
 
 def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
-    """Return the paths at which two encoded values differ, and the paths that exist in only one of them."""
+    """Return the paths at which two encoded objects differ, and the paths that only one of the objects has."""
     first, second = first or {}, second or {}
     paths = dict.fromkeys((*first, *second))
     return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
@@ -153,7 +153,7 @@ def _list_registered(module: nn.Module) -> dict[int, str]:
 
 @dataclass
 class _Reader:
-    """Encoder of objects. `registered`: names of the modules and tensors that are not read, by `id`."""
+    """Encoder of objects. Modules and tensors in `registered` (`id` to name) are encoded only by their names."""
 
     registered: Mapping[int, str]
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -234,7 +234,7 @@ def is_generator(value: object) -> bool:
 
 @dataclass(frozen=True)
 class CopiedValues:
-    """Copies of a model's values. References to registered modules and tensors still lead to `source`.
+    """Copies of a model's values. Registered modules and tensors inside a copied value are still those of `source`.
 
     `refused` are the slots whose object cannot be copied.
     """
@@ -244,7 +244,7 @@ class CopiedValues:
     refused: frozenset[Slot]
 
     def put_into(self, module: nn.Module, slots: Iterable[Slot]) -> None:
-        """Set `slots` of another instance to the copied values, and remove slots that have no copy."""
+        """Set `slots` of another instance to the copied values. Remove slots that the copied model does not have."""
         memo = _map_registered(self.source, module)
         for slot in slots:
             if slot in self.values:
@@ -254,7 +254,7 @@ class CopiedValues:
 
 
 def copy_slots(module: nn.Module) -> CopiedValues:
-    """Copy all values of a model that can be copied."""
+    """Copy the values that a model keeps. Values that `copy.deepcopy` cannot copy are listed in `refused`."""
     registered = _list_registered(module)
     reader = _Reader(registered)
     memo: dict[int, Any] = dict(_map_registered(module, module))
@@ -276,14 +276,14 @@ def copy_slots(module: nn.Module) -> CopiedValues:
 
 
 def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
-    """Map the ids of registered modules and tensors of `source` to the ids in `target`."""
+    """Map the `id` of each registered module and tensor of `source` to the object with this name in `target`."""
     names = {name: key for key, name in _list_registered(source).items()}
     targets = (*target.named_modules(), *target.named_parameters(), *target.named_buffers())
     return {names[name]: item for name, item in targets if name in names}
 
 
 def _find_holder(module: nn.Module, slot: Slot) -> dict[str, Any] | type | None:
-    """Return the namespace that contains the slot's name, or None if `module` does not have it."""
+    """Return the dict or class that holds the slot's value. Return None if the class or submodule does not exist."""
     if slot.owner_kind == "file":
         return vars(sys.modules[slot.path])
     if slot.owner_kind == "class":

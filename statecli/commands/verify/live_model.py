@@ -36,7 +36,7 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
 
 
 def find_live_inputs(python_inputs: object, built_model: BuiltModel) -> FoundInputs:
-    """Return the inputs of forward and None. Without inputs, return None and the reason.
+    """Return (inputs, None), or (None, reason) if no inputs for forward are found.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), or a function that
     returns any of these. Texts such as "int64:2x16<30522" may replace the tensors: alone, in a sequence or by keyword.
@@ -79,7 +79,7 @@ def _get_texts(python_inputs: object) -> tuple[str, ...]:
 
 
 def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
-    """Return the inputs on the device of the model's tensors, or on the CPU if there are several devices."""
+    """Move the inputs to the model's device (several devices: the CPU). For meta, return the inputs unchanged."""
     devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     return inputs_found if device.type == "meta" else inputs_found.move(str(device))
@@ -107,7 +107,7 @@ def build_copy(module: nn.Module) -> BuiltModel:
 
 @contextmanager
 def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
-    """After the `with` block, restore the process and the live model, whatever the model's code has done.
+    """After the `with` block, restore the global settings and the live model, whatever the model's code has changed.
 
     Restored in the process: the random generators (torch on the CPU and, if CUDA is in use or `cuda` is True, on each
     GPU; Python; numpy), the grad mode, the default dtype and device, deterministic algorithms, the number of threads.
@@ -172,7 +172,7 @@ def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """After the `with` block, restore the tensors' memory, values and gradients. Inside, tensors have no gradient."""
+    """After the `with` block, restore the tensors' memory, values and gradients. In the block, `.grad` is None."""
     with torch._C.DisableTorchFunctionSubclass():
         memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
         values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]

@@ -81,7 +81,7 @@ class ModelUnderTest:
 
     @functools.cached_property
     def input_dependent(self) -> frozenset[str]:
-        """Tensors created by forward whose values depend on the input or the seed; all of them if forward fails."""
+        """Names of tensors that forward computes from input or seed. If forward raises, all created tensors count."""
         if self.inputs is None or not self.created_by_forward:
             return frozenset()
         inputs = self.inputs
@@ -107,11 +107,11 @@ class ModelUnderTest:
         )
 
     def skip_without_inputs(self, name: Name, how: str = "") -> Check:
-        """Return the check of a proof that is skipped because forward has no inputs."""
+        """Return a skipped check. Its reason says why forward has no inputs."""
         return Check(name, Verdict.SKIPPED, how, str(self.why_no_inputs))
 
     def find_home(self) -> str:
-        """Return the device on which the author calls the model: the first parameter's, or else the first buffer's."""
+        """Return the device of the first parameter, or else of the first buffer. The model is called on this device."""
         registered = [row for row in self.state.tensors if row.kind in REGISTERED_KINDS]
         first = min(registered, key=lambda row: row.kind is not Kind.PARAMETER, default=None)
         return first.device if first is not None and first.device is not None else "cpu"
@@ -125,7 +125,7 @@ class ModelUnderTest:
         return module
 
     def build_for_call(self, *, values: bool = False, seed: int = 0) -> nn.Module:
-        """Build an instance to call. A copy has the values of its model, because forward may index by them."""
+        """Build an instance to call. A copy gets the model's values, because forward may use the values as indexes."""
         return self.build_fresh(values=values or not self.rebuilds, seed=seed)
 
     def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
@@ -148,7 +148,7 @@ class ModelUnderTest:
 
 
 def _change_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Reverse the values, and halve floats, because a user's input function may ignore the seed."""
+    """Reverse the values and halve floats, so that inputs differ even if the user's function ignores the seed."""
     changed = tensor.flatten().flip(0).reshape(tensor.shape)
     return changed / 2 if tensor.is_floating_point() or tensor.is_complex() else changed
 
@@ -182,7 +182,7 @@ def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
 
 
 def prepare_live_model(module: nn.Module) -> ModelUnderTest:
-    """Prepare a live model for proofs on copies.
+    """Return the model under test for a live model. Its instances are copies of the live model.
 
     If the model cannot be copied, `build_fresh` raises a ModelError with the reason, and no move is measured.
     """
@@ -192,7 +192,7 @@ def prepare_live_model(module: nn.Module) -> ModelUnderTest:
 
 
 def wrap_live_model(module: nn.Module) -> BuiltModel:
-    """Wrap a live model as a `BuiltModel`. Read or move only copies of it."""
+    """Wrap a live model as a `BuiltModel`. Callers read or move only copies of the live model."""
     name = type(module).__name__
     return BuiltModel(ModelSpec(name, "", False, name), module, Origins({}), "cpu", True, lambda _, __: module)
 

@@ -14,7 +14,7 @@ from statecli.live import tensor_bits
 
 @dataclass(frozen=True)
 class OverwrittenParameters:
-    """Names of parameters that forward overwrites, regardless of the old values. `why_not`: reason if unknown."""
+    """Names of parameters that every forward overwrites. If the names are unknown, `why_not` is the reason."""
 
     names: frozenset[str] = frozenset()
     why_not: str | None = None
@@ -55,7 +55,7 @@ def _draw_update(values: torch.Tensor) -> torch.Tensor:
 
 
 def _read_values_after(run: Training, parameters: Tensors, start: Tensors, updates: Tensors, sign: int) -> Tensors:
-    """Return the parameters' values after forward started from `start` plus `sign` times `updates`."""
+    """Write start + sign * updates to the parameters, call forward, and return the parameters' values afterwards."""
     _write_values(
         parameters, {name: values_ + sign * updates[name] for name, values_ in start.items()} if sign else start
     )

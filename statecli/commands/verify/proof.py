@@ -13,7 +13,7 @@ from statecli.core.rule import Rule
 
 
 class Proof(ABC):
-    """Base class of proofs about instances of `subject`. A proof fills a cell for each tensor in each column.
+    """Base class of the proofs. A proof tests a model, and fills a table with a cell for each tensor and property.
 
     An error of the model ends the proof and makes it inconclusive, unless it failed. Earlier findings and cells stay.
     """
@@ -50,4 +50,4 @@ class Proof(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Fill cells, findings and reasons. May raise ModelError."""
+        """Run the proof: fill the cells, the findings and the reasons. May raise ModelError."""

@@ -81,7 +81,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors of the first forward that a later forward, after a cast or move of the model, reads or creates again.
+    """Tensors created by the first forward that forward reads or creates again after a cast or move of the model.
 
     `recreated`: tensors created again. `read_names`: tensors read. `reason`: why the others are inconclusive.
     """
@@ -109,7 +109,7 @@ class Recreation:
         return self._measure_change()
 
     def explain_harmless(self, fqn: str) -> str | None:
-        """Return how forward replaces a tensor. Return None unless forward created and replaces the tensor."""
+        """Return how forward replaces a tensor that it created. Return None if forward does not replace the tensor."""
         if fqn not in self._subject.created_by_forward:
             return None
         if fqn in self._each_time:

@@ -89,7 +89,7 @@ class SavedTraining:
 
 
 def find_effect(first: TrainingRecord, second: TrainingRecord, *, excluded_slots: Collection[Slot] = ()) -> str | None:
-    """Return the first difference between two trainings outside of `excluded_slots`, or None if they are equal."""
+    """Describe the first difference between two trainings, or return None. Ignore values in `excluded_slots`."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _have_different_outputs(*outputs):
             return f"the output of step {step} differs"

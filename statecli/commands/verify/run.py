@@ -79,7 +79,7 @@ def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _list_arguments(name: Name, request: Request) -> list[object]:
-    """Return the arguments that a proof takes from the request, or [] if the proof uses its default."""
+    """Return the option value that the request passes to a proof, in a list. Return [] for the proof's default."""
     option = OPTION_OF_PROOF.get(name)
     value = choose_device(request) if option == "device" else getattr(request, option) if option else None
     return [] if value is None else [value]
@@ -204,7 +204,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """Add the model's sample inputs to the first column, as skipped cells. Keep the cells of failed inputs."""
+    """Add a skipped cell for each sample input of the model to the first column, unless the input's cell failed."""
     if not check.columns:
         return check
     first, *others = check.columns
@@ -214,7 +214,7 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
 
 
 def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
-    """Turn passed cells into inconclusive cells for tensors that the model and its copies hold differently."""
+    """Turn passed cells into inconclusive cells for tensors that a copy holds in another way than the model."""
     messages = {oddity.fqn: oddity.message for oddity in state.oddities if oddity.kind is OddityKind.UNLIKE_COPY}
     if not messages:
         return check

@@ -20,7 +20,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return the names of tensors with a running state; empty without inputs, or if each changed call raises.
+    """Return the names of tensors with a running state. Return an empty set if forward cannot be called.
 
     Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward. Raises
     ModelError if forward raises in train mode for inputs of the user.
@@ -81,7 +81,7 @@ def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
 
 
 def _change_values(tensor: torch.Tensor, sign: int) -> None:
-    """Change floats strongly, so that a maximum changes, and integers by 1, so that an index stays close."""
+    """Change floats by 100 or more, to exceed a running maximum, and integers by 1, to keep most indexes in range."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if tensor.dtype is torch.bool:
             tensor.logical_not_()
@@ -92,7 +92,7 @@ def _change_values(tensor: torch.Tensor, sign: int) -> None:
 
 
 def _depends_on_earlier_values(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
-    """Return True if forward changes an element, and the new value depends on the values before forward."""
+    """Return True if an element changed in forward and its new value depends on the values before forward."""
     if not before.shape == after.shape == other_after.shape:
         return False
     is_same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)

@@ -24,7 +24,7 @@ def copy_module(module: nn.Module) -> Any:
 
 
 class StateDictCopy(NamedTuple):
-    """Copy of a state_dict. `refused_class`: class that `weights_only=True` refuses; "" if unknown, None otherwise."""
+    """Copy of a state_dict. If weights_only=True refuses a class, `refused_class` is its name, or "" if unknown."""
 
     state: Any
     refused_class: str | None

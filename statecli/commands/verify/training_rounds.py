@@ -67,7 +67,7 @@ class LeafRecord:
 
     @property
     def peak(self) -> float | None:
-        """Largest finite |gradient|; None if each round gave no gradient or zero."""
+        """Largest finite |gradient| of all rounds, or None if no round gave a gradient other than zero."""
         return max(filter(_is_usable, self.peaks), default=None)  # type: ignore[type-var]
 
     @property
@@ -83,7 +83,7 @@ class LeafRecord:
 
     @property
     def is_missing(self) -> bool:
-        """Return True if the optimizer trains the leaf, but each round gave no gradient or zero."""
+        """Return True if the optimizer trains the leaf, but no round gave a gradient other than zero."""
         return self.trained and self.peak is None and self.first_bad_round is None
 
     @property
@@ -100,7 +100,7 @@ def _is_usable(peak: float | None) -> bool:
 
 @dataclass(frozen=True)
 class GradientsInMode:
-    """Largest |gradient| of each leaf in another mode, by FQN. `why_not` is the reason if it was not measured."""
+    """Largest |gradient| of each leaf when modules are in eval mode, by FQN. `why_not` is the reason for a failure."""
 
     peaks: dict[str, float | None]
     why_not: str | None = None
@@ -108,7 +108,7 @@ class GradientsInMode:
 
 @dataclass
 class Training:
-    """An instance in training. `leaf_records` has the leaves that require grad, `frozen` the other parameters.
+    """An instance in training. Leaves that require grad are in `leaf_records`, other parameters in `frozen`.
 
     `changed_by`: causes by the FQN of a tensor whose values changed: "forward" or, for tensors without training,
     "step". `written_names`: trained parameters that forward writes, with or without a change. `is_cut_off`: no output
@@ -136,14 +136,14 @@ class Training:
     _trained_ids: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
-        """Return True if a leaf may get a gradient in another round, because random numbers decide in train mode."""
+        """Return True if a leaf without a gradient may get one in another round, because train mode is random."""
         if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
         return in_eval != 0 if 0 in self.leaf_records[name].peaks else bool(in_eval)
 
     def get_cancelled_gradient(self, name: str) -> float | None:
-        """Return the peak gradient with batch norms in eval mode, if batch statistics cancel the leaf's gradient."""
+        """Return the leaf's peak gradient with batch norms in eval mode, if batch statistics cancelled it to zero."""
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
 
     @property
@@ -219,7 +219,7 @@ def _start_training(run: Training) -> None:
 
 
 def _choose_options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Return options without weight decay, because decay updates tensors without effect on the loss."""
+    """Return optimizer options without weight decay, which would also update tensors that do not affect the loss."""
     parameters = inspect.signature(made_by).parameters
     options: dict[str, Any] = {"weight_decay": 0} if "weight_decay" in parameters else {}
     if "lr" in parameters:
@@ -242,7 +242,7 @@ def _has_new_gradients(run: Training) -> bool:
 
 
 def _needs_second_round(run: Training) -> bool:
-    """Return True if only a second round, after a step, can show an effect.
+    """Return True if some effects can show only in a second round, after an optimizer step.
 
     Either the instance keeps an autograd graph, or a tensor has the shape of a trained tensor and may follow it (EMA,
     target network).
@@ -387,7 +387,7 @@ class _ValuesBefore:
 
 
 def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the largest |value| if a step of the learning rate is too small to change this value, else None."""
+    """Return the largest |value| if the learning rate is too small to change it in this dtype, else None."""
     peak, rate = _find_peak(tensor), float(optimizer.defaults.get("lr", MIN_LEARNING_RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
 
@@ -414,7 +414,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
-    """Repeat the last round with the modules `only` (None: all modules) in eval mode. Return the gradients.
+    """Repeat the last round with all modules, or only the modules `only`, in eval mode. Return the gradients.
 
     Inputs and seed are those of the last round, so that only the mode differs. The modes are restored, and the
     optimizer makes no step.
@@ -462,7 +462,7 @@ def _find_leaves(run: Training) -> None:
 
 @contextmanager
 def _record_calls() -> Iterator[dict[int, bool]]:
-    """Record for each module, by `id`, whether a call in the `with` block returned a tensor with elements."""
+    """Record for each called module (by `id`) whether one of its calls returned a tensor with elements."""
     gave: dict[int, bool] = {}
 
     def note(module: nn.Module, _: object, output: object) -> None:
@@ -493,7 +493,7 @@ def _note_idle(run: Training, gave: dict[int, bool]) -> None:
 
 
 def _read_gradients(run: Training) -> None:
-    """Record the peak of each gradient, scale the gradient for the round, and drop gradients that are not finite."""
+    """Record the peak of each gradient, drop gradients that are not finite, and scale the others for the step."""
     peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for leaf in run.leaf_records.values():
@@ -539,7 +539,7 @@ def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) ->
 
 
 class _ParameterMark:
-    """State of a trained parameter before forward: address, version counter, and some of the values.
+    """Snapshot of a trained parameter before forward: storage address, version counter, and sampled values.
 
     Writes by way of `.data` do not count as versions, and show only in the values.
     """
@@ -557,7 +557,7 @@ class _ParameterMark:
             return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLED_VALUES or 1].clone()
 
     def find_changes(self) -> tuple[bool, bool]:
-        """Return two bools: was the parameter written to since the mark, and do its values differ?"""
+        """Return two bools: whether the parameter was written to since the snapshot, and whether its values differ."""
         place, sample = self._read_mark()
         has_samples = self._sample is not None and sample is not None
         has_changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Run the proof `cast`: cast the model to other dtypes, and compare the dtypes and integers of its tensors.
+"""Run the proof `cast`: cast the model to other dtypes, and check each tensor's dtype and the integer values.
 
 The casts are `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype. The casts share an
 instance, but a cast after a fault gets a new instance. Floating-point tensors must follow each cast, integers and bools
@@ -47,7 +47,7 @@ _CASTS: tuple[_Cast, ...] = (
 
 
 def prove(subject: ModelUnderTest, dtype: str | None = None) -> Check:
-    """Cast an instance to `dtype`, or in turn to three dtypes. Raises UsageError for an invalid `dtype`."""
+    """Cast an instance to `dtype`, or to three dtypes in turn if it is None. Raises UsageError for a wrong `dtype`."""
     casts = _CASTS if dtype is None else (_parse_dtype(dtype),)
     return check_builder.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
 
@@ -249,7 +249,7 @@ class _Proof(Proof):
 
     @functools.cached_property
     def _held_by_tensors(self) -> dict[str, str]:
-        """Map each tensor inside a registered tensor to the holder's class name, if this class overrides `.to`."""
+        """Map each tensor held by a tensor subclass to the subclass's name, if the subclass overrides `.to`."""
         entries = [(entry.fqn, find_holding_tensor(entry)) for entry in walk(self._cast_model).unregistered]
         return {
             fqn: type(holder).__name__ for fqn, holder in entries if holder is not None and has_own_to(type(holder))

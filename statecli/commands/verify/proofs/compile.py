@@ -106,7 +106,7 @@ class _Proof(Proof):
     def _capture(
         self, changed_attributes: list[ChangedAttribute], reported_attributes: list[ChangedAttribute], *, training: bool
     ) -> list[ChangedAttribute]:
-        """Call the instances. Return the attributes that make torch.compile capture the model again at each call."""
+        """Call a compiled instance several times. Return the attributes whose change causes a capture at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
         failures: list[list[str]] = []
         with check_builder.keep_class_attributes(pair.module):
@@ -276,14 +276,14 @@ def _leave_guards_untimed() -> Iterator[None]:
 
 
 def _find_reasons(attribute: ChangedAttribute, reasons: list[str]) -> list[str]:
-    """Return those reasons for a new capture that name the attribute."""
+    """Return the recompilation reasons in which torch.compile names the attribute."""
     name = re.escape(attribute.name)
     pattern = re.compile(rf"(?:\.{name}|\[['\"]{name}['\"]\])(?!\w)")
     return [reason for reason in reasons if pattern.search(reason.partition("#")[0])]
 
 
 def _shorten(reason: str) -> str:
-    """Return the reason without its number and hint, as in `self.n == 2 (net.py:9)`."""
+    """Shorten a recompilation reason of torch.compile to its condition and source line: `self.n == 2 (net.py:9)`."""
     text = re.sub(r"^\d+/\d+: ", "", reason.partition("\n")[0])
     return re.sub(r"\s+", " ", text.partition(" (HINT")[0]).strip()
 

@@ -94,7 +94,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Call a new instance with gradients and return it, if forward creates or reassigns tensors; otherwise None.
+        """Return an instance after a call with gradients, if forward creates or reassigns tensors; otherwise None.
 
         Also return None if forward works only without gradients: no user then copies an instance with a graph.
         """
@@ -129,7 +129,7 @@ class _Proof:
             )
 
     def _fail_uncopyable_tensors(self) -> list[str]:
-        """Report each tensor that cannot be copied on its own as failed. Return the reasons."""
+        """Report each tensor that copy.deepcopy cannot copy. Return the reasons."""
         rows, reasons = self._subject.rows_by_fqn, []
         uncopyable = {
             name: tensor_
@@ -159,7 +159,7 @@ class _Proof:
         return reasons
 
     def _fail_obstacles(self, module: nn.Module) -> list[str]:
-        """Report each attribute other than a tensor that cannot be copied on its own. Return the reasons."""
+        """Report each attribute, other than tensors, that copy.deepcopy cannot copy. Return the reasons."""
         obstacles = _find_obstacles(self._subject, module)
         reasons = [f"{name}: {why}, so copy.deepcopy of the model raises an error" for name, why in obstacles.items()]
         for name, reason in zip(obstacles, reasons, strict=True):
@@ -244,7 +244,7 @@ class _Proof:
     def _fail_broken_ties(
         self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], copy_kind: str
     ) -> None:
-        """Report as failed: names that no longer share storage in the copy, and names that refer to the original."""
+        """Report each tied tensor that the copy unties, or whose copy still shares memory with the original."""
         for names in check_builder.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
         ):
@@ -285,7 +285,7 @@ def _is_copyable(tensor: torch.Tensor) -> bool:
 
 
 def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str]:
-    """Copy each attribute on its own, except tensors and modules, and return the errors by name."""
+    """Try to copy each attribute that is not a tensor or module. Return the errors by attribute name."""
     memo: dict[int, Any] = {
         id(module_): module_ for module_ in (*module.modules(), *measure.map_tensors(module).values())
     }
@@ -309,7 +309,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
-    """Return the reason for a pickling error if the state of the model is not the cause, else None."""
+    """Return the reason if an error of pickling is not caused by the model's state. Otherwise return None."""
     meaning_ = next((meaning for words, meaning in _PICKLE_ERRORS_BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_
@@ -326,7 +326,7 @@ def _describe_form(tensor: torch.Tensor) -> str:
 
 
 def _find_flat_weights(module: nn.Module) -> frozenset[str]:
-    """Return the names of `_flat_weights` of parametrized RNNs, which torch fills again in forward."""
+    """Return the names of `_flat_weights` entries that torch fills again in forward, in parametrized RNNs."""
     rnns = [(prefix, rnn) for prefix, rnn in module.named_modules() if isinstance(rnn, nn.RNNBase)]
     return frozenset(
         f"{prefix}{'.' if prefix else ''}_flat_weights[{number}]"

@@ -66,7 +66,7 @@ def prove(subject: ModelUnderTest) -> Check:
 
 
 class _Difference(msgspec.Struct, frozen=True):
-    """First difference between two exported programs. `place`: source line of the differing operator, if known."""
+    """First difference between two exported programs. `place` is the operator's source line, or None if unknown."""
 
     place: SourceLine | None = None
 
@@ -177,7 +177,7 @@ class _Proof(Proof):
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> _Difference | None:
-        """Export the model with both values of `attribute`. Return the first operator that differs, or None."""
+        """Export the model with each of the two values of `attribute`. Return the first difference, or None."""
         programs = []
         for value in (attribute.before, attribute.after):
             module = self._subject.build_used()
@@ -222,7 +222,7 @@ def export_model(subject: ModelUnderTest, module: nn.Module) -> ExportedProgram:
 
 
 def _return_tensors(module: nn.Module) -> nn.Module:
-    """Make forward of `module` return a list of its output tensors: torch.export refuses some classes of outputs."""
+    """Make forward of `module` return a list of tensors, because torch.export refuses some classes of outputs."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -263,7 +263,6 @@ def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> s
 
 
 def _describe_nodes(program: ExportedProgram) -> list[str]:
-    """Return a line for each node: its operator and arguments, with all numbers."""
     return [f"{node.op} {node.target} {node.args} {node.kwargs}" for node in program.graph.nodes]
 
 

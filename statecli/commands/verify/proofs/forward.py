@@ -105,7 +105,7 @@ class _Run:
 
     @property
     def has_proved(self) -> bool:
-        """True if forward passed and did not ask whether CUDA is available: then the run shows all mismatches."""
+        """True if the run shows all device mismatches: forward passed, and did not ask whether CUDA is available."""
         return self.error_text is None and not self.cuda_checks
 
 
@@ -184,7 +184,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
 
 
 def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
-    """Run backward on a fake GPU without data, if train mode passed on this GPU. Otherwise return None.
+    """Run backward if train mode passed on a fake GPU without data. Otherwise return None.
 
     Runs with data do not support autograd. The run is of no use if the model cannot run backward on the CPU either.
     """
@@ -209,7 +209,7 @@ def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: De
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, earlier_watch: DeviceWatch | None = None) -> _Run:
-    """Repeat the run until no new device mismatch ends it, or until the time is up. Ignore earlier mismatches."""
+    """Repeat the run until it ends without a new device mismatch, or time is up. Each run ignores known mismatches."""
     carried_over: frozenset[Mismatch] = (earlier_watch and earlier_watch.carried_over) or frozenset()
     uncaught_calls: frozenset[CallStack] = earlier_watch.uncaught_calls if earlier_watch else frozenset()
     caught_mismatches: frozenset[Mismatch] = frozenset()
@@ -343,7 +343,7 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
 
 
 def _is_of_graph(mismatch: Mismatch) -> bool:
-    """Return True if the fake GPU, not the model, causes a mismatch in backward.
+    """Return True if a mismatch in backward is caused by the fake GPU, not by the model.
 
     torch's own checks of devices may fail only on the fake device. Without code of the model, backward mixes devices
     only if forward mixed them and the mismatch was ignored. Then the gradient of the copy is on the device, but the

@@ -87,7 +87,7 @@ class _FillMemory(TorchFunctionMode):
 
 @dataclass
 class _Materialized:
-    """An instance after `to_empty`, the init methods and the load.
+    """An instance that was built on meta, allocated by `to_empty`, initialized, and loaded.
 
     Attributes:
         module: The instance.
@@ -165,7 +165,7 @@ class _Proof(Proof):
     # --- verdicts ------------------------------------------------------------------------------------------------
 
     def _find_faults(self, first: _Materialized, second: _Materialized) -> dict[str, tuple[Rule, str]]:
-        """Fill the cells of tensors without a fault. Return the broken rule and a message for each other tensor."""
+        """Fill the cells of tensors without a fault. For each other tensor, return the broken rule and a message."""
         recomputed = check_builder.measure_stand_in_move(self._subject).recomputed
         faults: dict[str, tuple[Rule, str]] = {}
         for row in self._subject.state.tensors:
@@ -189,7 +189,7 @@ class _Proof(Proof):
         return faults
 
     def _judge(self, row: TensorInfo, first: _Materialized, second: _Materialized) -> tuple[Rule, str] | None:
-        """Fill the cell of a tensor, or return the rule that it breaks and a message."""
+        """Return the rule that a tensor breaks, and a message. If it breaks none, fill its cell and return None."""
         name = row.fqn
         tensors = first.tensors[name], second.tensors[name]
         if any(tensor.is_meta for tensor in tensors):
@@ -295,7 +295,7 @@ def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tens
 
 
 def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
-    """Name the method that should write a registered tensor: an init method of its module, or a method to add."""
+    """Return advice on which method should write a registered tensor: an existing init method, or a new method."""
     path, _, attribute = name.rpartition(".")
     try:
         owner = type(module.get_submodule(path))

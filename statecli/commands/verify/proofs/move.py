@@ -252,7 +252,7 @@ class _Proof:
         return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, remedy: str) -> Cell:
-        """Report a failed tensor. `remedy`: the fix in the class's own `_apply` or `to`, if no better fix is known."""
+        """Report a failed tensor. `remedy` fixes the class's own `_apply` or `to`, if statecli knows no better fix."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
@@ -284,7 +284,7 @@ class _Proof:
     # --- ties and views ------------------------------------------------------------------------------------------
 
     def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
-        """Report as failed: names that no longer share storage after the move, and names that keep the old storage."""
+        """Report each tensor that is no longer tied after the move, or that keeps the storage from before the move."""
         for finding in report_broken_ties(self._stand_in):
             name = finding.fqn or ""
             if name in self._recomputed:

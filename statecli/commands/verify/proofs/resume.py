@@ -85,7 +85,7 @@ class _Proof(Proof):
                 self._cells.setdefault(row.fqn, self._judge_resumed(row, tensors.get(row.fqn)))
 
     def _judge_resumed(self, row: TensorInfo, tensor: torch.Tensor | None) -> Cell:
-        """Judge a tensor without a finding. A copy of a live model has the tensor's values before the load."""
+        """Return the cell of a tensor without a finding. An unsaved tensor cannot pass if all instances are copies."""
         if tensor is not None and not is_lazy(tensor) and tensor_bits.is_same(tensor, tensor) is None:
             return check_builder.build_inconclusive_cell("the values cannot be compared")
         is_unsaved = row.saved is False and row.fqn not in self._subject.created_by_forward
@@ -130,7 +130,7 @@ class _Proof(Proof):
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
     ) -> list[Slot]:
-        """Remove metrics from the slots that a load does not restore, unless the metrics change the training."""
+        """Remove torchmetrics metrics from `unrestored_slots`, unless the metrics change the training."""
         self._metrics = MetricStates(training.module)
         metric_slots = [slot for slot in unrestored_slots if self._is_of_metric(slot)]
         others = [slot for slot in unrestored_slots if slot not in metric_slots]
@@ -282,7 +282,7 @@ _LOAD_HELP = "check load_state_dict, _load_from_state_dict and the load hooks of
 
 
 def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
-    """Return True for an attribute of a torch module: a lazy convolution has `in_channels` 0 again after a load."""
+    """Return True for an attribute of a torch module, such as `in_channels` of a lazy convolution."""
     return slot.owner_kind == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith(
         "torch."
     )
@@ -306,7 +306,7 @@ def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: V
 
 
 def _describe_value(parts: Parts, part: str) -> str | None:
-    """Return a short plain value as text. Return "missing" if `parts` is empty, and None for other values."""
+    """Return a short plain value as text, "missing" if the slot has no values, or None for other values."""
     if part not in parts:
         return "missing" if not parts else None
     value = parts[part]

@@ -79,7 +79,7 @@ class _Proof(Proof):
             _Safetensors(self, target, loaded_state).prove(self._is_loaded)
 
     def _write(self, source: nn.Module, target_tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Overwrite the saved instance (A), and return its state_dict after `torch.save` and `torch.load`."""
+        """Write test values into the saved instance (A). Return its state_dict after `torch.save` and `torch.load`."""
         tensors = measure.map_tensors(source)
         shared = check_builder.list_storage_keys(tensors.values()) & check_builder.list_storage_keys(
             target_tensors.values()
@@ -103,7 +103,7 @@ class _Proof(Proof):
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return the tensors that are equal in A and B before the load. A load proves nothing about such tensors."""
+        """Return the tensors that are equal in both instances before the load: a load proves nothing about these."""
         small_tensors = {
             name: tensor
             for name, tensor in self._expected.items()
@@ -136,7 +136,7 @@ class _Proof(Proof):
     # --- restored tensors ----------------------------------------------------------------------------------------
 
     def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded_state: object) -> bool:
-        """Fill the cells of a tensor. Return False if the tensor was not saved."""
+        """Fill the cells of a saved tensor. Return False if the state_dict has no entry for the tensor."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
             self._saved[name] = check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
@@ -160,7 +160,7 @@ class _Proof(Proof):
     def _judge_different(
         self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, restored_tensor: torch.Tensor | None
     ) -> None:
-        """Fill the cells of a tensor whose entry in the state_dict does not prove that the tensor is restored."""
+        """Fill the cells of a saved tensor that the load did not restore, or perhaps did not restore."""
         name = row.fqn
         has_same_bits = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
         self._saved[name] = Cell(Verdict.PASSED)
@@ -352,7 +352,7 @@ class _Safetensors:
         self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
-        """Fill the safetensors column of `proof` for each tensor that torch.save restored."""
+        """Fill the table column of safetensors, with a cell for each tensor that torch.save restored."""
         columns, restored = self._proof._plain, self._proof._restored
         names = [name for name, cell in restored.items() if cell.verdict is Verdict.PASSED]
         try:
@@ -387,11 +387,11 @@ class _Safetensors:
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
-        """Return a passed cell for a tensor that safetensors restores; a skipped cell if another entry is refused."""
+        """Return a passed cell, or a skipped cell if safetensors refuses another entry of the state_dict."""
         return check_builder.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
-        """Load into B the entries that safetensors changes. Return an error text, or None.
+        """Load the entries that safetensors changes into the second instance (B). Return an error text, or None.
 
         Entries with the same bits would be restored as before, so only altered entries are loaded again.
         """
@@ -482,7 +482,7 @@ _CONTIGUOUS_HELP = (
 def _find_altered(
     through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Save and load the entries with `through`. Return those that changed or cannot be compared."""
+    """Save and load `entries` with the function `through`. Return the entries that changed or cannot be compared."""
     altered_entries: dict[str, torch.Tensor] = {}
     for piece in _iter_pieces(entries):
         for name, tensor in through(piece).items():
@@ -562,7 +562,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 
 
 def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
-    """Return the tensor, or a copy if B shares its memory, because a load would change this memory."""
+    """Return the tensor, or a copy if its storage is in `shared`, because a load would change shared storages."""
     with torch._C.DisableTorchFunctionSubclass():
         if is_lazy(tensor):
             return tensor

@@ -328,7 +328,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 class _Cause(msgspec.Struct, frozen=True):
-    """Reason why a leaf has no gradient, and the fix. See `Wording` for `has_no_path`."""
+    """Reason why a leaf has no gradient, and the fix. `Wording` explains `has_no_path`."""
 
     reason: str
     help: str
@@ -389,7 +389,7 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
 
 
 def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
-    """Return a tensor whose name differs only in numbers, with a gradient (unless `always`, only in some rounds)."""
+    """Return a tensor with a gradient whose name differs only in numbers. If not `always`, some rounds gave none."""
     names_by_pattern = verdicts.reached if always else verdicts.reached_at_times
     return next((other for other in names_by_pattern.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
@@ -432,7 +432,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
-    """Report a leaf that requires grad but is not in `model.parameters()`; less severe if it has no gradient."""
+    """Report a leaf that requires grad but is not in `model.parameters()`. Without gradient, the severity is lower."""
     if name in verdicts.run.replaced:
         reason = "forward replaces the tensor, but the optimizer trains the old tensor"
         return verdicts.fail(
