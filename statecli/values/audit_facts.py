@@ -200,7 +200,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
-    """Yield the stored items in whole blocks, the last of which may be shorter. A block is valid until the next."""
+    """Yield the stored items in blocks, of which the last may be shorter. A block is valid until the next one."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     is_plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)

@@ -39,7 +39,7 @@ class RankTask(DataTask, frozen=True, gc=False):
     after: TensorData
 
     def compute(self) -> int | None:
-        """Return the estimated rank; None if a value is not finite."""
+        """Return the estimated rank, or None if a value is not finite."""
         height, width = self.after.shape
         is_sketch = width > _SKETCH_COLUMNS
         random = np.random.default_rng(0).standard_normal((width, _SKETCH_COLUMNS), np.float32) if is_sketch else None

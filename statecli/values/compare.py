@@ -370,7 +370,7 @@ class ChecksumTask(WholeTask, frozen=True, array_like=True, gc=False):
 
 @with_denormals
 def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | None]:
-    """Return the error of each storage; None if its bytes match the checksum."""
+    """Return the error of each storage, or None if the storage's bytes match the checksum."""
     intact = _find_intact_neighbours(tasks)
     remaining_tasks = [task for n, task in enumerate(tasks) if n not in intact]
     with prefetch(*(task.storage for task in remaining_tasks)):
@@ -508,7 +508,7 @@ def _explain_no_values(tensor: TensorInfo) -> str | None:
 
 
 def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
-    """Return why two tensors cannot be compared element by element; None if they can be compared.
+    """Return why two tensors cannot be compared element by element, or None if they can be compared.
 
     Elements other than numbers can be compared bit for bit.
     """
@@ -546,7 +546,7 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 
 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
-    """Return the contiguous pieces of a tensor, by the index of the first element of each piece.
+    """Return the contiguous pieces of a tensor. The key of a piece is the index of its first element.
 
     The offset of each piece is moved back to where element 0 would be. The result is empty if the elements are in
     another order, or if the stored bytes are not the elements themselves.
@@ -580,7 +580,7 @@ def compute_fingerprints(
     group_keys: Sequence[object] | None = None,
     derived: bool = False,
 ) -> list[int | StateError | None]:
-    """Return the CRC-32 of each tensor's elements (C order, little-endian); None if a tensor has no readable elements.
+    """Return the CRC-32 of each tensor's elements (C order, little-endian), or None if no element is readable.
 
     The parts of a composed tensor are concatenated. Equal fingerprints are only a hint, to be confirmed by
     `compare_pairs`. A zip archive's checksum of a whole storage is used instead of computing it. If a tensor cannot be
@@ -607,7 +607,7 @@ class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
 
 @with_denormals
 def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | StateError | None]:
-    """Return the fingerprint or the error of each tensor; None for a tensor without readable elements."""
+    """Return the fingerprint or the error of each tensor, or None for a tensor without readable elements."""
     fingerprints = _find_fingerprints_of_neighbours(tasks)
     remaining_tasks = [task for n, task in enumerate(tasks) if n not in fingerprints]
     with prefetch(*(data for task in remaining_tasks for data in task.parts)):

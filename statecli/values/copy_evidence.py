@@ -21,7 +21,7 @@ _MIN_EQUAL_PAIRS = 16
 
 @with_denormals
 def measure_bits(sample: Sequence[TensorData], name: str) -> float:
-    """Return the bits of information per element, estimated from a small sample; 0 if all are equal or unreadable.
+    """Estimate the bits of information per element from a small sample. Return 0 for equal or unreadable elements.
 
     Two elements of the sample are equal with probability 2 ** -bits. If few or no elements are equal, the result is
     limited to the mean number of bits that the values use.

@@ -31,7 +31,7 @@ class CompareOptions(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """Difference between the values of two tensors. Δ is after - before, in float64.
+    """Difference of the values of a tensor; Δ is after - before, in float64.
 
     A value is None if it is undefined (no position is finite on both sides, a norm is zero) or beyond float64; `reason`
     then says why.

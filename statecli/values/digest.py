@@ -45,7 +45,7 @@ def compute_digests(
     progress: pool.Progress | None = None,
     derived: bool = False,
 ) -> list[str | None]:
-    """Return the digest of each tensor in hexadecimal; None if the tensor has no values.
+    """Return the digest of each tensor in hexadecimal, or None if the tensor has no values.
 
     Tied tensors are read once. `jobs` is the number of workers, 0 for a worker per core. `derived`: see
     `pool.run_tasks`.
@@ -212,6 +212,6 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
 
 
 def _get_component_size(dtype: str) -> int:
-    """Return the size in bytes of the real numbers in a dtype: half an element for complex types."""
+    """Return the size in bytes of the real numbers in a dtype. A complex element contains two real numbers."""
     stored_dtype = require_element(dtype).stored
     return np.dtype(stored_dtype).itemsize // (2 if stored_dtype.startswith("c") else 1)

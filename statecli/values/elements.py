@@ -109,13 +109,13 @@ class Element(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Size of an element in bytes; if a stored item has several values, the size of the item."""
+        """Size of an element in bytes, or of a stored item if an item contains several values."""
         return np.dtype(self.stored).itemsize * self.items
 
 
 @cache
 def find_element(dtype: str) -> Element | None:
-    """Return how `dtype` is stored and decoded; None if this is unknown (uint3, an unknown name)."""
+    """Return how `dtype` is stored and decoded, or None if this is unknown, as for uint3."""
     if dtype in NUMPY_TYPES:
         return Element(NUMPY_TYPES[dtype])
     if dtype == "bfloat16":
@@ -221,7 +221,7 @@ class Arena:
         self._used_bytes = 0
 
     def take(self, size: int, dtype: str) -> Array:
-        """Return an array of `size` items with arbitrary content. If the arena is full, allocate the array outside."""
+        """Return an array of `size` items with arbitrary content. If the arena is full, the array gets new memory."""
         length = size * np.dtype(dtype).itemsize
         start = self._used_bytes
         if start + length > self._memory.size:
@@ -242,7 +242,7 @@ class Decoder:
         self._arena = arena
 
     def buffer(self, purpose: str, dtype: str, size: int) -> Array:
-        """Return an array of `size` items of `dtype` with arbitrary content, in the same memory for each `purpose`."""
+        """Return an array of `size` items with arbitrary content. Arrays for the same `purpose` share memory."""
         memory = self._buffers.get((purpose, dtype))
         if memory is None or memory.size < size:
             memory = self._arena.take(size, dtype) if self._arena else np.empty(size, dtype)

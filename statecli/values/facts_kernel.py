@@ -109,7 +109,7 @@ SKIPPED_LARGEST_VALUES = 3
 
 
 def _measure_typical_size(raw: Array, infinity: int, dtype: str) -> float | None:
-    """Return the fourth largest absolute value among a sample's finite values; None for fewer than four values."""
+    """Return the fourth largest absolute value among the finite values of a sample, or None for fewer than four."""
     sample = raw[:: SAMPLE_STRIDE if raw.size >= MIN_ELEMENTS_TO_SAMPLE else 1] & np.iinfo(raw.dtype).max
     sample = sample[sample < infinity]
     if sample.size <= SKIPPED_LARGEST_VALUES:
@@ -137,7 +137,7 @@ def _restore_bits(order: int, top: Any) -> int:
 
 
 def _decode_float(bits: int, dtype: str) -> float:
-    """Return the value of a float from its bits, given as a signed integer; 0.0 for both zeros."""
+    """Return the float that has the given bits (a signed integer). Both zeros become 0.0."""
     element = require_element(dtype)
     item = np.array([bits], FLOAT_LAYOUTS[dtype][0]).view(element.stored)
     return float(Decoder()(item, element)[0]) + 0.0

@@ -19,7 +19,7 @@ from statecli.values.elements import Array
 
 
 def find_ggml_type(byte_range: ByteRange) -> str | None:
-    """Return the ggml type of a storage that is quantized in its file; None for any other storage."""
+    """Return the ggml type of a storage that is quantized in its file, or None for any other storage."""
     packing = byte_range.packing.how if byte_range.packing is not None else ""
     return packing.removeprefix(PACKING_PREFIX) if packing.startswith(PACKING_PREFIX) else None
 
@@ -42,7 +42,7 @@ def to_readable(data: TensorData) -> TensorData:
 
 @cache
 def explain_unreadable_blocks(name: str) -> str | None:
-    """Return why blocks of a ggml type cannot be decoded to numbers, with a remedy; None if they can."""
+    """Return why blocks of a ggml type cannot be decoded to numbers, with a remedy, or None if they can."""
     try:
         import gguf.quants  # noqa: F401
     except ImportError:

@@ -82,7 +82,7 @@ class DeviceWorker(Worker):
         return raw.to(self.device).view(getattr(torch, dtype)).to(torch.float64)
 
     def _sum_on_device(self, a: torch.Tensor, b: torch.Tensor) -> Tally | None:
-        """Return the tally of two flat float64 blocks; None if float64 cannot represent the sums without scaling."""
+        """Return the tally of two flat float64 blocks, or None if float64 cannot represent the sums without scaling."""
         import torch
 
         gap = (b - a).abs_()

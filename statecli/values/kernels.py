@@ -293,7 +293,7 @@ def _count_not_finite(values: Array, finite: Array) -> tuple[int, int, int]:
 
 
 def _scale_down(values: Array) -> tuple[Array, int]:
-    """Scale values by a power of two so that their squares fit float64; return them with the removed even exponent."""
+    """Divide the values by 2 ** e, for an even e, if their squares do not fit float64. Return the values and e."""
     size = float(max(values.max(), -values.min())) if values.size else 0.0
     if not size or 1 / MAX_UNSCALED < size < MAX_UNSCALED:
         return values, 0

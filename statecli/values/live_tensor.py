@@ -84,7 +84,7 @@ def _build_affine(tensor: torch.Tensor) -> Affine:
 
 
 def get_stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached tensor; for a sparse or mkldnn tensor, a strided tensor of its stored values.
+    """Return the tensor detached, or a strided tensor of the stored values of a sparse or mkldnn tensor.
 
     Raises `UnreadableError` for unreadable tensors: lazy parameters, wrappers.
     """

@@ -22,7 +22,7 @@ class LowRankTask(DataTask, frozen=True, gc=False):
     b: TensorData
 
     def compute(self) -> float | None:
-        """Return ‖B A‖ / ‖W‖; None if W is zero or a value is not finite."""
+        """Return ‖B A‖ / ‖W‖, or None if W is zero or a value is not finite."""
         a = read_all_values(self.a, self.name).astype(np.float64).reshape(self.a.shape)
         b = read_all_values(self.b, self.name).astype(np.float64).reshape(self.b.shape)
         squares = _sum_squares(self.weight, self.name)

@@ -33,5 +33,5 @@ def choose_given(a: _Value, b: _Value) -> _Value:
 
 
 def keep_if_equal(a: _Value | None, b: _Value | None) -> _Value | None:
-    """Return the value if both are equal, else None."""
+    """Return the value if both are equal. Otherwise return None."""
     return a if a == b else None

@@ -49,7 +49,7 @@ class MergeTask(DataTask, frozen=True, gc=False):
     factor: float | None = None
 
     def compute(self) -> MergeResult | None:
-        """Return how the new weight differs from the old weight plus the update; None if the update is not finite."""
+        """Return how the new weight differs from the old weight plus the update, or None for a nonfinite update."""
         with np.errstate(all="ignore"):
             left, right = (
                 read_all_values(data, self.name).astype(np.float64).reshape(data.shape)
@@ -84,7 +84,7 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
 
 
 def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
-    """Return the factor of the update by least squares; None if no factor explains the change.
+    """Return the factor of the update by least squares, or None if no factor explains the change.
 
     Prefers a factor alpha / rank or alpha / sqrt(rank) with a whole alpha, because rounding shifts the best factor.
     """

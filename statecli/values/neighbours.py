@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 
 
 class Neighbour(NamedTuple):
-    """Location of a small tensor in a file; sorts by path and offset. `number` identifies the tensor for the caller."""
+    """Location of a small tensor in a file, sortable by path and offset. `number` identifies the tensor for callers."""
 
     path: str
     offset: int
@@ -36,7 +36,7 @@ class Neighbour(NamedTuple):
 
 
 def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
-    """Return the location of a small tensor if its elements are stored unchanged in a local file; else None."""
+    """Return the location of a small tensor if its elements are stored unchanged in a local file, or None otherwise."""
     length = prod(data.shape) * get_element_width(data.dtype)
     piece = find_piece(data) if 0 < length <= MAX_TENSOR_BYTES else None
     if piece is None or files.reads_are_requests(piece.path):

@@ -67,7 +67,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
-    """Yield the bytes of each tensor. With a small tensor, read the bytes after it: often the next tensor follows.
+    """Yield the bytes of each tensor. Read on after a small tensor, because the next tensor often follows it.
 
     Raises EOFError if a file ends early, or if a checksum does not match.
     """

@@ -101,7 +101,7 @@ def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
 def compute_value_histogram(
     data: TensorData, name: str, low: float, high: float, *, bins: int = 12
 ) -> ValueHistogram | None:
-    """Count values in equal bins from `low` to `high`, both from `read_stats`.
+    """Count the values in bins of equal width from `low` to `high`, the minimum and maximum from `read_stats`.
 
     Return None for complex values, or if `low` equals `high`.
     """

@@ -61,7 +61,7 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
         return self.weight, *(part.data for part in self.parts)
 
     def compute(self) -> QuantizedError | None:
-        """Return the error of the weight; None if W is zero or a value is not finite."""
+        """Return the error of the weight, or None if W is zero or a value is not finite."""
         height, width = self.rule.shape
         products, squares, weight_squares = np.zeros((3, width))
         error, changed_count = 0.0, 0

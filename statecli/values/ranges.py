@@ -169,7 +169,7 @@ def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
 
 
 def get_element_width(dtype: str) -> int:
-    """Return the size of an element in bytes; 0 if several elements share a byte or the type is unknown."""
+    """Return the size of an element in bytes, or 0 if several elements share a byte or the type is unknown."""
     element = find_element(dtype)
     return element.size if element and element.values == 1 else 0
 
@@ -432,7 +432,7 @@ def _compute_dot_product(a: Sequence[int], b: Sequence[int]) -> int:
 def _split_into_boxes(
     at: int, stop: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Split elements `at` to `stop` of a C-contiguous array into the fewest boxes; yield start and shape of each."""
+    """Split elements `at` to `stop` of a C-contiguous array into the fewest boxes. Yield start and shape of each."""
     while at < stop:
         start, remainder = [], at
         for stride in strides:
@@ -487,7 +487,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
 
 def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
-    """Return the location of a storage, even if only its archive is known. Raises an error if that is unreadable."""
+    """Return a storage's location, even if only its archive is known. Raises an error if the archive is unreadable."""
     return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 

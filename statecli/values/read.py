@@ -112,7 +112,7 @@ def _read_affine(quantizer: Quantizer, name: str) -> Affine:
 
 
 def explain_out_of_bounds(view: Strided) -> str | None:
-    """Return why the view is not inside its storage, in a few words; None if the view is inside."""
+    """Return in a few words why the view is not inside its storage, or None if the view is inside."""
     if len(view.shape) != len(view.strides):
         return f"the tensor has {len(view.shape)} dimensions but {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
@@ -155,7 +155,7 @@ def to_memory_order(view: Strided) -> Strided:
 
 
 def explain_overlap(view: Strided) -> str | None:
-    """Return why a view is not read: it repeats its stored elements too often. None if the view can be read."""
+    """Return the reason if a view repeats its elements too often to be read, or None if the view can be read."""
     count, stored_count = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored_count):
         return None
@@ -326,7 +326,7 @@ def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
 
 
 def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
-    """Yield all values in C order, in flat chunks of at most `CHUNK_ELEMENTS`, each valid until the next.
+    """Yield all values in C order, in flat chunks of at most `CHUNK_ELEMENTS`. A chunk is valid until the next.
 
     Floats are yielded as float32 or float64, whichever represents the stored type exactly. Integers stay as
     stored, and complex values stay complex. Bool becomes float32, and quantized elements are dequantized to float32.
@@ -427,7 +427,7 @@ def is_plain(data: TensorData) -> bool:
 
 
 def find_piece(data: TensorData) -> Piece | None:
-    """Return the location of a tensor's elements; None if they are not contiguous or need a conversion."""
+    """Return the location of a tensor's elements, or None if they are not contiguous or need a conversion."""
     element, storage = find_element(data.dtype), data.storage
     if element is None or storage.packing is not None or storage.boxes is not None or not is_plain(data):
         return None

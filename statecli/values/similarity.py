@@ -33,7 +33,7 @@ def find_most_similar(samples: Sequence[TensorInfo], candidates: Sequence[Tensor
 
 
 def _read_centred(samples: Sequence[TensorInfo]) -> Array | None:
-    """Return the samples as rows with mean 0 and norm 1; None if they have too few elements."""
+    """Return the samples as rows with mean 0 and norm 1, or None if they have too few elements."""
     rows = []
     for sample in samples:
         if sample.elements < _MIN_ELEMENTS or sample.data is None:

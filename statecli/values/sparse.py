@@ -100,7 +100,7 @@ def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
 
 
 def explain_invalid_indices(tensor: TensorInfo) -> str | None:
-    """Return why the indices of a sparse tensor do not fit its shape; None if the indices fit.
+    """Return why the indices of a sparse tensor do not fit its shape, or None if the indices fit.
 
     torch does not check indices when loading a tensor; its operators read and write at any index.
 

@@ -70,7 +70,7 @@ def _count_operations(tensor: TensorInfo) -> int:
 
 
 def _explain(tensor: TensorInfo) -> str | None:
-    """Return why statecli cannot compute the spectrum of a matrix, without reading the matrix; None if it can."""
+    """Return why statecli cannot compute the spectrum of a matrix, or None if it can. The matrix is not read."""
     if tensor.damage is not None:
         return tensor.damage
     if tensor.data is None:

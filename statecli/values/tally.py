@@ -41,7 +41,7 @@ class Wide(NamedTuple):
         return Wide(_mantissa_at(self, top) + _mantissa_at(other, top), top)
 
     def square_root(self) -> float:
-        """Return the square root; infinite beyond float64."""
+        """Return the square root, or infinity if it is too large for float64."""
         try:
             return math.ldexp(math.sqrt(self.mantissa), self.exponent)
         except OverflowError:
@@ -54,7 +54,7 @@ class Wide(NamedTuple):
         return Wide(math.ldexp(fraction / divisor, odd_power), self.exponent - other.exponent + fours)
 
     def to_float(self) -> float:
-        """Return the sum as a float; infinite beyond float64."""
+        """Return the sum as a float, or infinity if it is too large for float64."""
         try:
             return math.ldexp(self.mantissa, 2 * self.exponent)
         except OverflowError:
@@ -139,7 +139,7 @@ class Tally(NamedTuple):
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).to_float()
 
     def _explain_undefined(self, relative: float | None, *statistics: float) -> str | None:
-        """Return why a statistic is not available; None if all statistics are available."""
+        """Return why a statistic is not available, or None if all statistics are available."""
         if not all(map(math.isfinite, statistics)):
             return "some differences are too large for float64"
         if relative is None:

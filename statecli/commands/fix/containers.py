@@ -58,7 +58,7 @@ def _format_list(value: cst.BaseExpression, name: str, instance: str) -> str:
 
 
 def _count_items(value: cst.BaseExpression) -> int | None:
-    """Return the number of items of a list, tuple or comprehension if the code shows the number; else None."""
+    """Return the number of items of a list, tuple or comprehension, or None if the code does not show the number."""
     if isinstance(value, (cst.List, cst.Tuple)):
         return None if any(isinstance(item, cst.StarredElement) for item in value.elements) else len(value.elements)
     if isinstance(value, (cst.ListComp, cst.GeneratorExp)):

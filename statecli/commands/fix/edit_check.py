@@ -27,7 +27,7 @@ _BAD_VERDICTS = (Verdict.FAILED, Verdict.INCONCLUSIVE)
 
 
 class EditVerdict(msgspec.Struct, frozen=True):
-    """Result of an edit. `reason` says why the edit is refused, or is ""; `new_keys` are new in the state_dict."""
+    """Result of an edit. `reason` says why the edit is refused, or is "". `new_keys` are added to the state_dict."""
 
     reason: str = ""
     new_keys: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
 
 
 def _get_verdict_for(defect: Defect, proof: Name, before: Verification, verification: Verification) -> Verdict:
-    """Return the worst verdict of a check for the tensors of the defect; PASSED if the check reports none of them."""
+    """Return the worst verdict of a check for the defect's tensors, or PASSED if the check reports none of them."""
     check = _get_check(verification, proof)
     if check is None or check.verdict is Verdict.SKIPPED:
         return Verdict.SKIPPED

@@ -16,7 +16,7 @@ _RUN_NO_PROGRAMS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "
 
 
 def describe_changes(file: ChangedFile) -> str:
-    """Return a note if git shows uncommitted changes of the file, or does not track the file; else "".
+    """Return a note if git shows uncommitted changes of the file or does not track the file, or "" otherwise.
 
     The result is also "" for a file with a git filter, because the filter is a program of the repository.
     """
@@ -33,7 +33,7 @@ def describe_changes(file: ChangedFile) -> str:
 
 
 def _call_git(folder: str, *words: str) -> bytes:
-    """Return the output of a git command that runs no program of the repository; b"" if the command fails."""
+    """Return the output of a git command that runs no program of the repository, or b"" if the command fails."""
     git = shutil.which("git")
     if git is None:
         return b""

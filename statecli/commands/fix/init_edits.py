@@ -99,7 +99,7 @@ _TENSOR_ANNOTATION = compile_on_use(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Paramet
 
 
 def get_tensor_annotation(assigned: Assigned) -> str:
-    """Return the annotation of the attribute if the annotation allows a tensor, as `Tensor | None` does; else ""."""
+    """Return the annotation of the attribute if it allows a tensor, as `Tensor | None` does. Otherwise return ""."""
     node = assigned.node
     text = cst.Module([]).code_for_node(node.annotation.annotation) if isinstance(node, cst.AnnAssign) else ""
     return text if _TENSOR_ANNOTATION.fullmatch(text) else ""

@@ -60,6 +60,6 @@ def format_unified_diff(before: Sequence[str], after: Sequence[str], old: str, n
 
 
 def _format_range(start: int, stop: int) -> str:
-    """Return a range of lines as in diff: `3,2`; `3` for a single line; `2,0` for an empty range after line 2."""
+    """Return a range of lines as in diff: `3,2` for two lines, `3` for one line, `2,0` for no lines after line 2."""
     length = stop - start
     return str(start + 1) if length == 1 else f"{start + (length > 0)},{length}"

@@ -27,7 +27,7 @@ Classes = Mapping[str, ast.ClassDef]
 
 
 def find_conflict(before: bytes, after: bytes) -> str:
-    """Return why other code of the file contradicts the edit; "" if no code does."""
+    """Return why other code of the file contradicts the edit, or "" if no code does."""
     tree, new_tree = ast.parse(before), ast.parse(after)
     old, new = _list_classes(tree), _list_classes(new_tree)
     kept = {ast.dump(node) for node in ast.walk(new_tree) if isinstance(node, _ASSIGNMENTS)}
@@ -58,7 +58,7 @@ def list_related_classes(before: bytes, after: bytes) -> list[str]:
 def find_unbuildable(
     project: Project, before: Mapping[str, bytes], after: Mapping[str, bytes], classes: Mapping[str, Iterable[str]]
 ) -> str:
-    """Return a class that cannot be built after the edit, with its error; "" if the edit breaks no class.
+    """Return a class that cannot be built after the edit, with its error, or "" if the edit breaks no class.
 
     `before` and `after` are the contents of the changed files. `classes`: names of classes by the path of their file. A
     class with required arguments is not built.
@@ -186,7 +186,7 @@ def _list_ancestors(classes: Classes, name: str) -> set[str]:
 
 
 def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str]) -> str:
-    """Describe code of a related class, or code outside of the class, that assigns the attribute; else "".
+    """Describe code in a related class or outside of the class that assigns the attribute. Return "" if none does.
 
     `kept`: the `ast.dump` of each assignment that the edit does not replace.
     """
@@ -204,7 +204,7 @@ def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: 
 
 
 def _find_own_line(owner: ast.ClassDef, attribute: str) -> int | None:
-    """Return the line of a class that assigns or defines the attribute; None if no line does."""
+    """Return the line of a class that assigns or defines the attribute, or None if no line does."""
     for node in ast.walk(owner):
         for target, _ in _list_assignments(node):
             if isinstance(target, ast.Attribute) and target.attr == attribute:

@@ -93,7 +93,7 @@ class Session:
         self.edits[defect.key] = self._build_edit(defect, reason=reason or "statecli has no fix")
 
     def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
-        """Keep the edits and return "" if they pass; else return the reason."""
+        """Keep the edits and return "" if they pass. Otherwise return the reason."""
         report_stage(f"checking the fix for {', '.join(defect.rule for defect, _, _ in edited[:3])}")
         for _, before_bytes, after_bytes in edited:
             if conflict := other_classes.find_conflict(before_bytes, after_bytes):
@@ -123,7 +123,7 @@ class Session:
         return ""
 
     def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
-        """Return a class that the edits make impossible to build, with its error; else ""."""
+        """Return a class that the edits make impossible to build, with its error, or "" if all can be built."""
         classes = {
             path: other_classes.list_related_classes(before, data)
             for path, data in contents.items()

@@ -87,12 +87,12 @@ class ParsedFile:
         return owner
 
     def find_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
-        """Return the method of a class; None if the class does not define the method."""
+        """Return the method of a class, or None if the class does not define the method."""
         methods = (node for node in owner.body.body if isinstance(node, cst.FunctionDef))
         return next((method for method in methods if method.name.value == name), None)
 
     def find_torch_name(self) -> str | None:
-        """Return the name under which the file imports torch; None if the top of the file does not import torch."""
+        """Return the name under which the file imports torch, or None if the top of the file does not import torch."""
         for node in self.find(cst.Import):
             for alias in node.names if self.find_around(node, cst.FunctionDef) is None else ():
                 module, name = alias.evaluated_name, alias.evaluated_alias

@@ -121,7 +121,7 @@ class _CalledModel(BuiltModel):
 
 
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
-    """Return the state of a called instance, with each tensor's result of an emulated move (without a GPU).
+    """Call an instance and return its state. Each tensor has the result of a move that is emulated without a GPU.
 
     The emulation gives fresh memory by `_apply` and keeps Parameter objects, so tied weights and aliases behave as on
     CUDA. The oddities untied-by-move, stale-view and recomputed come from the move; not-measured means that it failed.
@@ -340,7 +340,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
-    """Return a skipped check if the model has no tensors or if all its tensors are on meta; otherwise None."""
+    """Return a skipped check if the model has no tensors, or if all its tensors are on meta. Otherwise return None."""
     empty_check = check_empty_model(subject, name)
     if empty_check or not all(row.device == "meta" for row in subject.state.tensors):
         return empty_check

@@ -32,7 +32,7 @@ COPIED_STORAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ModelContents:
-    """Tensors and modules of a live model, and how the model holds each tensor.
+    """Tensors and modules of a live model. `holdings` says whether a tensor is a parameter, a buffer or unregistered.
 
     A single walk suffices, because the model does not change during the proofs.
     """
@@ -189,7 +189,7 @@ def _create_non_leaf(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, A
 
 
 def _copy_tensor_attributes(contents: ModelContents, memo: dict[Any, Any]) -> None:
-    """Give the copies of tensors the attributes of the originals.
+    """Copy the Python attributes of each tensor to the copy of the tensor.
 
     `nn.Parameter.__deepcopy__` drops attributes, and `Params4bit.__deepcopy__` of bitsandbytes keeps the module of the
     original and copies `quant_state` a second time.
@@ -300,7 +300,7 @@ def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> type
 
 
 def _rebind_partial(function: functools.partial[Any], memo: dict[Any, Any]) -> functools.partial[Any]:
-    """Bind methods among the partial's arguments to the copy. torchao's `extra_repr` is such a partial."""
+    """Bind methods among a functools.partial's arguments to the copy. torchao's `extra_repr` is such a partial."""
 
     def rebind(value: Any) -> Any:
         is_method = type(value) is types.MethodType and id(value.__self__) in memo

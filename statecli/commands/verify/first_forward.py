@@ -1,4 +1,4 @@
-"""Call a model once, and add the tensors that this first forward creates or changes to its state."""
+"""Call a model once, and add to its state the tensors that this first forward creates or changes."""
 
 from __future__ import annotations
 

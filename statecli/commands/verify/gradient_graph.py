@@ -25,7 +25,7 @@ _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.non
 
 @dataclass(frozen=True)
 class GradientPaths:
-    """Observations about the leaf tensors without a gradient, by name.
+    """Observations in another forward and backward about the leaf tensors that got no gradient.
 
     `used`: leaves that an operator of forward reads. `reentrant`: leaves read only in a reentrant checkpoint whose
     inputs do not require grad. `reached`: leaves in the graph of the output, each with the Function or node on the way

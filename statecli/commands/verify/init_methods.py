@@ -42,7 +42,7 @@ def list_init_methods(module: nn.Module, state: Mapping[str, object]) -> Iterato
 
 
 def _find_method(part: nn.Module, name: str, required: int) -> Callable[..., Any] | None:
-    """Return a method that has exactly `required` required arguments, or None if `part` has no such method."""
+    """Return a method that needs exactly `required` arguments, or None if `part` has no such method."""
     method = getattr(part, name, None)
     if not callable(method):
         return None

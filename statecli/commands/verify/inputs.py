@@ -318,7 +318,7 @@ def _fits_signature(signature: inspect.Signature | None, call: Call) -> bool:
 
 
 def _needs_text_and_images(signature: inspect.Signature | None, config: object) -> bool:
-    """Return True for a model of text and images (CLIP)."""
+    """Return True for a model of text and images, such as CLIP."""
     return (
         hasattr(config, "vision_config")
         and hasattr(config, "text_config")

@@ -1,4 +1,4 @@
-"""Base class of the proofs: run a proof, and build its check from cells, findings and reasons."""
+"""Base class of the proofs: run a proof, and build its result from table cells, findings and reasons."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _COPY_HELP = (
 
 
 def suggest_recreation(subject: ModelUnderTest, fqn: str, change: str) -> str:
-    """Return the fix of a tensor that forward creates only once. `change`: device or dtype."""
+    """Return the fix for a tensor that forward creates only once, even if the device or dtype (`change`) changes."""
     return (_COPY_HELP if fqn in subject.input_dependent else _RECREATE_HELP).format(change)
 
 
@@ -255,7 +255,7 @@ def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
 
 
 class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Add the names of tensors read by an operator, directly or by views, to `read`."""
+    """Dispatch mode that adds to `read_names` each tensor that an operator reads, directly or through a view."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], read_names: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

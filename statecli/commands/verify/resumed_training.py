@@ -261,7 +261,7 @@ class _Session:
 
 
 def _drop_infinite_gradients(module: nn.Module) -> None:
-    """Drop gradients that are not finite: NaN in all parameters would hide every later difference."""
+    """Drop gradients that are not finite, because NaN in all parameters would hide every later difference."""
     for parameter in module.parameters():
         gradient = parameter.grad
         if gradient is not None and gradient.layout is torch.strided and not bool(torch.isfinite(gradient).all()):

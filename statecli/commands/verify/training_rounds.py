@@ -516,7 +516,7 @@ def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
 
 
 def _find_peak(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value of a tensor; NaN if it contains a NaN."""
+    """Return the largest absolute value of a tensor, or NaN if the tensor contains a NaN."""
     values = _get_strided_values(tensor.detach())
     return float(torch.linalg.vector_norm(values, float("inf"))) if values.numel() else 0.0
 

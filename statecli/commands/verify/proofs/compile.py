@@ -54,7 +54,7 @@ MAX_TENSORS = 100
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Compare compiled and uncompiled instances: over several calls, and after their tensors are changed."""
+    """Compare the outputs of a compiled and an uncompiled instance, in several calls and after changes of tensors."""
     missing = check_builder.check_without_values(subject, Name.COMPILE, HOW, "compute with")
     if missing is None and subject.inputs is None:
         missing = subject.skip_without_inputs(Name.COMPILE, HOW)

@@ -94,7 +94,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Return an instance after a call with gradients, if forward creates or reassigns tensors; otherwise None.
+        """Return an instance after a call with gradients, or None unless forward creates or reassigns tensors.
 
         Also return None if forward works only without gradients: no user then copies an instance with a graph.
         """

@@ -257,7 +257,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
 
 
 def _call_backward(outputs: object) -> str | None:
-    """Call backward from the outputs that require grad. Return an error text if there are none."""
+    """Call backward from the outputs that require grad. Return an error text if no output requires grad."""
     roots = [output for output in find_floating_outputs(outputs) if output.requires_grad]
     if not roots:
         return "no output of forward requires grad"
