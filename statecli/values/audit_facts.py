@@ -1,6 +1,6 @@
 """Compute facts about each tensor's values for the audit rules (NaN count, range, digest), in one pass.
 
-tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts of each task ──▶ added up, in any order
+tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts of each task ──▶ merged, in any order
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FactsTask(WholeTask, frozen=True, gc=False):
     """Compute facts about the values of a whole tensor, or of a range of its contiguous elements.
 
     Attributes:
-        piece: Number of the part.
+        piece: Number of the tensor, or of an inner tensor of a sparse tensor.
         data: Elements of the task.
         block: Number of the block with the first element.
     """

@@ -47,7 +47,7 @@ from statecli.values.tally import EQUAL_TALLY, Tally
 from statecli.workers import pool
 from statecli.workers.task import Piece, WholeTask, catch_error
 
-#: Number of pairs that are planned together, so that both ends of each of their remote archives are fetched at once.
+#: Number of pairs that are planned together, so that the ends of all their remote archives are fetched at once.
 PAIRS_PLANNED_TOGETHER = 512
 
 
@@ -451,8 +451,8 @@ def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
     return sparse.compare_sparse(pair.before, pair.after, options)
 
 
-#: Layouts of nested tensors -> names of two groups of parts. The first group holds the inner shapes, and the second
-#: group holds the positions of the inner tensors in the values.
+#: Layouts of nested tensors -> two groups of part names: parts with the inner shapes, and parts with the positions of
+#: the inner tensors in the values.
 RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
 
 
@@ -548,8 +548,8 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
     """Return the contiguous pieces of a tensor. The key of a piece is the index of its first element.
 
-    The offset of each piece is moved back to where element 0 would be. The result is empty if the elements are in
-    another order, or if the stored bytes are not the elements themselves.
+    The offset of each piece is the offset that element 0 would have in this piece's file. Return an empty dict if the
+    elements are in another order, or if the stored bytes are not the elements themselves.
     """
     data = resolve_data(data, name)
     boxes = data.storage.boxes

@@ -44,8 +44,8 @@ def tally_stored(
 ) -> Tally | None:
     """Return the `Tally` of two flat blocks of stored elements of equal length. `types` has the dtype of each block.
 
-    Return None if `kernels.tally_values` must do it: for other types, for values that are not finite or whose squares
-    are beyond float64, or without the kernel.
+    Return None if only `kernels.tally_values` can compute it: for other types, for values that are not finite or whose
+    squares are beyond float64, or if the kernel is not installed.
     """
     if native is None or not _are_comparable(*types):
         return None

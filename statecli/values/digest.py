@@ -1,7 +1,7 @@
 """Compute a digest of each tensor's elements that does not depend on the storage of the elements.
 
-Hashed are the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and shared
-storages have no effect; torch's lazy conjugation and negation are applied. Bits are hashed: -0.0 differs from 0.0. A
+The digest hashes the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and
+shared storages have no effect; torch's lazy conjugation and negation are applied. -0.0 and 0.0 differ. A
 tensor other than a single strided view has the digest of a text with one line per part, sorted by name:
 
     indices int64 [2, 5] 1f3a…
@@ -102,8 +102,8 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: NewHasher) -> dict[int, str]:
     """Return the digests of small tensors that are adjacent in a local file, by index in `tensors`.
 
-    Other tensors are left out, and so are tensors of a file with an error. The caller reads each of these alone to name
-    the damaged tensor.
+    Other tensors are left out. Tensors of a file with an error are left out, too: the caller reads them one by one to
+    name the damaged tensor.
     """
     neighbours = [
         neighbour

@@ -177,7 +177,7 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     """Check for values * factor and for values / (1 / factor), because these may be rounded differently.
 
-    Quotients are checked only if a product differs, and last products of float32 values that are computed in float64.
+    Quotients are checked only if a product differs. Products of float32 values in float64 are checked last.
     """
     has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
     compare = _compare_scaled_codes if has_codes else _compare_scaled_values
@@ -202,7 +202,7 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
 def _list_divisors(factor: float) -> list[float]:
     """Return the numbers by which values may have been divided: 1 / factor, or a nearby integer or square root.
 
-    The list is empty if the inverse is beyond float64.
+    The list is empty if 1 / factor is too large for float64.
     """
     inverse = 1 / factor
     if math.isinf(inverse):

@@ -26,8 +26,8 @@ from statecli.core.lazy_pattern import compile_on_use
 
 Array = npt.NDArray[Any]
 
-#: Values of at least this size (or at most its inverse) are scaled before they are squared in float64. Between these
-#: limits, a sum of 2 ** 22 squares of differences stays in range.
+#: Values of at least this size, or at most its inverse, are scaled before they are squared in float64. Between these
+#: limits, the sum of 2 ** 22 squared differences is finite and not 0.
 MAX_UNSCALED = 2.0**500
 
 #: Types whose stored bits numpy can interpret: dtype -> numpy's name.

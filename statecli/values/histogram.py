@@ -22,7 +22,8 @@ Bins = tuple[tuple[float, ...], tuple[int, ...]]
 def compute_histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: int = 48) -> list[Bins | None]:
     """Return, for each pair, the bin edges (from -max |Δ| to max |Δ|) and the counts of Δ = after - before.
 
-    Only differences that are finite are counted. None if all are zero, or if the values are complex or unreadable.
+    Only finite differences are counted. A pair has None if all differences are zero, or if the values are complex or
+    unreadable.
     """
     return [_compute_histogram(pair, delta, bins) for pair, delta in zip(pairs, deltas, strict=True)]
 

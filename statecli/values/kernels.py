@@ -177,7 +177,7 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Array, finite: Array) -> Array:
     """Return |after - before| in float64, for the positions where both values are finite.
 
-    `wide_before` and `wide_after` are the same values, widened.
+    `wide_before` and `wide_after` are the same values in a wider type.
     """
     difference = wide_after[finite] - wide_before[finite]
     # Add the rounding errors of the conversion, because float64 represents odd integers only up to 2 ** 53.

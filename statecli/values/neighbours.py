@@ -47,7 +47,7 @@ def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
 def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:
     """Read adjacent small tensors together. Yield the number and the bytes of each, in file order.
 
-    Runs with an error are left out: the caller reads each of their tensors alone to name the damaged one.
+    Runs with an error are left out. The caller reads their tensors one by one to name the damaged tensor.
     """
     with keep_files_open():
         for run in group_into_runs(sorted(neighbours), _is_in_run):

@@ -349,7 +349,7 @@ class Assembled(Range):
             (self._build_piece(box) for box in byte_range.boxes.boxes if 0 not in box.data.shape),
             key=lambda piece: piece.at,
         )
-        #: For each piece, the furthest end of all pieces up to it.
+        #: For each piece, the largest `stop` of this piece and all earlier pieces.
         self._reach = list(accumulate((piece.stop for piece in self._pieces), max))
         self._open: dict[int, tuple[Range, TensorData]] = {}
 

@@ -23,7 +23,7 @@ _MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
 def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], name: str) -> float | None:
     """Estimate new value / old value from two small samples. Return None if most ratios are far from the median.
 
-    Elements that are zero or not finite on either side are ignored. None for an unreadable sample.
+    Elements that are zero or not finite on either side are ignored. Also return None for an unreadable sample.
     """
     try:
         old, new = (np.concatenate([read_all_values(part, name) for part in side]) for side in (before, after))

@@ -21,7 +21,7 @@ _MEMORY_ERROR_TEXT = compile_on_use(r"failed to map segment|cannot allocate memo
 def require_numpy() -> Iterator[None]:
     """Convert a failed import of numpy in the block to an error that names the package to install.
 
-    Raises MissingDependency if numpy is not installed, MemoryError if memory is too small for it.
+    Raises MissingDependency if numpy is not installed, or MemoryError if the memory is too small for numpy.
     """
     if "numpy" not in sys.modules and not _can_start_threads(os.cpu_count() or 1):
         # OpenBLAS raises SIGINT if it cannot start its threads, as if the user had pressed Ctrl-C.

@@ -29,7 +29,7 @@ MAX_STORED_VALUES = 3 << 24
 #: Maximum number of summed values at one index, for types that are summed one value at a time.
 MAX_DUPLICATES = 1 << 16
 
-#: Types that torch can sum; not float8 and complex32.
+#: Types that torch can sum. It cannot sum float8 and complex32.
 SUMMABLE_TYPES = (NUMPY_TYPES.keys() - QUANTIZED) | {"bool", "float16", "bfloat16"}
 
 #: Names of the inner tensors of each layout.

@@ -25,7 +25,7 @@ from statecli.commands.fix.source import (
 )
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Name that stands for the assigned value in code that is parsed.
+#: Placeholder for the assigned value in parsed code.
 VALUE_PLACEHOLDER = "_statecli_value"
 #: Reason why the assignment cannot become several statements.
 SHARED_LINE_REASON = "the assignment shares its line with other code; put the assignment on its own line"
@@ -278,8 +278,7 @@ def add_property(
 ) -> Changes:
     """Return the change that adds a property after the constructor. The property gets the comments of `replaced`.
 
-    `kind` annotates the result if the constructor has annotations. The annotation of the replaced statement is
-    preferred.
+    The property returns the annotation of the replaced statement, or else `kind` if the constructor has annotations.
     """
     if source.find_method(owner, name) is not None:
         raise NoEdit(f"{owner.name.value} already has a method {name}")

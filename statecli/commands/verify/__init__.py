@@ -1,6 +1,6 @@
 """`statecli verify`: follow each tensor while the model is moved, cast, saved, copied, trained and run.
 
-Modules that other commands use, most with torch, are imported when they are first used
+The modules are imported only when another command first uses them, because most of them import torch
 (`verify.live_model.build_copy(…)` after `from statecli.commands import verify`).
 """
 

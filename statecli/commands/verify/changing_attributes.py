@@ -71,7 +71,7 @@ class ChangedAttribute:
 def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
     """Return the plain attributes whose value changes in the second call of forward, in eval or train mode.
 
-    A flag set for good by the first call does not differ. Raises ModelError if forward raises in eval mode.
+    An attribute that only the first call sets is left out. Raises ModelError if forward raises in eval mode.
     """
     changed_attributes: dict[str, ChangedAttribute] = {}
     for training in (False, True):

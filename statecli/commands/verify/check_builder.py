@@ -147,7 +147,7 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
 ABSENT_REASON = (
     "a second instance of the model lacks this tensor, so statecli cannot compare the tensor between instances"
 )
-#: Fix of a tensor that forward registers.
+#: Fix for a tensor that forward registers.
 REGISTER_EARLIER_HELP = (
     "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
 )
@@ -174,7 +174,7 @@ class PlacedHelp:
     origin: Origin | None
 
 
-#: The fix of a finding; None for the fix of its tensor.
+#: Fix of a finding, or None for the fix recorded for the tensor.
 Help = str | PlacedHelp | None
 
 
@@ -183,7 +183,7 @@ def suggest_in_own_method(
 ) -> PlacedHelp | None:
     """Return a fix that names the first user-defined method: `net.py:12: let Net._apply call super()`.
 
-    The methods searched are `names` of the modules that contain the tensor `fqn`.
+    The searched methods are the methods `names` of each module that contains the tensor `fqn`.
     """
     classes = (type(method) for method in _iter_parents(module, fqn))
     methods = ((kind, name, getattr(kind, name, None)) for kind in classes for name in names)
@@ -198,7 +198,7 @@ def suggest_in_own_method(
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
     """Put the location of `method`, such as `net.py:12: `, before `remedy`. Only methods written in Python have one.
 
-    The fix for an installed library is a report to its authors, because users do not edit its files.
+    For an installed library, advise to report the problem to its authors, because users do not edit its files.
     """
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None:
@@ -295,8 +295,8 @@ def build_finding(
 ) -> Finding:
     """Build a finding about a tensor. If `help` is None, the help text is the fix recorded for the tensor.
 
-    A `PlacedHelp` brings its own source line in place of the line that assigns the tensor. A name that a move separates
-    from its tied tensor gets the line and the help of the broken tie.
+    The source line of a `PlacedHelp` replaces the line that assigns the tensor. A tensor that a move unties gets the
+    line and the help of the broken tie.
     """
     text, origin = (help.text, help.origin) if isinstance(help, PlacedHelp) else (help, None)
     row = None if origin else subject.rows_by_fqn.get(fqn or "")

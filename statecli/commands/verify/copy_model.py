@@ -25,8 +25,7 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, identify_storage, is_freed, is_lazy
 from statecli.live.walk import Holding, get_own_dict, walk
 
-#: Bytes of the largest storage whose values are copied in any case, because forward may count or look up with these
-#: values.
+#: Maximum bytes of a storage whose values are always copied, because forward may use them as counters or indexes.
 COPIED_STORAGE_BYTES = 1 << 16
 
 
@@ -116,8 +115,8 @@ def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
     """Return a memo for `copy.deepcopy` with copies of the tensors. Tensors that share a storage share its copy.
 
-    Without `values` large tensors get uninitialized memory. The system allocates it only on writing, so such a copy
-    costs no more memory than its Python objects.
+    Without `values`, large tensors get uninitialized memory. The system allocates memory only on writing, so such a
+    copy needs hardly more memory than its Python objects.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}

@@ -19,7 +19,7 @@ from statecli.live.tensors import identify_storage
 
 Storages = set[int | str]
 Gradients = tuple[torch.Tensor | None, ...]
-#: Operators that return values to Python: item() and bool(), indexing by a mask.
+#: Operators that depend on values: item() and bool(), and indexing by a mask.
 _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
@@ -28,9 +28,9 @@ class GradientPaths:
     """Observations in another forward and backward about the leaf tensors that got no gradient.
 
     `used`: leaves that an operator of forward reads. `reentrant`: leaves read only in a reentrant checkpoint whose
-    inputs do not require grad. `reached`: leaves in the graph of the output, each with the Function or node on the way
-    that gives no gradient, or None. `late_names`: leaves that got a gradient this time. `reads_values`: forward reads
-    values of tensors, so that it may choose between branches.
+    inputs do not require grad. `reached` maps each leaf in the graph of the output to the operation that stops its
+    gradient, or None. `late_names`: leaves that got a gradient this time. `reads_values`: forward reads values of
+    tensors, so that it may choose between branches.
     """
 
     used: frozenset[str]
@@ -43,7 +43,7 @@ class GradientPaths:
 def trace_gradients(run: Training) -> GradientPaths | None:
     """Watch another forward and backward without an optimizer step. Return None if either raises.
 
-    The behaviour of a model under a dispatch mode proves nothing about the model.
+    Errors are ignored, because they may come from the dispatch mode instead of the model.
     """
     missing = {name: leaf.tensor for name, leaf in run.leaf_records.items() if leaf.is_missing}
     uses = _Uses({identify_storage(tensor) for tensor in missing.values()})
@@ -106,7 +106,7 @@ def _is_in_dead_checkpoint() -> bool:
 class _Graph:
     """Autograd graph. In backward, a node receives its gradients from the (node, input index) pairs in `parents`.
 
-    `gives_gradient`: for each node with a gradient, whether each input got a gradient.
+    `gives_gradient` maps each node that received a gradient to a bool per input: did backward return a gradient?
     """
 
     parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch import nn
 
 from statecli.live import measure
 
-#: Names of init methods; of several in a class, the first one is expected to write a tensor.
+#: Names of init methods. If a class has several, the first is expected to write a tensor.
 INIT_METHODS = ("reset_parameters", "init_weights", "_init_weights")
 
 

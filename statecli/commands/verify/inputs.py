@@ -80,7 +80,7 @@ class Inputs:
 
 #: The inputs, or None and the reason.
 FoundInputs = tuple[Inputs | None, MissingInput | None]
-#: The reason if nothing is known about the inputs.
+#: Reason if statecli has found nothing about the inputs.
 NO_INPUT = MissingInput()
 
 

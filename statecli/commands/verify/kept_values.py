@@ -29,7 +29,7 @@ from statecli.live.installed_code import is_installed_file
 #: Types of objects without values of a model.
 _OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _CONTAINER_TYPES = (list, tuple, deque, dict, set)
-#: Types of class attributes and of variables of files that are state, not code.
+#: Types of class attributes and file variables that are state, not code.
 _SHARED_TYPES = (*ATOM_TYPES, *_CONTAINER_TYPES, torch.Tensor, torch.Generator, random.Random)
 #: Largest number of steps from an attribute to a compared value.
 _MAX_DEPTH = 8
@@ -43,7 +43,7 @@ class Slot(msgspec.Struct, frozen=True):
     Attributes:
         owner_kind: "module", "class" or "file": where the name is looked up.
         path: Path of the module, or name of the class or of the file's module.
-        name: Name there.
+        name: Name of the value in the module, class or file.
     """
 
     owner_kind: str
@@ -236,7 +236,7 @@ def is_generator(value: object) -> bool:
 class CopiedValues:
     """Copies of a model's values. Registered modules and tensors inside a copied value are still those of `source`.
 
-    `refused` are the slots whose object cannot be copied.
+    `refused` contains the slots whose value cannot be copied.
     """
 
     source: nn.Module

@@ -198,8 +198,8 @@ def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
                     tensor.grad = grad
 
 
-#: Bytes of the largest tensor, other than a parameter, whose values are kept next to the model. A larger tensor is a
-#: table that forward only reads.
+#: Maximum bytes of a tensor, other than a parameter, whose values are copied to restore them. Forward rarely changes
+#: larger tensors, such as tables.
 _SAVED_TENSOR_BYTES = 1 << 20
 
 

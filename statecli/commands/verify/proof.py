@@ -15,7 +15,8 @@ from statecli.core.rule import Rule
 class Proof(ABC):
     """Base class of the proofs. A proof tests a model, and fills a table with a cell for each tensor and property.
 
-    An error of the model ends the proof and makes it inconclusive, unless it failed. Earlier findings and cells stay.
+    An error of the model ends the proof. The proof is then inconclusive, unless it has already failed. Its findings and
+    cells are kept.
     """
 
     def __init__(self, subject: ModelUnderTest, name: Name, how: str, *columns: str) -> None:

@@ -1,8 +1,8 @@
 """Find tensors that each forward creates again, such as attention maps and caches for a device.
 
-Both kinds are measured. An attention map is overwritten, and the next forward replaces it. A cache is not read by a
-forward on another device or in another dtype. Such a forward stores another cache next to the first or in its place. A
-tensor that every forward adds (a history) is not a cache.
+Both kinds are measured. statecli overwrites an attention map, and the next forward must replace it. A forward on
+another device or in another dtype must not read a cache, but store another cache next to it or in its place. A tensor
+that every forward adds (a history) is not a cache.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RecreatedTensors:
 class Recreation:
     """Tensors that forward creates again: at each call, or after a change of `aspect` ("device" or "dtype").
 
-    Both are measured for the first tensor created by forward; `measure_change` measures the change.
+    Both are measured when the first tensor created by forward needs them; `measure_change` measures the change.
     """
 
     def __init__(self, subject: ModelUnderTest, aspect: str, measure_change: Callable[[], RecreatedTensors]) -> None:

@@ -78,7 +78,7 @@ class Check(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-#: Verdicts, the worst first: of several verdicts, the first in this order counts.
+#: Verdicts, the worst first. The worst verdict of the cells is the verdict of the check.
 WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
 

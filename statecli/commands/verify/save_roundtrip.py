@@ -1,6 +1,6 @@
 """Save objects by `torch.save` and load them again, in memory.
 
-The only module that unpickles, and only bytes written by the module itself from objects in memory.
+Only this module unpickles. It unpickles only bytes that it wrote itself from objects in memory.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class GradientsInMode:
 class Training:
     """An instance in training. Leaves that require grad are in `leaf_records`, other parameters in `frozen`.
 
-    `changed_by`: causes by the FQN of a tensor whose values changed: "forward" or, for tensors without training,
+    `changed_by` maps the FQN of each changed tensor to the causes: "forward" or, for tensors that are not trained,
     "step". `written_names`: trained parameters that forward writes, with or without a change. `is_cut_off`: no output
     required grad. `initial_non_leaves`: names of tensors that the constructor computed from parameters. `finite`: every
     output was finite. `draws`: forward drew random numbers. `in_eval`: the last round repeated in eval mode, if forward
@@ -244,8 +244,8 @@ def _has_new_gradients(run: Training) -> bool:
 def _needs_second_round(run: Training) -> bool:
     """Return True if some effects can show only in a second round, after an optimizer step.
 
-    Either the instance keeps an autograd graph, or a tensor has the shape of a trained tensor and may follow it (EMA,
-    target network).
+    For example, the instance keeps an autograd graph, or a tensor has the shape of a trained tensor and may follow this
+    tensor (EMA, target network).
     """
     shapes = {leaf.tensor.shape for leaf in run.leaf_records.values() if leaf.trained and not leaf.tensor.is_nested}
     tensors = run.map_tensors()
@@ -316,8 +316,8 @@ def _read_generators() -> tuple[Any, ...]:
 def find_floating_outputs(output: object) -> list[torch.Tensor]:
     """Return the floating-point and complex tensors in an output.
 
-    Objects other than containers (a distribution) are opened only without any other tensor, because no loss uses a
-    cache of keys.
+    Tensors inside other objects than containers (a distribution) are returned only if there are no tensors elsewhere,
+    because no loss uses a cache of keys.
     """
     leaves = list(inputs_of.iter_leaves(output))
     tensors = [leaf for leaf in leaves if _is_floating(leaf)]
@@ -541,7 +541,7 @@ def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) ->
 class _ParameterMark:
     """Snapshot of a trained parameter before forward: storage address, version counter, and sampled values.
 
-    Writes by way of `.data` do not count as versions, and show only in the values.
+    A write through `.data` does not raise the version counter, and shows only in the values.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

@@ -2,13 +2,12 @@
 
 The casts are `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype. The casts share an
 instance, but a cast after a fault gets a new instance. Floating-point tensors must follow each cast, integers and bools
-must stay unchanged, and complex numbers must stay complex. The same holds for each further name of a tensor without a
-row of its own.
+must stay unchanged, and complex numbers must stay complex. The same holds for the aliases of a tensor.
 
-Not judged: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
-dtype; tensors held by a parameter whose class has a `.to` of its own (bitsandbytes keeps scales in float32). Not judged
-either: unregistered tensors that follow moves by the class's own `_apply` and keep their dtype. Their class has decided
-so, for example by a `half()` without effect (torchmetrics keeps its sums out of half precision).
+Not tested: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
+dtype; tensors held by a parameter whose class has its own `.to` (bitsandbytes keeps scales in float32). Not tested
+either: unregistered tensors that the class's own `_apply` moves but does not cast. The class keeps their dtype on
+purpose, for example by a `half()` without effect (torchmetrics keeps its sums out of half precision).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from statecli.live.quantized_parameters import find_holding_tensor
 from statecli.live.tensors import is_lazy
 from statecli.live.walk import has_own_to, is_scripted, walk
 
-#: A way of casting: the call as users write it, the dtype of floating-point tensors afterwards, and the function.
+#: A cast: the call as users write it, the dtype of floating-point tensors after the call, and the function.
 _Cast = tuple[str, torch.dtype, Callable[[nn.Module], object]]
 _CASTS: tuple[_Cast, ...] = (
     (".to(torch.float64)", torch.float64, lambda module: module.to(torch.float64)),
@@ -291,7 +290,7 @@ _AS_REAL_HELP = (
     "torch.view_as_complex in forward"
 )
 _IN_APPLY_HELP = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
-#: Remedy in the class's own method that breaks a rule, by the name of the rule.
+#: Remedy for the class's own method that breaks a rule, by the name of the rule.
 _OWN_METHOD_HELP = {
     rules.KEEPS_DTYPE.name: "call super() in {} and cast this tensor too",
     rules.INTEGER_CAST.name: "leave integer tensors unchanged in {}",

@@ -44,10 +44,10 @@ MAX_GRAPHS = 64
 _LIMIT_SETTING = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
 #: Function of `torch._dynamo.guards` that measures a graph's guards.
 _GUARD_TIMER = "profile_guard_manager"
-#: Number of calls: a number that changes each time reaches the limit, a cycle of numbers does not.
+#: Number of calls. A number that changes in each call reaches the limit; a number that repeats does not.
 CALL_COUNT = DEFAULT_GRAPH_LIMIT + 1
-#: Number of calls that may capture graphs: the first may set up state, and after the second torch tries a variable
-#: number.
+#: Number of calls that may capture graphs. The first call may set up state, and after the second call torch treats a
+#: changed number as a variable.
 _CAPTURING_CALLS = 2
 #: Largest number of tensors to change one by one, to find the tensors that the compiled model keeps.
 MAX_TENSORS = 100

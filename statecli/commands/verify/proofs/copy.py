@@ -1,12 +1,12 @@
 """Run the proof `copy`: deep-copy and pickle the model, and compare each copy with the model.
 
-Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from other tensors
-(a non-leaf) breaks `copy.deepcopy`, and so EMA, swapped weights and every library that copies models. Non-leaves and
+Each copied tensor must have the same bits in its own memory, and tied weights must stay tied. A tensor computed from
+other tensors (a non-leaf) breaks `copy.deepcopy`, which EMA and every library that copies models use. Non-leaves and
 other attributes that cannot be copied (a lock) are found by copying each attribute on its own. If forward creates
 tensors, the model is first called with gradients, as a user calls it.
 
-A class attribute is a single tensor for all instances and is not copied. Not judged: omissions by the class's own
-pickling, and classes without pickling for a reason other than tensors (a local class, a lambda).
+A class attribute is a single tensor for all instances and is not copied. Not tested: values that the class's own
+pickling omits, and classes that cannot be pickled for a reason other than tensors (a local class, a lambda).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Proof:
     def _call_instance(self) -> nn.Module | None:
         """Return an instance after a call with gradients, or None unless forward creates or reassigns tensors.
 
-        Also return None if forward works only without gradients: no user then copies an instance with a graph.
+        Also return None if forward works only without gradients, because then no user copies an instance with a graph.
         """
         if not (self._subject.created_by_forward or self._subject.reassigned_by_forward):
             return None

@@ -67,8 +67,8 @@ _ADVICE = {
 }
 
 
-#: Seconds of careful runs: each run carries over only mismatches that ended earlier runs, because the model may catch
-#: others. After this time, a last run carries over and reports all mismatches that the model did not catch.
+#: Seconds of careful runs. Each run ignores only mismatches that ended earlier runs, because the model may catch other
+#: mismatches. After this time, a last run ignores and reports all mismatches that the model did not catch.
 _CAREFUL_RUNS_S = 2.0
 
 
@@ -186,7 +186,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
 def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
     """Run backward if train mode passed on a fake GPU without data. Otherwise return None.
 
-    Runs with data do not support autograd. The run is of no use if the model cannot run backward on the CPU either.
+    Runs with data do not support autograd, and a copy of a live model lacks the graph of its non-leaf tensors.
     """
     if not train.has_proved or train.trial.values or subject.non_leaves:
         return None
@@ -198,7 +198,7 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
 def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: DeviceWatch | None = None) -> list[_Run]:
     """Run the trials until the first one that completes. Return the runs, the last run first.
 
-    `earlier_watch` is the watch of another mode.
+    `earlier_watch` has recorded the runs in another mode.
     """
     runs: list[_Run] = []
     for trial in trials:

@@ -67,7 +67,7 @@ class _Pattern:
 
 
 _NAN = _Pattern(float("nan"), 110, 0x7F)
-#: Values with which forward can compute: an index of 1 is within most tables.
+#: Fill values with which forward can compute: the index 1 is valid in most tables.
 _ONES = _Pattern(1.0, 1, 0x38)
 
 

@@ -1,11 +1,11 @@
 """Run the proof `move`: move the model, and compare the device of each tensor before and after.
 
-Whether a tensor follows is read from its device. Tied weights and further names are judged by an emulated move (see
-`check_builder.measure_stand_in_move`). The reason: a move to meta makes a new object for each name, unlike a move to
-CUDA. Only the emulated move can judge tensors already on the device.
+A tensor has followed the move if its device has changed. Tied weights and aliases are tested by an emulated move (see
+`check_builder.measure_stand_in_move`), because a move to meta, unlike a move to CUDA, creates a new object for each
+name. Only the emulated move can test tensors that are already on the device.
 
 Every tensor left on the old device fails. Class attributes fail too, because forward reads them through the instance.
-Not judged:
+Not tested:
 
 - tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning);
 - tensors created by the first forward and recreated with any values by every other forward, or for another device;
@@ -15,9 +15,9 @@ Not judged:
 
 A 0-dim or empty tensor left on the CPU is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
 
-Values and the way back are compared if there are values and another device. Otherwise torch's code is taken to be
-right. For a class with an `_apply` or a `to` of its own, values are compared on the CPU, and the way back is tried on a
-fake GPU.
+If the model has values and moves to another device, the values are compared after the move back. Otherwise statecli
+trusts torch's own code. If a class has its own `_apply` or `to`, the values are compared after a move to the CPU, and
+the move back is tried on a fake GPU.
 """
 
 from __future__ import annotations

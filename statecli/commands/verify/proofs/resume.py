@@ -38,7 +38,7 @@ from statecli.live.metric_states import MAKE_PERSISTENT_HELP, SAVED_ON_REQUEST_R
 from statecli.live.tensors import is_lazy
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
-#: Largest number of values, each left out once in another training. More values rarely have causes of their own.
+#: Largest number of values to test, each in a separate training. Further values rarely have causes of their own.
 MAX_SLOTS = 16
 
 

@@ -48,13 +48,13 @@ class _Proof(Proof):
         super().__init__(subject, Name.SAVE, HOW, "saved", "restored", "safetensors")
         self._saved, self._restored, self._plain = self._columns.values()
         self._recomputed = check_builder.measure_stand_in_move(subject).recomputed
-        #: Tensors that B should hold after the load, by name; and names with no proof, because B held the values before
-        #: the load.
+        #: Tensors that B should hold after the load, by name. Names of tensors that prove nothing, because B held the
+        #: values before the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
         self._overwritten_storages: set[int | str] = set()
         self._unloadable: str | None = None
-        #: True if a strict load succeeded, and the names of tensors with other values after the load.
+        #: Whether a strict load succeeded. Names of the tensors with other values after the load.
         self._is_loaded = False
         self._different: set[str] = set()
         self._target = nn.Module()
@@ -472,7 +472,7 @@ class _Safetensors:
             )
 
 
-#: Types that neither are nor contain tensors.
+#: Types of objects without tensors.
 _TYPES_WITHOUT_TENSORS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _CONTIGUOUS_HELP = (
     "pass copies to save_file: {name: tensor.contiguous() for name, tensor in model.state_dict().items()}"
