@@ -1,4 +1,4 @@
-"""Read and compare tensor values at memory speed: find their bytes, decode them, and copy them to a device.
+"""Read and compare tensor values: find their bytes, decode the bytes, and copy the values to a device.
 
 Importing this package does not import numpy. Its modules need numpy, which may not be installed, and are imported on
 first use (`values.stats.fill_stats(…)` after `from statecli import values`):

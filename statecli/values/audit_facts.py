@@ -270,7 +270,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
 
 
 def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int) -> list[Facts]:
-    """Return the facts, with SHA-256 for tensors whose fast digests, dtypes and shapes are equal."""
+    """Return the facts. Tensors with equal fast digests, dtypes and shapes get SHA-256 digests instead."""
     groups: dict[object, list[int]] = {}
     for n, (tensor, tensor_facts) in enumerate(zip(tensors, facts, strict=True)):
         if tensor_facts.digest and tensor_facts.elements and tensor_facts.only is None:

@@ -293,7 +293,7 @@ _thread_local = threading.local()
 
 
 def _get_arena() -> Arena:
-    """Return this thread's arena, cleared. It is reused, because the system would zero new memory first."""
+    """Return the cleared memory arena of this thread. The arena is reused, because the system zeroes new memory."""
     if not hasattr(_thread_local, "arena"):
         _thread_local.arena = Arena()
     arena: Arena = _thread_local.arena

@@ -20,7 +20,7 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class DataTask(WholeTask, frozen=True, gc=False):
-    """Base of tasks that read all elements of the tensors among their fields."""
+    """Base class of tasks. A task reads all elements of each tensor in its fields."""
 
     name: str
 
@@ -41,7 +41,7 @@ class DataTask(WholeTask, frozen=True, gc=False):
 
 
 class TensorTask(WholeTask, frozen=True, gc=False):
-    """Base of tasks that read a single tensor of a checkpoint."""
+    """Base class of tasks that read a single tensor of a checkpoint."""
 
     tensor: TensorInfo
 
@@ -62,7 +62,7 @@ class TensorTask(WholeTask, frozen=True, gc=False):
 
 
 class ComputedTask(Task, Protocol[_Result_co]):
-    """Protocol of a `DataTask` with its result type, because msgspec 0.18 refuses a generic struct with gc=False."""
+    """Protocol that adds the result type to `DataTask`, because msgspec 0.18 refuses a generic struct with gc=False."""
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:

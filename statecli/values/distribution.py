@@ -27,7 +27,7 @@ FIRST_VALUES = 16
 
 
 class _Coding(msgspec.Struct, frozen=True):
-    """Codes of float values: the first `bits` bits as integers, which have the order of the values."""
+    """Coding of floats. A code is the first `bits` bits of a float as an integer, ordered like the float values."""
 
     float_type: type[np.floating[Any]]
     uint_type: type[np.unsignedinteger[Any]]

@@ -217,7 +217,7 @@ def _list_divisors(factor: float) -> list[float]:
 def _scale_values(
     task: CheckTask, operation: np.ufunc, number: float, width: type[np.floating], values: Array
 ) -> Array:
-    """Return the values multiplied or divided by a number, computed in a type and rounded to the dtype of `after`."""
+    """Multiply or divide the values by a number in the type `width`, and round the result to the dtype of `after`."""
     with np.errstate(all="ignore"):
         scaled_values: Array = operation(values.astype(width, copy=False), np.asarray(number, width))
     return scaled_values if task.after.dtype == width.__name__ else round_to(scaled_values, task.after.dtype)

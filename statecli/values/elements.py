@@ -185,7 +185,7 @@ def build_small_float_table(name: str) -> Array:
 
 
 def _build_exponent_table() -> Array:
-    """Return the values of float8_e8m0fnu: 2 ** (code - 127), NaN for 255. It has no zero, sign or infinity."""
+    """Return the values of float8_e8m0fnu: 2 ** (code - 127), NaN for 255. The type has no zero, sign or infinity."""
     table = np.full(256, np.nan, np.float32)
     table[:255] = np.ldexp(np.float64(1), np.arange(255) - 127)
     return table

@@ -163,7 +163,7 @@ def explain_overlap(view: Strided) -> str | None:
 
 
 def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Merge dimensions: return shape and strides of the same elements in the same order."""
+    """Merge adjacent dimensions where possible. Return shape and strides of the same elements in the same order."""
     dims: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:

@@ -19,7 +19,7 @@ from statecli.values.read import open_view, read_items, read_values
 
 
 class RowTask(DataTask, frozen=True, gc=False):
-    """Compute the CRC-32 of each row: of all values with the same index along the first dimension.
+    """Compute the CRC-32 of each row. A row is all values with the same index along the first dimension.
 
     With a dtype, the values are first rounded to this float type, so that rows of different types can be equal.
     `is_strong` computes 64 bits of BLAKE2b instead, whose equality is sufficient proof of equal rows.

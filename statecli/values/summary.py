@@ -54,7 +54,7 @@ class Moments(msgspec.Struct, frozen=True, gc=False):
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """Known facts about some elements. Facts of pieces of a tensor merge in any order.
+    """Facts about the values of some elements (counts, range, digest). Facts of pieces of a tensor merge in any order.
 
     Attributes:
         elements: Number of elements.

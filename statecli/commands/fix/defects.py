@@ -24,7 +24,7 @@ from statecli.core.units import plural
 
 
 class DefectCause(Enum):
-    """Cause of a defect, which decides how the code is edited."""
+    """Cause of a defect. The cause decides how the code is edited."""
 
     UNREGISTERED = "unregistered"
     CACHED_BY_FORWARD = "cached by forward"

@@ -196,7 +196,7 @@ def _is_refused(source: ParsedFile, argument: cst.CSTNode) -> bool:
 
 
 def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:
-    """Return the possible statements to register the value, the preferred one first. `verify` decides between them.
+    """Return the statements that may register the value, most likely first. `verify` decides between them.
 
     `torch_nn`: for a parameter, the name under which the file imports torch.nn; for a buffer, None.
     """

@@ -79,7 +79,7 @@ class ProjectCopy:
         return os.path.normpath(os.path.join(self.project.start or os.path.dirname(self.project.file), file))
 
     def hide(self, text: str) -> str:
-        """Replace the copy's paths in a message by the original paths."""
+        """Replace each path of the copy in a message by the original path."""
         return text.replace(self.root, self.project.root)
 
 

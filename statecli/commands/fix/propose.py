@@ -183,7 +183,7 @@ def _changes_after_init(source: ParsedFile, assigned: Assigned, base: str) -> bo
 
 
 def _detach(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield changes that store a result as a detached buffer: non-persistent first, then persistent."""
+    """Yield changes that store a result as a detached buffer, first as non-persistent, then as persistent buffer."""
     assigned = find_assigned(source, name, line)
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")

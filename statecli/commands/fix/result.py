@@ -28,7 +28,7 @@ class Edit(msgspec.Struct, frozen=True):
         after: The lines of the edit.
         proofs: The checks repaired by the edit. Without an edit: the failed checks.
         kept: True if the edit passes `verify`.
-        reason: Why no edit is kept; "" for a kept edit.
+        reason: Why there is no edit; "" for a kept edit.
         advice: The remedy printed by `verify`; "" for a kept edit.
         new_keys: Names that only the state_dict of the edited class has.
         message: The problem in one line, as in `verify`.

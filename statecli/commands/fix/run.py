@@ -27,7 +27,7 @@ _NEEDS_LIBCST = f"statecli fix needs the package libcst: {install_extra('fix')}"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: the checks to run, and whether the files are written."""
+    """Request for `fix`: the checks to run, and whether the files are written."""
 
     verify: verify_run.Request
     write: bool = False
@@ -42,7 +42,7 @@ def check_libcst() -> None:
 
 
 def run(request: Request) -> Fixes:
-    """Propose edits for the model, or prepare them to be written. Raises StateError if the model cannot be built."""
+    """Propose edits for the model, and verify each edit in a copy. Raises StateError if the model cannot be built."""
     spec = load.find_class_spec(request.verify.target)
     if spec is None:
         raise verify_run.explain_wrong_target(request.verify.target)

@@ -118,7 +118,7 @@ def _copy_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
 
 
 def _encode(value: object, depth: int) -> object:
-    """Encode the plain values in `value` and the sizes of its containers, so that a change can be detected."""
+    """Return the plain values in `value` and the sizes of its containers, to compare them after a call."""
     if type(value) in ATOM_TYPES:
         return repr(value)  # NaN equals itself
     if isinstance(value, _OPAQUE_TYPES) or depth == 0:

@@ -269,7 +269,7 @@ def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
 
 
 def describe_unsaved(row: TensorInfo) -> str:
-    """Return `not in state_dict()`. For a non-persistent buffer, add `(persistent=False)`."""
+    """Return `not in state_dict()`, followed by `(persistent=False)` for a non-persistent buffer."""
     return "not in state_dict() (persistent=False)" if row.persistent is False else "not in state_dict()"
 
 

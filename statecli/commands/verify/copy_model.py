@@ -144,7 +144,6 @@ def _create_lazy_buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True for tensors without a `__deepcopy__` of their own."""
     kinds = (torch.Tensor, nn.Parameter)
     return type(tensor) in kinds and tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 

@@ -105,7 +105,7 @@ def iter_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
 
 
 def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
-    """Yield the attributes of the user's classes, and the variables of the files that define them."""
+    """Yield the attributes of the user's classes, and the variables of the files that define these classes."""
     kinds = {kind: None for part in module.modules() for kind in type(part).__mro__}
     files = {}
     for kind in kinds:

@@ -144,7 +144,7 @@ class _Conversion:
 
 
 def convert_inputs(call: Call, destination: torch.device | torch.dtype) -> Call:
-    """Return arguments cast to a dtype or moved to a device, like the model. Any object with a `to` is moved."""
+    """Return arguments cast to a dtype or moved to a device, like the model. Objects with a `.to` method are moved."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(destination, torch.dtype):

@@ -67,7 +67,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class SavedTraining:
-    """The uninterrupted training, with the checkpoint saved in its middle.
+    """The uninterrupted training, with the checkpoint that was saved after `STEPS_BEFORE` steps.
 
     Attributes:
         module: The trained instance.

@@ -63,7 +63,7 @@ def _parse_dtype(text: str) -> _Cast:
 
 @dataclass
 class _TensorCasts:
-    """Dtypes of a tensor after each cast. `wrong` maps a cast to the rule that it broke and an explanation.
+    """Dtypes of a tensor after each cast. `wrong` maps a cast to the rule that the tensor broke, and an explanation.
 
     `declined`: the cast for which the module has its own method, which keeps the dtype.
     """

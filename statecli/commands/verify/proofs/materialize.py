@@ -219,7 +219,7 @@ class _Proof(Proof):
         return None
 
     def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
-        """Return True if a third instance, materialized with the pattern of the first, has the same values."""
+        """Return True if a third instance, filled with the same pattern as the first instance, has the same values."""
         if self._repeated_tensors is None:
             repetition = self._materialize(_NAN)
             self._repeated_tensors = {} if repetition is None else repetition.tensors

@@ -271,7 +271,7 @@ class _Proof:
 
     @functools.cached_property
     def _instance(self) -> nn.Module:
-        """An instance whose methods are looked up but never called."""
+        """An instance whose methods may be inspected, but must not be called."""
         return self._subject.build_fresh()
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
