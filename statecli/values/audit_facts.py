@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view. `block` is the number of its first block. Raises an error of reading."""
+    """Return the facts of a strided view, whose first block has number `block`. Raises StateError if reading fails."""
     if not view.elements:
         return Facts()
     times = 1

@@ -112,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Compare small adjacent pairs in this process, without tasks. Return the `Tally` of each pair by its index."""
+    """Compare small adjacent pairs without tasks. Return the `Tally` of each compared pair by its index."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -317,7 +317,6 @@ def _have_different_checksums(pair: Pair) -> bool:
 
 
 def _get_recorded_checksum(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 that the archive records for a storage, or None if it has none or is unreadable."""
     try:
         return locate_storage(byte_range, "storage").crc32
     except StateError:
@@ -457,7 +456,7 @@ RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("off
 
 
 def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the values of two nested tensors to compare. If inner tensors differ, return the difference instead."""
+    """Return the values of two nested tensors. If inner tensors differ in shape or order, return this difference."""
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
@@ -580,7 +579,7 @@ def compute_fingerprints(
     group_keys: Sequence[object] | None = None,
     derived: bool = False,
 ) -> list[int | StateError | None]:
-    """Return the CRC-32 of each tensor's elements (C order, little-endian), or None if no element is readable.
+    """Return the CRC-32 of each tensor's elements (C order, little-endian), or None if a tensor has none to read.
 
     The parts of a composed tensor are concatenated. Equal fingerprints are only a hint, to be confirmed by
     `compare_pairs`. A zip archive's checksum of a whole storage is used instead of computing it. If a tensor cannot be

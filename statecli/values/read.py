@@ -291,7 +291,7 @@ def _gather(
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
-    """Yield the codes of elements that share bytes, in C order. Raises UnreadableError for a strided view."""
+    """Yield the codes of elements that share bytes, in C order. Raises UnreadableError unless they are contiguous."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per

@@ -123,7 +123,6 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
 
 
 def _choose_registration_rule(rows: list[TensorInfo]) -> str:
-    """Return one rule for all tensors of a container: about modules if it has any, else parameters, else tensors."""
     rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name

@@ -219,7 +219,6 @@ def _describe_load(after: Measurement, allowed_names: TensorNames) -> str:
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
-    """Describe how the output of forward differs after the fix. Return "" if no difference is known."""
     if old.output is None:
         return ""
     if after.output is None:

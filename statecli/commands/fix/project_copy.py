@@ -107,7 +107,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
 
 
 def _link_folder(folder: str, copy: str, contents: Mapping[str, bytes | None]) -> None:
-    """Fill `copy` with links to the files of `folder`. Files in `contents` are copied, with these bytes unless None."""
+    """Link the files of `folder` in `copy`. Copy the files in `contents`, and write their bytes unless None."""
     os.mkdir(copy)
     for name in os.listdir(folder):
         source, target = os.path.join(folder, name), os.path.join(copy, name)

@@ -272,7 +272,6 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
 
 
 def _rebind_weak_reference(reference: object, target: nn.Module) -> Any:
-    """Return a weakref.ref or proxy to `target`. If `reference` is of a subclass, return `reference` unchanged."""
     if type(reference) is weakref.ref:
         return weakref.ref(target, reference.__callback__)
     return weakref.proxy(target) if type(reference) in weakref.ProxyTypes else reference

@@ -136,14 +136,14 @@ class Training:
     _trained_ids: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
-        """Return True if a leaf without a gradient may get one in another round, because train mode is random."""
+        """Return True if a leaf may get a first gradient in another round, because forward in train mode is random."""
         if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
         return in_eval != 0 if 0 in self.leaf_records[name].peaks else bool(in_eval)
 
     def get_cancelled_gradient(self, name: str) -> float | None:
-        """Return the leaf's peak gradient with batch norms in eval mode, if batch statistics cancelled it to zero."""
+        """Return the leaf's peak gradient with batch norms in eval mode, if batch statistics made the gradient zero."""
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
 
     @property

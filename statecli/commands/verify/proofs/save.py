@@ -387,7 +387,6 @@ class _Safetensors:
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
-        """Return a passed cell, or a skipped cell if safetensors refuses another entry of the state_dict."""
         return check_builder.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
