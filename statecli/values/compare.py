@@ -302,7 +302,7 @@ def _run_on_device(
     return results
 
 
-# --- whether the files can be trusted -------------------------------------------------------------------------------
+# --- checksums of the files -----------------------------------------------------------------------------------------
 
 
 def _have_different_checksums(pair: Pair) -> bool:

@@ -104,7 +104,7 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
     return str(error).removeprefix(f"{subject.target}: ")
 
 
-# --- the stand-in for a move ----------------------------------------------------------------------------------------
+# --- emulated move --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

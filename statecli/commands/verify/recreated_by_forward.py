@@ -57,7 +57,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
     values_before = {name: (tensor, check_builder.copy_values(tensor)) for name, tensor in created.items()}
     put_back = tensor_bits.build_restore(
         created.values()
-    )  # all instances, the user's too, share some: a memo, a dict of the class
+    )  # all instances, also the user's, share tensors in a memo or in a dict of the class
     try:
         tensor_bits.perturb(created.values())
         subject.call(module)

@@ -316,8 +316,8 @@ def _read_generators() -> tuple[Any, ...]:
 def find_floating_outputs(output: object) -> list[torch.Tensor]:
     """Return the floating-point and complex tensors in an output.
 
-    Tensors inside other objects than containers (a distribution) are returned only if there are no tensors elsewhere,
-    because no loss uses a cache of keys.
+    Objects other than containers (a distribution) are searched only if the output has no other tensor, because no loss
+    uses a cache of keys.
     """
     leaves = list(inputs_of.iter_leaves(output))
     tensors = [leaf for leaf in leaves if _is_floating(leaf)]

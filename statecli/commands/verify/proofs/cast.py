@@ -115,7 +115,7 @@ class _Proof(Proof):
             if self._cells[row.fqn].verdict is Verdict.PASSED:
                 self._fail_stale_aliases(row)
 
-    # --- one way ---------------------------------------------------------------------------------------------------
+    # --- one cast --------------------------------------------------------------------------------------------------
 
     def _cast(self, module: nn.Module | None, cast: _Cast) -> nn.Module | None:
         """Cast `module` (None: a new instance). Return the result, or None if the next cast needs a new instance."""
@@ -139,7 +139,7 @@ class _Proof(Proof):
         self._tensors = measure.map_tensors(self._cast_model)
         faults = self._find_faults(cast, before)
         if faults and module is not None:
-            return self._cast(None, cast)  # the present state may be the result of an earlier way
+            return self._cast(None, cast)  # an earlier cast may have caused the faults
         self._record(cast[0], faults)
         return None if faults else self._cast_model
 
@@ -320,11 +320,11 @@ def _find_fault(
 def _find_declining_modules(module: nn.Module, call_text: str, cast_names: list[str]) -> frozenset[str]:
     """Return the names of modules whose own `half()` changes nothing, as in torchmetrics.
 
-    `cast_names`: the names of cast tensors; a module that casts some of its tensors has forgotten the rest.
+    `cast_names`: the names of cast tensors. A module that casts some of its tensors is left out: it forgot the others.
     """
     method = call_text.strip(".()")
     torchs = getattr(nn.Module, method, None)
-    if torchs is None:  # the way is `.to(dtype)`, not a method of its own
+    if torchs is None:  # the cast is a call of `.to(dtype)`
         return frozenset()
     names_with_own_method = [
         name

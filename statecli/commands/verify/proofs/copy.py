@@ -301,7 +301,7 @@ def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str
 def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any]) -> str | None:
     try:
         with subject.user_code("copying the model"):
-            copy.deepcopy(value, memo)  # type: ignore[arg-type]  # what it copies goes into the first map alone
+            copy.deepcopy(value, memo)  # type: ignore[arg-type]  # writes only to the first map
     except ModelError as error:
         cause = error.__cause__
         return " ".join(f"{cause}".split()) or type(cause).__name__

@@ -191,7 +191,7 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
     if not train.has_proved or train.trial.values or subject.non_leaves:
         return None
     if subject.original is not None and any(map(fake_gpu.has_hooks, subject.original.parameters())):
-        return None  # a copy of a live model lacks the tensors
+        return None  # a copy of a live model lacks these hooks
     return _run_until_not_refused(subject, replace(train.trial, backward=True), train.watch)
 
 
