@@ -339,7 +339,7 @@ def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tup
 def _find_damage(
     tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False
 ) -> dict[str | ByteRange, StateError]:
-    """Verify all storages that have a checksum or are compressed. Return the errors by storage."""
+    """Verify all storages that have a checksum, are deflated or are in an archive. Return the errors by storage."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:

@@ -94,7 +94,7 @@ def _has_own_copying(kind: type) -> bool:
 def _copy_by_attributes(
     module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
 ) -> nn.Module | None:
-    """Deep-copy the model, but ignore `__deepcopy__` of the `self_copying` modules. Return None if that fails."""
+    """Deep-copy the model, but ignore the copy methods of `self_copying` modules. Return None if that fails."""
     memo = build_memo(contents, values=values)
     for submodule in self_copying:
         memo[id(submodule)] = object.__new__(type(submodule))
