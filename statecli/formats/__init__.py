@@ -111,7 +111,7 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 
 
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
-    """Read a file or folder. If it is damaged, run the deferred file checks, because they may explain the damage."""
+    """Read a file or folder. If data is damaged, check all archive headers too, because they may explain the damage."""
     try:
         state = format.reader.read(path, partial(_read_with_path, section=section) if format in FOLDERS else section)
     except MalformedError:
@@ -123,7 +123,7 @@ def _read_format(format: Format, path: str, section: str | None) -> ModelState:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the files of the folder's checkpoint, as paths relative to the folder. Return () without a checkpoint.
+    """Return the paths of the checkpoint's files, relative to the folder, or () if no format recognises the folder.
 
     Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """
@@ -155,5 +155,5 @@ def is_in_container(state: ModelState, container: str | None) -> bool:
 
 
 def container_of(format: str) -> str:
-    """Return the name of the file format: `safetensors` for the format `sharded safetensors`."""
+    """Return the format of the shards: `safetensors` for `sharded safetensors`. Return other names unchanged."""
     return format.removeprefix(_SHARDED_PREFIX)

@@ -160,7 +160,7 @@ class _Folder:
             self.oddities.append(dcp_ranks.describe_merge(path, len(metadatas), readable_rivals))
 
     def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], unreadable: Mapping[str, UnreadableError]) -> str:
-        """Note unread and missing files as oddities. Return the reason to report for a tensor with missing chunks."""
+        """Add oddities for unread and missing files. Return the reason to report for tensors that lack chunks."""
         names = members(self.path)
         other_metadata = [
             name for name in names if METADATA_NAME.fullmatch(name) and name not in metadatas and name not in unreadable
@@ -211,7 +211,7 @@ class _Folder:
         return _note_foreign_names(state, self.metadata.foreign)
 
     def locate_item(self, stored: Stored, length: int) -> ByteRange:
-        """Return the byte range of an item that is packed in an archive. `length` counts its unpacked bytes."""
+        """Return the byte range of an item in its archive. `length` is the item's unpacked size in bytes."""
         return ByteRange(
             files.join(self.path, stored.file), stored.offset, length, packing=Packing(ARCHIVE, stored.length)
         )
@@ -315,7 +315,7 @@ class _Files:
         return message
 
     def _mark_unreadable(self, names: list[str], why: str, help: str) -> None:
-        """Record one reason for all tensors and values in these files."""
+        """Record one message for all unreadable files in `names`, with the number of affected tensors and values."""
         unreadable = set(names)
         affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
         contains = "these files contain" if names[1:] else "this file contains"
@@ -397,7 +397,7 @@ class _Items:
             return _build_damaged_tensor(f"{origin}{error}")
 
     def _read_item(self, fqn: str, stored: Stored) -> Any:
-        """Return the root of the item's pickle. Prefix its storage keys, because each archive numbers them from 0."""
+        """Return the root of an item's pickle. Prefix its storage keys, because each archive counts them from 0."""
         folder = self.folder
         pickle, storages, _ = torch_zip.read_contents(
             files.join(folder.path, stored.file), stored.offset, stored.length
@@ -449,7 +449,7 @@ def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelStat
 
 
 def _check_apart(metadata: Metadata) -> None:
-    """Refuse values whose byte ranges overlap without being equal, because one value could hide inside another."""
+    """Raise MalformedError if the byte ranges of two values overlap, unless both ranges are equal."""
     spans = sorted(
         (stored.file, stored.offset, stored.length, fqn)
         for fqn, places in metadata.places.items()
@@ -479,7 +479,7 @@ def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
 
 
 def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
-    """Return the stored byte range of each chunk. A chunk and its byte range have the same start index."""
+    """Return the stored byte range of each chunk. The record of a byte range has the start index of its chunk."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
     sorted_places = sorted((stored for stored in places if stored.start is not None), key=_get_start)
@@ -504,7 +504,7 @@ def _get_start(stored: Stored) -> tuple[int, ...]:
 
 
 def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
-    """Describe how a tensor was cut: the number of chunks and the dimensions. Return None for a single chunk."""
+    """Describe into how many chunks, and along which dimensions, a tensor was cut. Return None for a single chunk."""
     if len(chunks) < 2:
         return None
     axes = [str(axis) for axis, size in enumerate(shape) if any(chunk.shape[axis] < size for chunk in chunks)]

@@ -1,4 +1,4 @@
-"""A DeepSpeed checkpoint: a folder of rank files, or its parent folder, in which `latest` names the folder.
+"""A DeepSpeed checkpoint: a folder of rank files, or its parent folder with a file `latest` that names the folder.
 
 `mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's records: the shapes of trained parameters
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO
@@ -73,14 +73,14 @@ _VERSION = compile_on_use(r"(\d{1,6})\.(\d{1,6})")
 
 
 class Files(NamedTuple):
-    """Files of one model-parallel rank. The keys are data-parallel ranks; -1 is a model file that all ranks share."""
+    """Files of one model-parallel rank, by data-parallel rank. The key -1 is a model file that all ranks share."""
 
     model: dict[int, str]
     optimizer: dict[int, str]
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether the folder has rank files, or subfolders with rank files but no whole model of its own."""
+    """Return whether the folder or its subfolders have rank files. Subfolders do not count next to a whole model."""
     if not files.is_folder(path):
         return False
     if _has_ranks(path) or _find_misleading_tracker(path) is not None:
@@ -239,7 +239,7 @@ class ModelFileFacts(msgspec.Struct, frozen=True):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Shapes by name. A shared parameter has the shape of its source in `shared`."""
+        """Shape of each parameter by name. A shared parameter has the shape of the parameter that it shares."""
         own_shapes = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
         return own_shapes | {
             name: own_shapes[partner] for name, partner in self.shared.items() if partner in own_shapes
@@ -257,7 +257,7 @@ def _read_facts(rank: Rank) -> ModelFileFacts:
 
 
 class ModelSection:
-    """Section `module` of a model file: tensors with the kinds that DeepSpeed records, and values for empty tensors."""
+    """Section `module` of a model file. It sets the kinds of tensors, and adds the values of tensors saved empty."""
 
     def __init__(self, rank: Rank, facts: ModelFileFacts, owner: Owner) -> None:
         self.rank, self.facts, self.owner = rank, facts, owner
@@ -272,7 +272,7 @@ class ModelSection:
 
     @property
     def copied_names(self) -> Iterator[str]:
-        """Names of parameters with a float32 copy in the optimizer, or all possible names if the file lists none."""
+        """Names of parameters with a float32 copy in the optimizer: the listed names, or else all possible names."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return
@@ -319,7 +319,7 @@ class ModelSection:
         )
 
     def _classify(self, tensor: TensorInfo) -> TensorInfo:
-        """Set the tensor's kind. If DeepSpeed lists the buffers, all others except extra states are parameters."""
+        """Set the tensor's kind. If DeepSpeed lists the buffers, other tensors except extra states are parameters."""
         facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
@@ -336,7 +336,7 @@ class ModelSection:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Give a tensor its own storage, because ZeRO packs tensors together. Tensors at equal positions stay tied."""
+        """Give a tensor its own storage, because ZeRO packs tensors together. Tensors at the same place stay tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # drop the note on the view
@@ -406,7 +406,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether a checkpoint is universal: by its subfolder `zero/`, or, without optimizer files, by its name."""
+    """Return whether a checkpoint is universal: it has a folder `zero/`, or it has the name and no optimizer files."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)

@@ -158,7 +158,7 @@ class _Tree:
         self.arrays = self._bytes = 0
 
     def convert(self, node: object, path: str) -> Any:
-        """Convert `node` and its children. `path` is the node's dotted name in the file."""
+        """Replace the encoded arrays below `node` with tensors. `path` is the node's dotted name in the file."""
         if isinstance(node, Truncation):
             return mark_damaged(path, MalformedError(node.why))
         if isinstance(node, Blob):
@@ -288,7 +288,7 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
 
 
 class _Leaf(msgspec.Struct, frozen=True):
-    """Tensor of the file, with the keys that lead to its section and the keys from there to the tensor."""
+    """Tensor of the file, with the keys of its section (`section`) and its keys inside the section (`keys`)."""
 
     section: tuple[str, ...]
     keys: tuple[str, ...]
@@ -305,7 +305,7 @@ class _Leaf(msgspec.Struct, frozen=True):
 
 
 def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
-    """Yield all tensors. Each entry of a map with one of Flax's collections (`params`) is a section."""
+    """Yield all tensors. A map that contains a collection of Flax (`params`) is split into a section for each entry."""
     section = tuple(map(str, path))
     if not _is_split(root):
         for keys, tensor in _find_model_level(root):
@@ -331,7 +331,7 @@ def _is_split(node: object, depth: int = 0) -> bool:
 
 
 def _is_whole(key: str, node: object) -> bool:
-    """Return whether a map is one section, not a map of sections (TrainState: {"params": {"params": ...}})."""
+    """Return whether a map is a single section. In a TrainState, {"params": {"params": ...}} is a map of sections."""
     is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
@@ -349,7 +349,7 @@ def _find_model_level(root: object) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
 
 
 def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_Leaf]:
-    """Move the tensors below the dotted path `section_path` into a section of this name, unless the section exists."""
+    """Move the tensors whose names begin with `section_path` into a new section, unless this section exists."""
     if not section_path or any(f"{leaf.title}.".startswith(f"{section_path}.") for leaf in leaves):
         return leaves
     keys = tuple(section_path.split("."))
@@ -363,7 +363,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
 
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
-    """Build a row for each tensor. If another tensor has the same dotted name, write the keys in brackets."""
+    """Yield a row for each tensor. If its dotted name is already used, its name is `['a']['b.c']`, not `a.b.c`."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:
@@ -381,7 +381,7 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
 
 
 def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
-    """Add settings with the keys of tensors whose dotted names are ambiguous: one setting for each section.
+    """For each section with ambiguous dotted names, add a setting that shows the keys of these tensors.
 
     Such keys contain dots or are numbers: `{"a.b": x}` and `{"a": {"b": x}}` both have the tensor `a.b`, but Flax does
     not load one into a model that has the other.

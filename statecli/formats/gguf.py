@@ -203,7 +203,7 @@ class _Header:
         return tuple(value for (value,) in layout.iter_unpack(self.read_bytes(count * layout.size, label)))
 
     def check_reach(self, end: int, label: str) -> bytes:
-        """Return the header's bytes up to `end` or further. Raises MalformedError if `end` is too large."""
+        """Return at least the first `end` bytes of the header. Raises MalformedError if the file is shorter."""
         if end <= len(self._raw):
             return self._raw
         if end > self._source.size:
@@ -255,7 +255,7 @@ def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]
 
 
 def _iter_keys(header: _Header, count: int) -> Iterator[tuple[str, int, str]]:
-    """Yield the key, the value's type and a label of each metadata entry. The caller must read each value itself."""
+    """Yield key, type number and label (for messages) of each metadata entry. The caller must read each value."""
     for n in range(count):
         position = f"metadata key {n + 1} of {count}"
         key = _decode_text(header.read_text(position), position)
@@ -275,7 +275,7 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
 
 
 def _name_text_type(texts: Sequence[bytes]) -> str:
-    """Name the type of texts. Add a digest for invalid UTF-8, because an invalid byte is shown like its escape."""
+    """Name the type of texts. For invalid UTF-8, add a digest, because the escaped text does not identify the bytes."""
     try:
         for raw in texts:
             raw.decode("utf-8")
@@ -361,7 +361,7 @@ def _skip(header: _Header, kind: int, count: int, label: str, depth: int) -> Non
 
 
 def _decode_texts(raw: bytes, order: str) -> Iterator[bytes]:
-    """Yield the texts of an encoded array, which follow its type and count (12 bytes)."""
+    """Yield the texts in the encoded array `raw`, which begins with its type and count (12 bytes)."""
     at = 12
     while at < len(raw):
         (length,) = struct.unpack_from(f"{order}Q", raw, at)
@@ -487,7 +487,7 @@ _Span = tuple[int, int, str]
 def _find_damaged_entries(
     entries: Sequence[tuple[_Line, TensorInfo]], data_bytes: int, alignment: int
 ) -> dict[str, str]:
-    """Return a message for each tensor that is unreadable or ends beyond the file, if other entries contradict it.
+    """Return a message for each unreadable or truncated tensor whose entry contradicts a neighbouring entry.
 
     A tensor begins where the tensor before ends, with or without padding. If the last entry contradicts the entry
     before, the list may have lost or gained a byte. The place of the first tensor is then unknown, and no tensor can be

@@ -107,7 +107,7 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read the sections of every rank, with the rank's name in front. An unreadable rank becomes a damaged row.
+    """Read every rank, and prefix its sections with the rank's name. A damaged tensor row replaces an unreadable rank.
 
     Raises UnreadableError if no rank can be read.
     """
@@ -134,7 +134,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelState:
-    """For each zarr array, add an unreadable tensor row to the state with the values that are not sharded."""
+    """Add an unreadable tensor row for each zarr array to `common`, the state of the values that are not sharded."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
     sections = dict.fromkeys((*common.sections, "model"))
@@ -196,7 +196,7 @@ def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, s
 
 
 def _join_settings(states: dict[str, ModelState]) -> Settings:
-    """Return the settings of the first rank. Add settings of other ranks that differ, below the rank's name."""
+    """Return the settings of the first rank. Differing settings of other ranks get the rank's name as a prefix."""
     (_, first), *others = states.items()
     settings = first.metadata
     for name, state in others:

@@ -75,7 +75,7 @@ def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return an unreadable row for `x` in an archive with `x` and `x.npy`: under this name, numpy.load returns `x`."""
+    """Return the row as unreadable, because `x` and `x.npy` have one name and numpy.load returns only one array."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), so numpy.load returns only one of them under this "
@@ -86,7 +86,7 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
 
 
 def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *, verify: bool) -> TensorInfo:
-    """Build the tensor row of an array. Without `verify`, use its checksum only if header and size disagree."""
+    """Build the tensor row of an array. Without `verify`, check the checksum only if header and size disagree."""
     try:
         header = npy_array.read_header(lambda length: _read_head(record, source, length))
         if verify:

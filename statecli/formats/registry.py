@@ -1,4 +1,4 @@
-"""All formats, in the order in which they are tried. A reader is imported when a file may be of its format."""
+"""All formats, in the order in which they are tried. A reader is imported only when a file may have its format."""
 
 from __future__ import annotations
 

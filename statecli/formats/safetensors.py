@@ -373,7 +373,7 @@ def _may_be_dropped(name: str, kept_name: str) -> bool:
 
 
 def _add_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
-    """Add a tensor row for each tied name that `save_model` dropped. The metadata has the stored name."""
+    """Add a tensor row for each tied name that `save_model` dropped. The metadata maps the name to the stored name."""
     metadata = {name: kept_name for name, kept_name in metadata.items() if _may_be_dropped(name, kept_name)}
     if not metadata:
         return tensors

@@ -255,7 +255,7 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
 
 
 def _check_name(shard: str, label: str) -> None:
-    """Refuse a shard name that has a path, a drive, a URL or a home folder on any system."""
+    """Raise MalformedError unless the shard name is a plain file name on every system: no path, drive or URL."""
     if not is_plain_file_name(shard):
         raise MalformedError(f"{label} names {quoting.quote(shard)}, which is not a plain file name")
 
@@ -388,7 +388,7 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
 
 
 def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
-    """Join the settings of all shards. Settings that differ between shards are below the name of each shard."""
+    """Join the settings of all shards. If a setting differs between shards, prefix it with the name of each shard."""
     sides = [state.metadata for _, state in states]
     joined = join(reversed(sides))
     common = select(

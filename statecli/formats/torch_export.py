@@ -285,7 +285,7 @@ class _Reader:
     def _read_tensor(
         self, fqn: str, entry: dict[str, Any], folder_path: str, reading: Reading, first: dict[str, dict[str, Any]]
     ) -> Tensor | None:
-        """Return the tensor of an entry, or None for other objects. `first` has each record's first tensor_meta."""
+        """Return the tensor of an entry, or None for other objects. `first` maps a record to its first tensor_meta."""
         name = entry.get("path_name")
         if type(name) is not str:
             raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}, not a string")
@@ -411,7 +411,7 @@ class _Reader:
                 )
 
     def _read_next_to_library(self, model: str, config: dict[str, Any]) -> None:
-        """Add the weights of a compiled program. Each is a view (record, shape, strides, offset) of a stored tensor."""
+        """Add the weights of a compiled program, which are views of stored tensors (record, shape, strides, offset)."""
         for fqn, view in config.items():
             try:
                 tensor = self._build_view(fqn, view)
@@ -451,7 +451,7 @@ def _read_object(node: object, fqn: str, label: str) -> dict[str, Any]:
 
 
 def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
-    """Refuse a dtype or device that differs from the record's first tensor, because torch takes both from the first."""
+    """Refuse a tensor whose dtype or device differs from the first tensor in its record: torch uses the first."""
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(

@@ -76,7 +76,7 @@ def read_contents(path: str) -> Contents:
 
 
 def _read_pickles(source: ByteSource) -> list[Pickle]:
-    """Read the five pickles. The `end` of each counts from the start of the file."""
+    """Read the five pickles. Set `end` of each pickle to its end in the file."""
     pickles: list[Pickle] = []
     at = 0
     for label in _PICKLES:
@@ -190,7 +190,7 @@ def _walk_storages(
 
 
 def _check_count(key: str, numel: int, recorded: bytes) -> int:
-    """Check the element count before a storage's elements. Return 0, because no data is shifted (see `Guard`)."""
+    """Raise MalformedError for a wrong count before a storage. Return 0 for `Guard`, because data is not shifted."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")

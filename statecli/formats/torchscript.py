@@ -1,4 +1,4 @@
-"""TorchScript: scripted, traced or frozen modules of `torch.jit.save` and `_save_for_lite_interpreter`.
+"""TorchScript: scripted, traced or frozen modules saved by `torch.jit.save` or `_save_for_lite_interpreter`.
 
 A zip archive in torch's layout. `data.pkl` is the module; the classes of its objects are text in `code/__torch__/…`;
 `data/N` are its storages, `constants.pkl` and `constants/N` the constants of the code. Two lines in the text of a class
@@ -199,7 +199,7 @@ class _Modules:
         return self._convert_object(root)
 
     def _convert_object(self, node: Obj) -> Obj:
-        """Create the Python form of an object. Quantized classes are recognised by the Python name of the class."""
+        """Create the Python form of an object. Its class gets the Python name, which identifies quantized classes."""
         if id(node) not in self.created:
             cls = node.cls
             module = _MANGLING.sub("", cls.module).removeprefix("__torch__.")

@@ -71,7 +71,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _find_parts(path: str) -> dict[str, str]:
-    """Return the section for each file and folder next to the model. Further models come first."""
+    """Return the section for each file and folder next to the model. Files of further models come first."""
     names = checkpoint_folder.list_files(path)
     parts = {name: section for name, section in _find_folders(path).items() if section != "model"}
     for name in names:
@@ -122,7 +122,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelState:
-    """Read the model from its files. If FSDP's shards are in the same folder, note them as unread."""
+    """Read the model from its files. If the folder also has FSDP's shards, add an oddity, because they are not read."""
     state = sharded.read_folder(path, read_file, parts)
     if "model" not in _find_folders(path).values():
         return state
@@ -218,7 +218,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
-    """Return the prefix of a part's settings, and the settings. For a folder, remove the saved object's key."""
+    """Return the prefix and the settings of a file or folder. Remove a folder's key of the saved object from them."""
     match = _SHARDED_FOLDER.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings

@@ -169,7 +169,7 @@ def _unpack_xz_head(head: bytes) -> bytes:
 
 
 def _describe_wrapped(description: str, path: str, content: bytes) -> str:
-    """Describe a compressed file and, if it contains an archive or a checkpoint, its content."""
+    """Describe a compressed file, and name the archive or checkpoint in it."""
     kind, _, advice = description.partition(": ")
     stem = path.rpartition(".")[0]
     format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
@@ -179,7 +179,7 @@ def _describe_wrapped(description: str, path: str, content: bytes) -> str:
 
 
 def _read_first_member(head: bytes) -> str:
-    """Return text that names the first file in a tar archive, or "" if the file is not near the beginning."""
+    """Return ` with NAME` for the first file in a tar archive, or "" if `head` does not contain the file's header."""
     at = 0
     while head[at + 257 : at + 262] == b"ustar":
         block = head[at : at + 512]

@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Where an item is stored: `length` bytes of a file in the folder, which are one archive of torch.save.
+    """Place of an item: `length` bytes in a file of the folder. These bytes are one archive of torch.save.
 
     `start` is the start of the chunk; None for a value other than a tensor. `transforms` names the stream transforms
     that were applied to the bytes during writing.
@@ -112,11 +112,11 @@ class Metadata(msgspec.Struct, gc=False):
 
 
 class _Scanned(dict[str, tuple[bytes, Metadata]]):
-    """Cache of `parse_for_scan`: the bytes and the metadata of the last pickle, by the pickle's name."""
+    """Cache of `parse_for_scan`: bytes and metadata of the last pickle. The key is the pickle's label."""
 
 
 def parse_for_scan(data: bytes, label: str) -> Metadata:
-    """Parse a pickle as `parse_metadata` does. Keep the result for `parse_metadata`, as an audit parses twice."""
+    """Parse a pickle as `parse_metadata` does, and cache the result, because an audit parses each pickle twice."""
     scanned = lifetime.for_command(_Scanned)
     scanned.clear()
     scanned[label] = data, parse_metadata(data, label)
@@ -355,7 +355,7 @@ def _read_attributes(node: object, names: frozenset[str]) -> Mapping[str, Any] |
 
 
 def _has_only(node: Obj, part: str) -> bool:
-    """Return whether an object has no content except in the field `part`, such as its state or its items."""
+    """Return whether a pickled object has no content outside the field `part`, such as `state` or `items`."""
     parts = {"args": node.args, "kwargs": node.kwargs, "state": node.state, "items": node.items, "elems": node.elems}
     return not any(value for name, value in parts.items() if name != part)
 

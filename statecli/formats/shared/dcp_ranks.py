@@ -33,7 +33,7 @@ class Rival(msgspec.Struct, frozen=True):
 
 
 def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
-    """Merge the metadata of all ranks into the first. List data that several ranks saved, and keep the first."""
+    """Merge the metadata of all ranks into `metadatas[0]`. Also return a Rival for each item that two ranks saved."""
     first, rivals = metadatas[0], list[Rival]()
     for metadata in metadatas[1:]:
         for fqn in metadata.order:
@@ -72,7 +72,7 @@ def _add_chunks(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
 
 
 def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str]:
-    """List missing metadata files: of ranks below the highest in `names`, and of ranks with files in `members`."""
+    """List missing metadata files of ranks below the highest rank in `names`, and of ranks with files in `members`."""
     ranks = parse_ranks(names)
     if not ranks:
         return []
@@ -86,7 +86,7 @@ def parse_ranks(names: Iterable[str]) -> set[int]:
 
 
 def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
-    """Return an oddity about a folder that several ranks saved. It names the values that differ between ranks.
+    """Return an oddity that says that ranks saved the folder independently, and names the values that differ.
 
     All `rivals` must be in readable files. Raises UnreadableError for a file that changes meanwhile.
     """
@@ -103,7 +103,7 @@ def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
 
 
 def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]]:
-    """Compare the bytes that several ranks saved. List the names that differ, and the names not compared."""
+    """Compare the items that several ranks saved. Return the names of items that differ, and of items not compared."""
     differing_names: dict[str, None] = {}
     names_not_compared: dict[str, None] = {}
     bytes_left = MAX_COMPARED_BYTES

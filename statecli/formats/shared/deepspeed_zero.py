@@ -50,14 +50,14 @@ class VectorView(NamedTuple):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Checkpoint to which tensors belong: its folder as the user wrote the path, and the prefix of section names."""
+    """Checkpoint to which tensors belong: its path as typed by the user, and the prefix of its section names."""
 
     target: str
     prefix: str
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """Parsed file of one rank: its name, the root dict of its pickle, the decoder of its tensors, and its state."""
+    """Parsed file of one rank: file name, root dict of the pickle, decoder of the tensors, and the whole state."""
 
     name: str
     items: Mapping[Any, Any]
@@ -123,7 +123,7 @@ def _is_size(value: object) -> bool:
 
 
 class OptimizerShard(msgspec.Struct, frozen=True):
-    """One rank's part of the optimizer: `vectors` by state and group, and the `unpartitioned` state by name.
+    """Optimizer state of one rank: `vectors` by state and parameter group, and `unpartitioned` tensors by name.
 
     `lengths` are the lengths of the float32 copies; `padded` adds the padding that the last ranks omit. `slices` has a
     dict for each group, with the offset and length of each parameter.
@@ -197,7 +197,7 @@ def _read_slices(node: object) -> dict[str, tuple[int, int]]:
 def _read_states(
     rank: Rank, node: object, lengths: list[int]
 ) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
-    """Read the optimizer's states: vectors as long as their parameter group, and all other tensors by name."""
+    """Read the optimizer's states: the vectors, which are as long as their parameter group, and all other tensors."""
     vectors: dict[str, list[Tensor | None]] = {}
     unpartitioned: dict[str, Tensor] = {}
     for group, state in enumerate(_group_states(node)):
@@ -214,7 +214,7 @@ def _read_states(
 
 
 def _group_states(node: object) -> list[dict[str, Any]]:
-    """Return a dict of states for each parameter group. Elastic checkpoints store exactly this list."""
+    """Return a dict of states for each parameter group. Elastic checkpoints store a list of such dicts."""
     items = as_mapping(node)
     if items is None:
         return [get_text_items(child) for child in as_sequence(node) or ()]

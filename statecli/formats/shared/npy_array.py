@@ -63,7 +63,7 @@ Head = Callable[[int], bytes]
 
 
 class NpyElement(msgspec.Struct, frozen=True):
-    """Element type of an array: its dtype, its size in bytes, and a note to show."""
+    """Element type of an array: its dtype, its size in bytes, and the note for the array's tensor row."""
 
     dtype: str
     size: int
@@ -112,7 +112,7 @@ def read_header(head: Head) -> Header:
 
 
 def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
-    """Build the tensor row of an array. A truncated array has `damage`. `storage` is the file including the header.
+    """Build the tensor row of an array. `storage` is its byte range with the header. A truncated array gets `damage`.
 
     Raises MalformedError for elements of 0 bytes if there are more of them than the file has bytes.
     """

@@ -46,6 +46,6 @@ def note_separate_ranks(count: int) -> Oddity:
 
 
 def build_missing_row(fqn: str, section: str, why: str) -> TensorInfo:
-    """Build a tensor row that stands for a rank's missing tensors. `why` is a line that names the file or folder."""
+    """Build a tensor row that stands for a rank's missing tensors. `why` is a message that names the file or folder."""
     note = f"cannot be read: {why}"
     return TensorInfo(fqn, "unknown", None, 0, 0, section, Kind.OTHER, Evidence.CONVENTION, note=note, damage=why)

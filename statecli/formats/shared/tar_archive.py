@@ -65,7 +65,7 @@ def is_written_by_torch(head: bytes) -> bool:
 
 
 def has_pickles(source: ByteSource) -> bool:
-    """Return whether the archive has a member that torch.load may unpickle and that tarfile may call `storages`.
+    """Return whether torch.load may unpickle a member of the archive: one that tarfile may know as `storages`.
 
     Also True if tarfile may find members that `iter_members` does not find.
     """
@@ -99,7 +99,7 @@ class FoundMember(NamedTuple):
 
 
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
-    """Yield the members that tarfile finds. `read` gets rising offsets and returns fewer bytes at the file's end.
+    """Yield the members that tarfile finds. `read` gets rising offsets, and returns less near the end of the file.
 
     Headers are read as tarfile reads them. Raises MalformedError where tarfile may find other members.
     """

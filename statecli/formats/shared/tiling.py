@@ -66,7 +66,7 @@ def format_box(box: IndexBox) -> str:
 
 
 def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[IndexBox, Sequence[IndexBox]]] | None:
-    """Split `place` into slabs along the first axis where a plane cuts no box; None if there is no such axis."""
+    """Split `place` with planes that cut no box, along the first possible axis. Return None if this is impossible."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
@@ -77,7 +77,7 @@ def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[
 def _split_along(
     sorted_boxes: Sequence[IndexBox], axis: int, first: int, last: int
 ) -> Iterator[tuple[int, int, Sequence[IndexBox]]]:
-    """Yield groups of boxes that no plane across `axis` separates. A gap between groups is a group without boxes."""
+    """Yield start, end and boxes of each group between planes across `axis` that cut no box. A gap has no boxes."""
     at, begin, n = first, first, 0
     for end, box in enumerate(sorted_boxes):
         start = box.start[axis]
@@ -100,7 +100,7 @@ def _build_slab(place: IndexBox, axis: int, low: int, high: int) -> IndexBox:
 
 
 def _find_problem(place: IndexBox, boxes: Sequence[IndexBox]) -> str | None:
-    """Return why boxes that no plane separates do not fill `place`; None if they do, as boxes in a pinwheel may."""
+    """Return why boxes that no plane separates do not fill `place`, or None if they do (as boxes in a pinwheel may)."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
     for first, second in combinations(boxes[:MAX_PAIRED_BOXES], 2):

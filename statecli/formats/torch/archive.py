@@ -133,7 +133,7 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
 def locate_storages(
     archive: Archive, base: int = 0, folder: str = "data", *, big_endian: bool = False
 ) -> dict[str, ByteRange]:
-    """Return the byte range of each storage by key. A recorded checksum of 0 counts only for an empty storage.
+    """Return the byte range of each storage by key. Ignore a recorded checksum of 0 unless the storage is empty.
 
     `base` is the start of the archive in its file; `folder` is relative to the archive's folder. Record names are
     matched without case, because torch does so.

@@ -54,7 +54,7 @@ def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
 
 
 class _Machine(Machine):
-    """Pickle machine that refuses later changes of copied containers, of tensors, and of objects with a state."""
+    """Pickle machine that refuses to change a copied container, a tensor, or an object that already has a state."""
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, label, fast=fast, module_ids=module_ids)
@@ -65,7 +65,7 @@ class _Machine(Machine):
         self._copies: dict[int, bool] = {}
 
     def build_call(self, function: object, args: object, pos: int, how: str = "reduce") -> Obj:
-        """Build the call as `Machine` does, and note the containers that the call copies."""
+        """Build the call as `Machine` does, and record the argument containers that the call copies."""
         call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
@@ -84,7 +84,7 @@ class _Machine(Machine):
         return self._makes_tensor[id(function)]
 
     def _note_containers(self, values: Any) -> None:
-        """Note the lists, dicts and objects among these values, and the pairs (lists of two) inside them."""
+        """Record the lists, dicts and objects in `values`. Also record pairs (lists of two) inside lists and tuples."""
         for value in values:
             if type(value) in _MUTABLE_TYPES:
                 self.copied_containers[id(value)] = value
@@ -155,7 +155,7 @@ def _is_same_tensor(call: Obj) -> bool:
 
 
 def _set_item(m: MachineState, pos: int) -> int:
-    """Handle the opcode SETITEM with `set_items`, because `Machine` bypasses this method for text keys."""
+    """Run the opcode SETITEM by `set_items`, because `Machine` sets text keys without calling `set_items`."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)
     return pos

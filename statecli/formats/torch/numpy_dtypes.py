@@ -98,7 +98,7 @@ def _read_code(node: object) -> str:
 
 
 def _read_state(node: object) -> tuple[Any, ...]:
-    """Return the pickled state of a dtype, filled with None to nine entries."""
+    """Return the pickled state of a dtype as at least nine entries. Missing entries are None."""
     state = node.state if type(node) is Obj and type(node.state) is tuple else ()
     return (*state, *[None] * (9 - len(state)))
 
@@ -113,7 +113,7 @@ def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
 
 
 def _format_unit(code: str, state: tuple[Any, ...]) -> str:
-    """Return the unit of a time dtype, such as `[25s]`. numpy writes (metadata, (unit, count, divisor, event))."""
+    """Return the unit of a date or time dtype, such as `[25s]`, or "" for any other dtype."""
     metadata = state[8]
     if code not in ("M8", "m8") or type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         return ""

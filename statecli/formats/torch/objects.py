@@ -1,4 +1,4 @@
-"""Convert the object graph of a pickle, which is never executed, to a `ModelState`: tensors and names by section.
+"""Convert a pickle's object graph to a `ModelState` with tensors and names by section. Nothing is executed.
 
 The parts are `sections.py` (containers with a model's or an optimizer's state), `tensor_decoder.py` (a rebuild call ->
 one tensor, checked against the bytes of the file), `whole_module.py` (a pickled nn.Module, grouped by its own

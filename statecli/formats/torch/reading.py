@@ -131,7 +131,7 @@ class Reading:
             stack.extend(reversed(children))
 
     def _limit_characters(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the children. Raises MalformedError if their names (with the paths) are too long in total."""
+        """Yield the children. Raises MalformedError if all paths together have more than MAX_CHARACTERS characters."""
         for step, child in children:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:

@@ -118,7 +118,7 @@ def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], diges
 
 
 def _list_entries(node: object, digests: Digests) -> Iterator[tuple[str, str, Any]]:
-    """Yield each entry that is not a plain tensor: its path step, a letter for the key's type, and its value."""
+    """Yield the path step, the letter of the key's type and the value of each entry, except plain tensors."""
     items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
@@ -217,7 +217,7 @@ def _describe_value(node: object, path: str, digests: Digests) -> Scalar:
 
 
 def _describe_scalar(value: Any, digests: Digests) -> Scalar:
-    """Return the scalar. A number that JSON cannot hold becomes text. `describe_text` formats a text."""
+    """Return a scalar as a setting. A number that JSON cannot hold becomes text, and a long text is shortened."""
     if type(value) is str:
         return describe_text(value, digests.of)
     if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):

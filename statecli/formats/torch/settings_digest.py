@@ -122,7 +122,7 @@ class Digests:
     def _find_next_container(
         self, node: object, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
     ) -> Any:
-        """Return the next inner container without a digest, or None. Update `lowest` for containers being read."""
+        """Return the next inner container without a digest, or None. Update `lowest` as Tarjan's algorithm does."""
         for child in remaining_children:
             if id(child) in self._digests_by_id:
                 continue
@@ -163,7 +163,7 @@ class Digests:
             self._digests_by_id[id(first)] = self._hash_container(first, parts, {})
 
     def _hash_cycle(self, cycle: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
-        """Return a digest of each container in a cycle. Refine classes of equal content until no round splits a class.
+        """Return a digest of each container in a cycle. Hash all in rounds, until a round finds no new difference.
 
         The classes of a round and their parts describe the whole cycle, independent of the entry point.
         """
@@ -231,7 +231,7 @@ def compute_text_digest(text: str, _: str = "") -> str:
 
 
 def _list_parts(node: object) -> Iterator[_Part]:
-    """List the parts of a container or object in order: name and value of each named part, or only the value."""
+    """Yield the parts of a container or object in order: a kind, and a name with a value or only a value."""
     items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())

@@ -25,7 +25,7 @@ def read_state_dict(section: Section, reading: Reading) -> StateDict:
 
 
 def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
-    """Return the metadata of each module by its path. Thousands of modules share the single dict {"version": 1}."""
+    """Return the metadata of each module by its path. Equal dicts {"version": 1} are one object, to save memory."""
     shared_metadata: dict[int, dict[str, Any]] = {}
     metadata: dict[str, dict[str, Any]] = {}
     for path, node in recorded.items():

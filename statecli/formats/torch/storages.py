@@ -114,7 +114,7 @@ class StorageResolver:
 
 
 def _select_view(root: ByteRange, view: object, itemsize: int, fqn: str) -> ByteRange:
-    """Return the part of a storage that the last item of an old persistent id selects: (view key, offset, size).
+    """Return the byte range in a storage that the view in an old persistent id selects: (view key, offset, size).
 
     Only torch before 0.4 wrote this item, because a storage could be a view of another. Both numbers count elements.
     """
@@ -129,7 +129,7 @@ def _select_view(root: ByteRange, view: object, itemsize: int, fqn: str) -> Byte
 
 
 def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return by key both descriptions of each storage or view that the pickle describes in two ways.
+    """Map the key of each storage or view that the pickle describes in two ways to both descriptions.
 
     torch uses the first description for all mentions, and saves only one. A storage of 0 elements in both descriptions
     is not disputed, because torch creates it again for each description.

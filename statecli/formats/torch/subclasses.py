@@ -39,7 +39,7 @@ def select_attributes(state: object, is_tensor: Callable[[Any], bool]) -> dict[s
 
 
 def apply_marks(tensor: Tensor, attributes: Mapping[str, Any], fqn: str) -> None:
-    """Copy the marks of nn.Buffer and of subclass parameters from Python attributes to the tensor.
+    """Copy torch's marks (`_is_param`, `_is_buffer`) from the Python attributes to the fields of `tensor`.
 
     Raises MalformedError for attributes that torch does not save as Python attributes, because setting them changes
     values.

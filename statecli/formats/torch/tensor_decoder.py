@@ -422,7 +422,7 @@ class TensorDecoder:
         return tensor
 
     def _drop_own_data(self, attributes: Mapping[str, Any], tensor: Tensor, fqn: str) -> Mapping[str, Any]:
-        """Return the attributes. Omit `data` and `requires_grad` if both equal the tensor's own values.
+        """Return the attributes without `data` and `requires_grad`, if both equal the tensor's own values.
 
         `Params4bit.__getstate__` of bitsandbytes 0.50 adds them, and also `module`, the layer with the parameter.
         """
@@ -584,7 +584,7 @@ class TensorDecoder:
 
 
 def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
-    """Refuse a dtype whose byte order torch.load gets wrong, because torch.load swaps bytes by the storage's dtype."""
+    """Refuse a tensor whose dtype differs from its storage's, because torch.load swaps bytes by the storage's dtype."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "

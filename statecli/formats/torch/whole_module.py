@@ -56,7 +56,7 @@ class _ModuleWalk:
         self.aliases: dict[int, list[str]] = {}
 
     def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
-        """Add the parameters and buffers of a module tree. `is_unregistered`: no other module registers the tree."""
+        """Add the parameters and buffers of a module tree. `is_unregistered`: no module has registered `root`."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, ancestors = stack.pop()
