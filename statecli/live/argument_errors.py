@@ -67,7 +67,7 @@ TRIED_NUMBERS = (3, 2, 8, 64)
 
 
 def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, is_call: bool) -> ModelError | None:
-    """Return the error that explains how to pass the arguments; None if the arguments are not at fault.
+    """Return an error that explains how to pass the spec's arguments, or None if the arguments are not the cause.
 
     `is_call`: the call itself has raised the error, and not a line of the user's code.
     """
@@ -87,7 +87,7 @@ def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, 
 
 
 def suggest_arguments(spec: ModelSpec, callee: Callee, error: BaseException) -> Advice | None:
-    """Return advice with a corrected spec after a constructor error; None if no correction is known."""
+    """Return advice with a corrected spec after an error of the constructor, or None if no correction is known."""
     folder = next(filter(_is_configured_folder, _iter_texts((*spec.args, *spec.kwargs.values()))), None)
     if folder is not None and isinstance(error, OSError):
         line = quote_for_shell(folder)
@@ -191,7 +191,7 @@ def _quote_names(value: object) -> Any:
 def _advise_modules(
     spec: ModelSpec, callee: Callee, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
-    """Return advice to pass modules for arguments whose default is None; None if no value is known."""
+    """Return advice to pass modules for arguments whose default is None. Return None if no value is known."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
@@ -250,7 +250,7 @@ def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
 
 
 def _find_refusing_class(error: BaseException, text: str) -> type | None:
-    """Return the class whose `__init__` got an unexpected keyword argument from a function; None for other errors."""
+    """Return the class whose `__init__` refused a keyword argument that a function passed, or None for other errors."""
     match = _UNEXPECTED.match(text)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if match else []
     values = [value for frame in frames[-1:] for value in (*frame.f_locals.values(), *frame.f_globals.values())]
@@ -291,7 +291,7 @@ def _is_configured_folder(value: str) -> bool:
 
 
 def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return an error with a corrected model spec if a transformers class got a wrong configuration; else None.
+    """Return an error with a corrected spec if a transformers class got a wrong configuration, otherwise None.
 
     The configuration is a dict, or of another class, or the fields of the configuration are passed as arguments.
     """
@@ -356,7 +356,7 @@ def _format_line(spec: ModelSpec, values: Mapping[str, Any]) -> str:
 
 
 def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tuple[str, ...]:
-    """Return model specs to try, with numbers for the missing arguments; () for a class in a user's file."""
+    """Return model specs to try, with numbers for the missing arguments. Return () for a class in a user's file."""
     if spec.is_file:
         return ()
     values = (write_values(spec, callee, missing, number) for number in TRIED_NUMBERS)
@@ -365,7 +365,7 @@ def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tupl
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:
-    """Return [spec of the class] for a method of a model class, such as `SchNet.from_qm9_pretrained`; else []."""
+    """Return [spec of the class] for a method of a model class (`SchNet.from_qm9_pretrained`), otherwise []."""
     owner: Any = sys.modules.get(spec.module)
     for name in spec.attribute.split(".")[:-1]:
         owner = getattr(owner, name, None)
@@ -417,7 +417,7 @@ def _write_accepted(spec: ModelSpec, callee: Callee) -> tuple[str, ...]:
 
 
 def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return positional arguments that pass all values through the callee's only parameter; [] if impossible."""
+    """Return positional arguments that pass all values through the callee's only parameter, or [] if impossible."""
     with suppress(TypeError, ValueError):
         (only_parameter,) = inspect.signature(callee).parameters.values()
         words = set(re.findall(r"\w+", get_annotation_text(only_parameter)))
@@ -428,7 +428,7 @@ def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]
 
 
 def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return an error with a model spec that moves unknown arguments into a configuration object; else None.
+    """Return an error with a spec that moves unknown arguments into a configuration object, or None if impossible.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
@@ -454,7 +454,7 @@ def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
 
 
 def _suggest_renamed(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -> Advice | None:
-    """Return advice to rename each unknown argument to the most similar parameter; None if no parameter is similar."""
+    """Return advice to rename unknown arguments to the most similar parameters, or None if no parameter is similar."""
     renamed_spec = _rename_unknown(spec, callee, candidates)
     new_names = [name for name in renamed_spec.kwargs if name not in spec.kwargs]
     return advise_line(spell(renamed_spec), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
@@ -475,7 +475,7 @@ def _has_parameter(callee: Callee, name: str) -> bool:
 
 
 def _find_arguments_passed_on(spec: ModelSpec, callee: Callee, error: TypeError) -> list[str]:
-    """Return a constructor's missing arguments, if the callee passes `**kwargs` on to the constructor; else []."""
+    """Return the missing arguments of a constructor to which the callee passes `**kwargs`, or [] for other errors."""
     match = _MISSING.match(get_exception_text(error))
     constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
     if match is None or match["function"] not in constructors:
@@ -510,7 +510,7 @@ def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> s
 
 
 def find_missing_arguments(callee: Callee, spec: ModelSpec) -> list[str]:
-    """Return the names of required arguments that are missing in the spec; [] if the callee has no signature."""
+    """Return the names of required arguments that the spec lacks, or [] if the callee has no signature."""
     try:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):

@@ -105,7 +105,7 @@ class Origins:
             self._by_class[id(type(module)), name] = place
 
     def locate(self, module: nn.Module, name: str) -> SourceLine | None:
-        """Return file and line of the last assignment to attribute `name`; None if unknown."""
+        """Return the file and line of the last assignment to attribute `name`, or None if unknown."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return self._by_class.get((id(type(module)), name))
@@ -113,27 +113,27 @@ class Origins:
         return entry[1].get(name, by_class)
 
     def locate_caller(self, module: nn.Module, name: str) -> SourceLine | None:
-        """Return the line of user code that called the library function which assigned the attribute, or None."""
+        """Return the user's line that called the library function which assigned the attribute, or None if unknown."""
         entry = self._lines.get(id(module))
         is_known = entry is not None and entry[0]() is module and name in entry[1]
         return self._callers.get((id(module), name)) if is_known else None
 
     def is_repeated(self, module: nn.Module, name: str) -> bool:
-        """Return True if attribute `name` was assigned repeatedly. For an unknown instance, use its class's record."""
+        """Return True if attribute `name` was assigned repeatedly. An unknown instance has the record of its class."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return (id(type(module)), name) in self._repeated_by_class
         return (id(module), name) in self._repeated
 
     def describe(self, place: SourceLine | None) -> Origin | None:
-        """Return the source line `place` with its file name as shown to users; None for a line of statecli."""
+        """Return the source line `place` with the file name as shown to users, or None for a line of statecli."""
         if place is None or place.file.startswith(("<", PACKAGE_FOLDER)):
             return None  # for example a class of torch, which statecli itself calls
         return Origin(format_path(place.file, self._typed_paths), place.line)
 
 
 def _find_caller(frame: FrameType | None) -> SourceLine | None:
-    """Return file and line of the innermost frame in the user's code; None if statecli called the library itself."""
+    """Return file and line of the innermost frame in the user's code, or None if statecli called the library itself."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(PACKAGE_FOLDER) and filename != __file__:

@@ -180,7 +180,7 @@ def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def read_assignment(place: SourceLine | None, name: str) -> Assignment | None:
-    """Return the assignment to `name` at file and line `place`; None if the statement is not a plain assignment."""
+    """Return the assignment to `name` at the line `place`, or None if its statement is not a plain assignment."""
     file = _parse_file(place.file) if place else None
     return None if place is None or file is None else _find_assignment(file, place.line, name)
 
@@ -265,7 +265,7 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
 
 
 def find_class_file(kind: type) -> str | None:
-    """Return the source file of a class; None for a class without a source file."""
+    """Return the source file of a class, or None if the class has no source file."""
     try:
         return inspect.getsourcefile(kind)
     except (TypeError, OSError):
@@ -273,7 +273,7 @@ def find_class_file(kind: type) -> str | None:
 
 
 def locate_class_attribute(owner: type, name: str) -> SourceLine | None:
-    """Return the first line that assigns `name` in the body of a class; None if the source has no such line."""
+    """Return the first line that assigns `name` in the body of a class, or None if the source has no such line."""
     filename = find_class_file(owner)
     file = _parse_file(filename) if filename else None
     if filename is None or file is None:
@@ -283,14 +283,14 @@ def locate_class_attribute(owner: type, name: str) -> SourceLine | None:
 
 
 def locate_variable(filename: str, name: str) -> int | None:
-    """Return the last line that assigns a variable at the top of a file; None if the file has no such line."""
+    """Return the last line that assigns a variable at the top of a file, or None if the file has no such line."""
     file = _parse_file(filename)
     nodes = (node for node in file.tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))) if file else ()
     return max((node.lineno for node in nodes if node.value is not None and _names(node, name)), default=None)
 
 
 def read_scope(place: SourceLine | None) -> SourceScope | None:
-    """Return the class and the function that contain the line at `place`; None if the source cannot be read."""
+    """Return the class and the function that contain the line at `place`, or None if the source cannot be read."""
     file = _parse_file(place.file) if place else None
     return None if place is None or file is None else _find_scope(file, place.line)
 
@@ -368,7 +368,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
 
 
 def _is_stored(file: _SourceFile, value: ast.expr) -> bool:
-    """Return True if code returns the value, assigns it to a key, or assigns a dict, list or tuple with the value."""
+    """Return True if code returns the value, assigns it to an item (`d[key]`), or assigns a container that holds it."""
     node, parent = value, file.parents[value]
     while isinstance(parent, (ast.Dict, ast.List, ast.Tuple)):
         node, parent = parent, file.parents[parent]
@@ -395,7 +395,7 @@ def reads(value: ast.expr | None, name: str) -> bool:
 
 
 def find_torch_nn_name(filename: str) -> str | None:
-    """Return the file's spelling of `torch.nn`: "nn" for an unreadable file, None without an import of torch or nn."""
+    """Return the file's name for `torch.nn`, "nn" if it is unreadable, or None if it imports neither torch nor nn."""
     file = _parse_file(filename)
     return "nn" if file is None else _find_torch_nn_name(file)
 

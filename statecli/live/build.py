@@ -66,7 +66,7 @@ def build(
 
 
 def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
-    """Return the error with an example model of the same library, if the error's advice still contains `...`."""
+    """Append an example model of the same library to the error, if the error's advice still contains `...`."""
     example = find_example(spec.module) if "..." in (error.advice or "") else None
     if example is None or example in str(error):
         return error
@@ -75,7 +75,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with a corrected spec that builds, because the correction in the error may fail to build."""
+    """Return the error with a corrected spec that builds, because the error's own correction may fail to build."""
     if ".py:" in error.line:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
@@ -170,7 +170,7 @@ def _check_class(spec: ModelSpec, obj: object) -> None:
 
 
 def _find_model_of_config(config_class: object) -> str | None:
-    """Return a spec for the model that a transformers configuration class configures; None for other classes."""
+    """Return a spec for the model of a transformers configuration class, or None for other classes."""
     auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
     kind = getattr(config_class, "model_type", None)
     if auto_class is None or not kind or not hasattr(config_class, "from_dict"):

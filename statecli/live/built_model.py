@@ -1,4 +1,4 @@
-"""A model from `build`, or a live model, with ways to build a second instance and run the model's code."""
+"""A model from `build`, or a live model. It can build a second instance and run the model's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """Model whose values `model_reader.read` and `move` may overwrite, because only statecli uses it.
+    """Model whose values `model_reader.read` and `move` may overwrite, because only statecli uses this instance.
 
     Attributes:
         origins: The line of each assignment.
@@ -46,7 +46,7 @@ class BuiltModel:
 
     @property
     def listed_module(self) -> nn.Module:
-        """Model whose tensors are listed: the live model `original`, which must not be changed, or else `module`."""
+        """Model whose tensors are listed: the user's live model if there is one, otherwise `module`."""
         return self.module if self.original is None else self.original
 
     def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
@@ -65,7 +65,7 @@ class BuiltModel:
 
     @contextmanager
     def user_code(self, doing: str) -> Iterator[None]:
-        """Run the model's own code in the block. An exception becomes a one-line ModelError that mentions `doing`.
+        """Run the model's own code in the block. An exception becomes a one-line ModelError that contains `doing`.
 
         Prints go to stderr. sys.path is as at import, torch's settings are as the constructor left them.
         The model's `__torch_function__` is enabled, even if the caller has disabled it to read tensors.

@@ -21,7 +21,7 @@ _IMPORTS = {
 
 
 def write_function(base: str, call: ast.Call) -> str:
-    """Return code to add to a file: a function that calls the class or function `base` with the arguments of `call`.
+    """Return code to add to a file: a function that calls `base` (a class or function) with the arguments of `call`.
 
     `base`: `net.py:Net`, `torch.nn:Linear`. `call`: `f(2, act=lambda: nn.ReLU())`.
     """

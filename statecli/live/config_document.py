@@ -34,7 +34,7 @@ def read_document(config: str) -> dict[str, Any]:
 
 
 def find_library(document: Mapping[str, Any]) -> Library:
-    """Return the library of the model class that config.json names; transformers if the file names no class."""
+    """Return the library of the model class in config.json, or transformers if config.json names no class."""
     if type(document.get("_class_name")) is str:
         return Library.DIFFUSERS
     if type(document.get("architecture")) is str and "architectures" not in document:

@@ -67,7 +67,7 @@ def _write_function(spec: ModelSpec, argument: str) -> str:
 
 
 def list_parameters(callee: Callee) -> list[inspect.Parameter]:
-    """Return the callee's parameters except `*args` and `**kwargs`; [] for a callee without a signature."""
+    """Return the callee's parameters except `*args` and `**kwargs`, or [] if the callee has no signature."""
     try:
         parameters = inspect.signature(callee).parameters.values()
     except (TypeError, ValueError):
@@ -78,7 +78,7 @@ def list_parameters(callee: Callee) -> list[inspect.Parameter]:
 
 
 def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
-    """Return the class of the values that parameter `name` takes; None if unknown.
+    """Return the class of the values that parameter `name` takes, or None if unknown.
 
     The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers. For an
     argument such as `cfg`, it may be the only configuration class of the module that has the fields read by the callee.
@@ -153,7 +153,7 @@ def build_from_json(spec: ModelSpec, path: str, config_class: type[Any]) -> Any:
 
 
 def _has_from_dict(config_class: type) -> bool:
-    """Return True if `from_dict` of the class builds the configuration; False if its constructor takes the fields."""
+    """Return True if `from_dict` of the class builds the configuration, or False if the constructor does."""
     is_plain = dataclasses.is_dataclass(config_class) and not is_of_transformers(config_class)
     return hasattr(config_class, "from_dict") and not is_plain
 

@@ -38,7 +38,7 @@ _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:
-    """Return a model spec for the class that a checkpoint's config.json names; `path` is the checkpoint or its folder.
+    """Return a model spec for the class that config.json names. `path` is a checkpoint or its folder.
 
     Raises UsageError if the folder has no configuration, or the configuration names no class.
     """
@@ -56,7 +56,7 @@ def build_spec_text(path: str) -> str:
 
 
 def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
-    """Return a model spec for the class that the configuration file `path` names. The user typed `text`."""
+    """Return a model spec for the class that the configuration file `path` names. `text` is the target as typed."""
     return _name_build(text, None, Library.TRANSFORMERS, path, {}, options)
 
 
@@ -106,7 +106,7 @@ def _name_build(
 
 
 def _spell_default(name: str, config: str) -> str:
-    """Return a model spec for a transformers class with its default configuration; "" for an unknown class.
+    """Return a spec for a transformers class with its default configuration, or "" if the class is unknown.
 
     `config`: the typed text, from which an Auto class chooses the model.
     """

@@ -47,7 +47,7 @@ class Arguments:
 
 
 def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Arguments:
-    """Return the arguments of a model spec as Python objects, which are new at each call. Raises ModelError."""
+    """Return the arguments of a model spec as Python objects. Each call creates new objects. Raises ModelError."""
     scope = Scope.around(spec, module, callee)
     try:
         arguments = _resolve_all(scope, spec.args, spec.kwargs)
@@ -60,7 +60,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee)
 
 
 def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> ModelError:
-    """Return the error with model specs in which values replace unknown names; the same error if no value is known.
+    """Return the error with specs in which values replace unknown names, or the same error if no value is known.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """

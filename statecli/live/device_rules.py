@@ -134,7 +134,7 @@ class DeviceWatch:
         return None if entry is None else entry[1]
 
     def _find_source(self, tensor: torch.Tensor) -> TensorSource | None:
-        """Return the source of `tensor`: the recorded source, else a variable in the model's file, else None."""
+        """Return the recorded source of `tensor`, or else a variable in the model's file, or else None."""
         source = self.get_source(tensor)
         variable = tensor_sources.find_file_variable(tensor) if source is None else None
         if variable is None:
@@ -142,7 +142,7 @@ class DeviceWatch:
         return self._sources.setdefault(id(tensor), (tensor, TensorSource(file_variable=variable)))[1]
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return the tensors that make CUDA refuse the operator. Record a mismatch for each, or raise `CudaRefusal`."""
+        """Return the tensors on a wrong device for the operator. Record a mismatch for each, or raise `CudaRefusal`."""
         tensors = list_tensors(*args, *kwargs.values())
         off_device_tensors = [tensor for tensor in tensors if tensor.device != self.device]
         if not off_device_tensors:
@@ -156,7 +156,7 @@ class DeviceWatch:
         return strays
 
     def find_off_cpu(self, func: object, args: object, kwargs: object) -> list[torch.Tensor]:
-        """Return the device tensors that the operator needs on the CPU. Record them, or raise `CudaRefusal`."""
+        """Return the device tensors where the operator needs CPU tensors. Record them, or raise `CudaRefusal`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
             return []
@@ -213,7 +213,7 @@ class DeviceWatch:
     def _find_companions(
         self, func: object, args: object, kwargs: object, out: torch.Tensor, inputs: list[torch.Tensor]
     ) -> list[TensorSource]:
-        """Return the sources of the tensors that would be on the wrong device if only the first known input moved."""
+        """Return the sources of inputs that would be on the wrong device if only the first known input moved."""
         if out.device == self.device or len(inputs) < 2:
             return []
         first = next((tensor for tensor in inputs if self.get_source(tensor) is not None), None)
@@ -287,7 +287,7 @@ class DeviceWatch:
 
 
 def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int = 0) -> list[torch.Tensor]:
-    """Return the tensors that CUDA needs on `device` for `func`, but that are elsewhere; [] for a legal call.
+    """Return the tensors that `func` needs on `device`, but that are elsewhere, or [] if CUDA accepts the call.
 
     The tensor with the id `moved_id` counts as on the device.
     """
@@ -343,7 +343,7 @@ def _is_written(argument: Any) -> bool:
 def _find_strays_in_lists(
     func: object, args: object, kwargs: object, device: torch.device, moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the off-device tensors of a `_foreach_` operator. The list items at one index are checked as one call."""
+    """Return the off-device tensors of a `_foreach_` operator. Check the items at one index of all lists together."""
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
     lists = [list_tensors(value) for value in values.values() if isinstance(value, (list, tuple))]
@@ -365,7 +365,7 @@ def _find_strays_in_lists(
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing call that must share a device: not the indices, if the table is on `device`."""
+    """Return the tensors of an indexing call that must share a device. Indices count only if the table is elsewhere."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
         # The indices are legal: the table, and the values written to the table, are on the wrong device.
@@ -417,7 +417,6 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _get_storage_id(tensor: torch.Tensor) -> int | None:
-    """Return the id of a tensor's storage; None if its layout has no storage."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 

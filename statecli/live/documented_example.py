@@ -54,7 +54,7 @@ def _iter_calls(callee: Callee) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
 
 
 def _resolve(scope: Scope, value: object) -> Any:
-    """Return an argument with full names. Reduce a list with unknown names to one known item. Raises StateError."""
+    """Return the argument with full names. If a list has unknown names, keep only one known item. Raises StateError."""
     if type(value) is list:
         resolved_items = []
         for item in value:

@@ -106,7 +106,7 @@ class _Guard:
         return True
 
     def is_active_or(self, *, was_offline: bool) -> Any:
-        """Return a value for `HF_HUB_OFFLINE`: true while downloads are refused, and always true if `was_offline`."""
+        """Return a value for `HF_HUB_OFFLINE`. It is true while downloads are refused, or always if `was_offline`."""
         guard = self
 
         class Offline:
@@ -144,7 +144,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def find_refusal(error: BaseException) -> Refusal | None:
-    """Return the refused download that caused an error; None for other errors."""
+    """Return the refused download that caused an error, or None for other errors."""
     source = next(filter(None, map(_get_source, iter_causes(error))), None)
     if source is None or _are_allowed():
         return None
@@ -168,7 +168,7 @@ def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _find_argument(source: str, error: BaseException) -> Refusal | None:
-    """Return the refusal with the argument that requests weights, from the outermost call; None if not found."""
+    """Return the refusal with the outermost argument that requests weights, or None if no call has such an argument."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         argument = find_request(frame.f_locals)
         if argument is not None:
@@ -178,7 +178,7 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
 
 
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
-    """Return the argument that requests weights, and the value that avoids a download; None if not found."""
+    """Return the argument that requests weights and the value that avoids a download, or None if there is none."""
     for name, value in tuple(arguments.items()):
         if names_weights(name) and (value is True or (value and isinstance(value, (str, Enum)))):
             return name, False if value is True else None

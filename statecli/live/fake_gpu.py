@@ -56,7 +56,7 @@ _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
 def describe_failure(reason: str, cause: BaseException | None) -> str:
-    """Return a shorter reason if the fake device lacks tensor values or an operator, else `reason`."""
+    """Return a short reason if the fake device lacks tensor values or an operator, otherwise `reason`."""
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
         return "the model's control flow depends on tensor values, which a fake CUDA device does not have"
     match = _UNKNOWN_OPERATOR.search(get_exception_text(cause))
@@ -74,7 +74,7 @@ def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
 
 
 def watch_move(context: FakeGpuContext) -> contextlib.AbstractContextManager[MoveRecord]:
-    """Return a context manager in which a model can be moved to a fake GPU; forward is not called."""
+    """Return a context manager in which a model can be moved to a fake GPU, without a call of forward."""
     return context(DeviceWatch(DEVICE))
 
 
@@ -85,7 +85,7 @@ def describe_device(tensor: torch.Tensor) -> str:
 
 
 def get_true_device(tensor: torch.Tensor) -> torch.device:
-    """Return the real device of `tensor`: `DEVICE` even where the model's code reads `cuda:0`."""
+    """Return the true device of `tensor`. It is `DEVICE` where the model's code reads `cuda:0`."""
     with torch._C.DisableTorchFunction():
         return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
@@ -134,7 +134,7 @@ def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def _silence_torch_loggers() -> Iterator[None]:
-    """Silence torch's log of operators that need data, because statecli then tries these operators with data."""
+    """Silence torch's messages about operators that need data, because statecli then runs them with data."""
     with contextlib.ExitStack() as stack:
         for name in _LOGGERS:
             stack.enter_context(replace_attribute(logging.getLogger(f"torch.{name}"), "disabled", True))
@@ -142,7 +142,7 @@ def _silence_torch_loggers() -> Iterator[None]:
 
 
 class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that turns real tensors into fake tensors, because FakeTensorMode computes with real tensors."""
+    """Dispatch mode that makes real tensors fake, because FakeTensorMode would compute with real tensors."""
 
     def __init__(self, watch: DeviceWatch, mode: FakeTensorMode) -> None:
         super().__init__(watch)
@@ -192,7 +192,7 @@ def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveReco
 
 @contextlib.contextmanager
 def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
-    """Answer queries to `torch.cuda` as if there were one GPU. `is_available` stays truthful; its callers are recorded.
+    """Answer queries to `torch.cuda` as if one GPU existed, except `is_available`. Its calls by user code are recorded.
 
     Libraries call `is_available` once and would remember a wrong answer after the block.
     """
@@ -297,7 +297,7 @@ def _build_device_property(cuda: _CudaCallMode) -> property:
 
 
 def _is_called_by_user_code() -> bool:
-    """Return True if user code reads the device. Frames of this file are skipped: they belong to the getters."""
+    """Return True if user code reads the device. Frames of this file are skipped, because they are property getters."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -326,7 +326,7 @@ def _move_lengths(tensor: torch.Tensor, lengths: object) -> Any:
 
 
 def _build_autocast_init() -> Callable[..., None]:
-    """Build an `autocast.__init__` that disables autocast on the fake device, whose type torch refuses."""
+    """Build an `autocast.__init__` that disables autocast on the fake device, because torch refuses its device type."""
     original = torch.amp.autocast_mode.autocast.__init__
 
     def init_unless_fake(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -365,7 +365,7 @@ def _build_apply(record: MoveRecord) -> Callable[..., nn.Module]:
 def _apply_to_parameter(
     parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], record: MoveRecord
 ) -> torch.Tensor:
-    """Return `parameter` with the data that `fn` returns, as the same object if torch can swap its content."""
+    """Give `parameter` the data that `fn` returns. Return the same object if torch can swap its content."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     if parameter in record:

@@ -22,7 +22,7 @@ _FUNCTIONAL = "torch.nn.functional"
 
 
 def check_function(spec: ModelSpec, callee: Callee) -> None:
-    """Raise ModelError for a library function on tensors (`functional.linear`), and suggest a layer of its name."""
+    """Raise ModelError for a function of tensors (`functional.linear`), and suggest a layer with a similar name."""
     if spec.is_file or isinstance(callee, type) or not inspect.isroutine(callee):
         return
     annotation = str(getattr(callee, "__annotations__", {}).get("return", ""))
@@ -47,7 +47,7 @@ def explain_result(spec: ModelSpec, scope: Scope, result: object) -> ModelError:
 
 
 def _advise_layer(spec: ModelSpec) -> Advice:
-    """Return advice to use the layer named like the function (Conv2d for conv2d), else an example of the library."""
+    """Return advice to use the layer with the function's name (Conv2d for conv2d), or else an example model."""
     name = spec.attribute.rpartition(".")[2].replace("_", "").lower()
     parts = spec.module.split(".")
     packages = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

@@ -112,7 +112,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
 
 
 def _find_class(transformers: Any, name: str, document: Mapping[str, Any], config: str, *, is_named: bool) -> Any:
-    """Return the transformers model class `name`; for an Auto class, the class that it would choose.
+    """Return the transformers model class `name`, or the class that the Auto class `name` would choose.
 
     `is_named`: the user or `--model auto` named the class, and not the configuration.
     """
@@ -136,7 +136,7 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
 
 def _suggest_near(transformers: object, name: str, document: Mapping[str, Any], config: str) -> str:
-    """Suggest the most similar class that can be built from the configuration; "" if there is none."""
+    """Suggest the most similar class that can be built from the configuration, or "" if there is none."""
     names = list_names(transformers)
     for similar_name in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
         own_type = getattr(getattr(getattr(transformers, similar_name, None), "config_class", None), "model_type", None)
@@ -152,7 +152,7 @@ def _knows_type(transformers: Any, document: Mapping[str, Any]) -> bool:
 
 
 def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) -> str:
-    """Return advice to name the class for the configuration's `model_type`; "" if transformers has no such class."""
+    """Return advice to name the class for the configuration's `model_type`, or "" if transformers has no such class."""
     kind = document.get("model_type")
     names = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
     class_name = names.get(kind) if type(kind) is str and not document.get("auto_map") else None
@@ -182,7 +182,7 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
 
 
 def find_example(auto_class: object, name: str = "") -> str | None:
-    """Return a model spec for a class that the Auto class can choose, with its default configuration; None if unknown.
+    """Return a spec that builds a class of the Auto class with its default configuration, or None if unknown.
 
     `name`: name of a repository or a model, which may contain a model_type.
     """
@@ -197,7 +197,7 @@ def find_example(auto_class: object, name: str = "") -> str | None:
 
 
 def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
-    """Return the model type with which a word of a repository's name begins: `bert` for `bert-base-uncased`; else None.
+    """Return the model type with which a word of a repository's name begins (`bert` for `bert-base-uncased`), or None.
 
     The first such word counts, and the longest type: `distilbert-base` is not a BERT.
     """
@@ -238,7 +238,7 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
-    """Return the message that `name`, typed by the user or read from the file, is not a transformers class."""
+    """Return the message that `name` is not a transformers class. The user typed the name, or the file contains it."""
     if document.get("auto_map"):
         return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
     class_text = f"not a model class of transformers {version}"

@@ -106,7 +106,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
 
 
 def _find_relative_level(path: str) -> int:
-    """Return the largest number of dots in the relative imports of a file; 0 without relative imports."""
+    """Return the largest number of dots in the relative imports of a file, or 0 if it has none."""
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
@@ -138,7 +138,7 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
 
 
 def find_import_folder(path: str, level: int | None = None) -> str | None:
-    """Return the import folder of a file: the folder above its topmost package, or the file's own folder.
+    """Return the folder from which a file is imported: above its topmost package, or else the file's own folder.
 
     `level`: the largest number of dots in its relative imports; None to read the file. Returns None if a relative
     import points above the top folder.
@@ -234,7 +234,7 @@ def _find_near_class(name: str, names: list[str]) -> list[str]:
 
 
 def _find_initials(name: str, names: Iterable[str]) -> list[str]:
-    """Return the classes whose words begin with the letters of a name: PeakSignalNoiseRatio for PSNR."""
+    """Return the classes with these initials: PeakSignalNoiseRatio for PSNR."""
     if not _INITIALS.fullmatch(name):
         return []
     return [
@@ -243,7 +243,7 @@ def _find_initials(name: str, names: Iterable[str]) -> list[str]:
 
 
 class _Hint(msgspec.Struct, frozen=True):
-    """Text to append to an error, and the suggested name. If `module` is None, the name is of the inspected object."""
+    """Text to append to an error, and the suggested name `near` in `module` (None: in the inspected object)."""
 
     text: str
     near: str | None = None
@@ -272,7 +272,7 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
 
 
 def has_attribute(name: ModuleName) -> bool:
-    """Return True if an installed module has the attribute; False if the module cannot be imported."""
+    """Return True if the module can be imported and has the attribute. Only installed modules are imported."""
     with hide_library_lines(), search_path.use_installed_only():
         obj: Any = _import_quietly(name.module)
         with suppress(AttributeError):
@@ -308,7 +308,7 @@ def _find_named_class(module: object, name: str) -> _Hint | None:
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: object, hint: _Hint) -> str:
-    """Return the model spec with the suggested name in place of the wrong name; "" if its object is not callable."""
+    """Return the model spec with the suggested name for the wrong name, or "" if the suggestion is not callable."""
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
@@ -320,7 +320,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: object, hint: _Hint) ->
 
 
 def _find_inner_class(package: object, name: str, *, is_similar: bool) -> _Hint | None:
-    """Suggest a class in the package's imported modules whose name equals or resembles `name`; else return None."""
+    """Suggest a class in the package's imported modules whose name equals or resembles `name`, or return None."""
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
@@ -343,7 +343,7 @@ def _find_moved_class(module: object, name: str) -> _Hint | None:
 
 
 def _find_unloaded_class(package: object, name: str) -> _Hint | None:
-    """Suggest a class whose name equals `name`, or has these initials, in a module that is not imported yet."""
+    """Suggest a class that has the name or the initials `name`, in a module that is not imported yet."""
     start = f"{getattr(package, '__name__', '')}."
     for folder in getattr(package, "__path__", ()):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "[!_]*.py"), recursive=True)):
@@ -369,7 +369,7 @@ def _import_quietly(name: str) -> types.ModuleType | None:
 
 
 def _map_model_classes(package: object) -> dict[str, str]:
-    """Map each model class in a package's imported modules to the shortest name of a module that has the class."""
+    """Map each model class in a package to the imported module with the fewest dots that has the class."""
     start = f"{getattr(package, '__name__', '')}."
     keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
     modules: dict[str, str] = {}
@@ -382,7 +382,7 @@ def _map_model_classes(package: object) -> dict[str, str]:
 
 
 def _suggest_functions(obj: object, name: str) -> _Hint:
-    """Suggest a function with a similar name, else the functions that the module itself defines."""
+    """Suggest functions with a similar name, or else list the functions that the module itself defines."""
     functions_by_name = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
     similar_names = _find_near(name, list(functions_by_name))
     if similar_names:

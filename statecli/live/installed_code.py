@@ -48,7 +48,7 @@ def _list_recorded_packages(root: str) -> frozenset[str]:
 
 
 def format_path(filename: str, typed_paths: dict[str, str]) -> str:
-    """Return the file name as typed, else relative to the current folder, else relative to its sys.path entry."""
+    """Return the typed file name, or else the path relative to the current folder or to a sys.path entry."""
     absolute = os.path.abspath(filename)
     if absolute in typed_paths:
         return typed_paths[absolute]

@@ -79,7 +79,7 @@ class _OwnLines:
 
 
 def _is_by_library(frame: types.FrameType | None) -> bool:
-    """Return True if a library prints during its import, if statecli called the library, or if the library is torch.
+    """Return True if the printing library is torch, was called by statecli, or prints during its import.
 
     If the user's code imports the library, a frame `<module>` is between the frames of both.
     """

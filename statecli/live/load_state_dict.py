@@ -135,7 +135,7 @@ def _get_dtype(tensor: TensorInfo) -> torch.dtype:
 
 
 class _Refusal:
-    """Recorder of a load of the whole module: torch's error and the report, if the module refuses the checkpoint."""
+    """Record of loading the root module: torch's error and the report, if the module refuses the checkpoint."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -147,7 +147,7 @@ class _Refusal:
 
     @contextmanager
     def catch(self) -> Iterator[None]:
-        """Speed up `nn.Module.load_state_dict` in the block, and catch its error for the whole module.
+        """Speed up `nn.Module.load_state_dict` in the block, and catch the error of loading the root module.
 
         torch looks for each child's entries among all entries of the parent: 20 s for a list of 10,000 layers. A
         class's own `load_state_dict` calls the replacement in place of torch's method.

@@ -1,4 +1,4 @@
-"""Measure which tensors of a model move and which are saved, with an instance that only statecli uses.
+"""Measure which tensors of a model follow a move and which are saved, on an instance that only statecli uses.
 
 `.to("cuda")` calls `module._apply(fn)`, overridden or not. So does the stand-in for a move: its `fn` returns fresh
 memory of the same kind for each tensor. A tensor still in the old memory would not follow a move. Unlike a move to
@@ -42,7 +42,7 @@ class MoveTrial:
     reason: str | None = None
 
     def follows_device(self, fqn: str) -> bool | None:
-        """Return True if the tensor `fqn` moved; None if no move was possible, or if the move removed the name."""
+        """Return True if the tensor `fqn` moved, or None if no move was possible or the move removed the name."""
         if self.reason is not None or fqn not in self.after or fqn not in self.before:
             return None
         tensor, key = self.after[fqn]
@@ -80,7 +80,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 
 
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
-    """Test the stand-in move on `built.module`. If this move fails, test other moves on new instances."""
+    """Move `built.module` to fresh memory in place of a device. If this fails, try other moves on new instances."""
     reasons: list[str] = []
     stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing
@@ -114,7 +114,7 @@ def _try_move(module: nn.Module, result: WalkResult, move: Callable[[nn.Module],
 
 
 def _group_by_memory(storages: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return for each name a name of the same memory; chunks of a storage have separate memories."""
+    """Map each name to the first name of the same memory. Disjoint chunks of a storage count as separate memories."""
     by_storage: dict[int | str, dict[str, torch.Tensor]] = {}
     for name, key in storages.items():
         by_storage.setdefault(key, {})[name] = tensors[name]
@@ -161,7 +161,7 @@ def has_own_cuda_only(module: nn.Module) -> bool:
 
 
 def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
-    """Try the model's own `.to("meta")` on `built.module`, after the stand-in move. Return None if the call raises."""
+    """Try the model's own `.to("meta")` on `built.module`, after `try_stand_in_move`. Return None if it raises."""
     try:
         with built.user_code("moving the model"):
             return _try_move(built.module, result, _move_to_meta)
@@ -170,7 +170,7 @@ def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
 
 
 def is_torch_code(method: Callable[..., Any]) -> bool:
-    """Return True for a method of torch, or for a method of Python (without a `__module__`)."""
+    """Return True for a method of torch, or for a built-in method (without a `__module__`)."""
     return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
 
 
@@ -182,7 +182,7 @@ def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
 
 
 def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
-    """Move a new instance to a fake CUDA device. Return for each name whether its tensor follows; None on failure.
+    """Move a new instance to a fake CUDA device. Return by name whether each tensor follows, or None if this fails.
 
     Tries without values first, then with values, because the model's code may read them.
     """
@@ -227,7 +227,7 @@ class SavedState:
     reason: str | None = None
 
     def includes(self, name: str, fqn: str, tensor: torch.Tensor, key: int | str) -> bool | None:
-        """Return True if `state_dict()` includes `tensor`, called `fqn`; None if inconclusive.
+        """Return True if `state_dict()` includes `tensor`, which is called `fqn`. Return None if inconclusive.
 
         A registered tensor is saved under its own key `name`, an unregistered tensor (name "") under any key. A metric
         of torchmetrics saves copies of its states under their names.
@@ -286,6 +286,6 @@ def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> lis
 
 
 def _find_model_storage(value: Any, model_storages: set[int | str]) -> int | str | None:
-    """Return the storage key of the tensor `value` if a tensor of the model has the same storage, else None."""
+    """Return the storage key of `value` if it is a tensor and shares a storage with the model, otherwise None."""
     key = identify_storage(value) if issubclass(type(value), torch.Tensor) else None
     return key if key in model_storages else None

@@ -82,7 +82,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
-    """Suggest the last install command in an ImportError, because that command has no extras; None without commands."""
+    """Suggest the last install command in an ImportError (it has no extras). Return None if there is no command."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 
@@ -111,7 +111,7 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
 
 
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
-    """Return the ModelError for a refused download; None if `error` has another cause.
+    """Return the ModelError for a refused download, or None if `error` has another cause.
 
     The ModelError suggests how to name the model without a download, or how to allow downloads.
     """
@@ -224,7 +224,7 @@ def _format_place(spec: ModelSpec, place: SourceLine | None) -> str:
 
 
 def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
-    """Map the absolute path of the spec's file to the path that the user typed; {} if the spec does not name a file."""
+    """Map the absolute path of the spec's file to the path that the user typed, or return {} for other specs."""
     return {os.path.abspath(spec.module): spec.module} if spec.is_file else {}
 
 

@@ -124,7 +124,7 @@ class _Table:
         return self._modules[name]
 
     def get_module_name(self, module: nn.Module) -> str:
-        """Return the first name of a registered module; "" for the root and for an unregistered module."""
+        """Return the first name of a registered module, or "" for the root and for an unregistered module."""
         if not self._module_names:
             self._module_names = {
                 id(registered_module): prefix.rstrip(".") for prefix, registered_module in reversed(self.walk.modules)
@@ -146,7 +146,7 @@ class _Table:
         return self._suggestions
 
     def get_rebuild(self, row: _Row) -> Rebuild:
-        """Return how two more builds of the model agree about the tensor. The first call makes the builds.
+        """Return whether two more builds of the model give the tensor the same bits. The first call makes the builds.
 
         UNKNOWN if the tensor requires grad or is in an unregistered module: its fix does not depend on the builds.
         """
@@ -160,7 +160,7 @@ class _Table:
 
 
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
-    """Compare two more builds of a model; {} for a large model, or if statecli did not call the constructor.
+    """Compare two more builds of a model. Return {} for a large model, or if statecli did not call the constructor.
 
     If there are unregistered tensors, the builds draw the random values of large parameters. Without these values, a
     table computed from a large parameter would look identical. A model above `_MAX_DRAWN_BYTES` is not compared then.
@@ -203,7 +203,7 @@ def _read_quietly() -> Iterator[None]:
 
 @_read_quietly()
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
-    """Describe every tensor of a built model: registered tensors in the order of its state_dict, then the rest.
+    """Describe every tensor of a built model: registered tensors in state_dict order, then unregistered tensors.
 
     Overwrites the values of the instance to measure `moves` and `saved`; calls `stats_of` with each tensor before.
     Raises ModelError.
@@ -232,7 +232,7 @@ def read_without_move(
 
 
 def _measure_own_move(table: _Table) -> None:
-    """Record the tensors that follow the class's own `.to` or `_apply`, which may move more than the stand-in move.
+    """Record the tensors that follow the class's own `.to` or `_apply`, which may move more than `try_stand_in_move`.
 
     The class's code may read the device or values. If a move to meta is inconclusive, a fake CUDA device is tried. If
     both are inconclusive, so is each tensor that the stand-in move does not move.
@@ -391,7 +391,7 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> SourceLine | N
 
 
 def _find_user_place(table: _Table, owner: nn.Module, attribute: str, place: SourceLine | None) -> SourceLine | None:
-    """Return the user's line that led to an assignment in a library; `place` in other cases.
+    """Return the user's line that led to an assignment in a library, or `place` in all other cases.
 
     This is the line that called the library, else the line that assigned the nearest parent module.
     """
@@ -486,7 +486,7 @@ def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> Sourc
 
 
 def _locate_function(unregistered: UnregisteredTensor) -> SourceLine | None:
-    """Return file and first line of the function that holds the tensor in its closure or defaults; None if unknown."""
+    """Return file and line of the function that has the tensor in its closure or defaults, or None if unknown."""
     holders = (step.parent.value for step in unregistered.steps if step.parent and step.how in ("closure", "default"))
     code = next((holder.__code__ for holder in holders if type(holder) is types.FunctionType), None)
     return None if code is None else SourceLine(code.co_filename, code.co_firstlineno)
@@ -555,7 +555,7 @@ _MAX_TIED_NAMES = 3
 
 @dataclass
 class _Tie:
-    """Names that shared a storage before a move, counted by the storage that each has after the move.
+    """Names that shared a storage before a move, and the number of names in each storage after the move.
 
     `first_names` has at most three names per storage and six in all: enough to show three names of other storages.
     `place` is the line to report: the last of the lines that are in the same file as the first known line.
@@ -576,7 +576,7 @@ class _Tie:
         self.total += 1
 
     def find_apart_from(self, after: int | str) -> tuple[int, list[str]]:
-        """Return the number of names whose storage after the move is not `after`, and the first few of these names."""
+        """Count the names whose storage after the move is not `after`. Also return the first few of these names."""
         names = [fqn for fqn, storage in self.first_names if storage != after]
         return self.total - self.counts.get(after, 0), names[:_MAX_TIED_NAMES]
 
@@ -607,7 +607,7 @@ def _add_recomputed(table: _Table, trial: measure.MoveTrial) -> None:
 
 
 def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
-    """Describe how torch itself sets the attribute again before each use; None for other attributes."""
+    """Describe how torch itself sets the attribute again before each use. Return None for other attributes."""
     if _get_attribute(unregistered) in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
         moment = "from the module's buffers before each synchronization"
         return f"DistributedDataParallel sets this attribute again {moment}, so no action is needed"
@@ -651,7 +651,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
 
 
 def _describe_device_special_case(follows_move: bool, device_: torch.device) -> str:
-    """Explain that only one of two moves moved the tensor: the class has special code for a device (`t.is_meta`)."""
+    """Explain why a tensor followed only one of two moves: the class has special code for a device (`t.is_meta`)."""
     copy, move = "when torch copies it to new memory on the same device", f"in the move to {device_}"
     first, second = (copy, move) if follows_move else (move, copy)
     return f"moves {first}, but not {second}, because the class has special code for {device_.type}"
@@ -744,7 +744,7 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
 
 
 def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
-    """Return the rows whose tensors may overlap the tensor of `row`; all rows of a storage that has many rows."""
+    """Return the rows whose tensors may overlap the tensor of `row`, or all rows if the storage has many rows."""
     sharing = table.find_rows_sharing(row)
     if sharing.count == 1 or sharing.count > len(sharing.first_rows):
         return sharing

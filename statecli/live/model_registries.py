@@ -30,13 +30,13 @@ _EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Find a model registry by the name of its package or of its module; None for other names."""
+    """Find a model registry by the name of its package or of its module, or return None."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 
 
 def find_builder(spec: ModelSpec, package: object) -> Callable[..., Any] | None:
-    """Return the function that builds the named model of a package; None if the package has no registry.
+    """Return the function that builds the named model of a package, or None if the package has no registry.
 
     `package`: the imported module of the spec. Raises ModelError for a name missing in the registry.
     """

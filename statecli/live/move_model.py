@@ -12,5 +12,5 @@ def move_model(module: nn.Module, destination: torch.device | torch.dtype | str)
 
 
 def get_moved_model(module: nn.Module, result_of_to: object) -> nn.Module:
-    """Return the result of `model.to(...)` if it is a module, else `module`."""
+    """Return the result of `model.to(...)` if the result is a module, otherwise `module`."""
     return result_of_to if isinstance(result_of_to, nn.Module) else module

@@ -73,7 +73,7 @@ class Scope:
         return cls(spec, tuple(_iter_namespaces(module, callee)))
 
     def enter(self, callee: FoundObject) -> Scope:
-        """Return the scope for the arguments of a class that is an argument, as in `Net(cfg=Config(depth=2))`."""
+        """Return the scope for the arguments of a class inside the arguments, as in `Net(cfg=Config(depth=2))`."""
         if callee.owner is None:
             return self
         return replace(self, namespaces=(*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
@@ -100,7 +100,7 @@ class Scope:
         return found_object
 
     def defines(self, object_name: ObjectName) -> bool:
-        """Return True if the name refers to a class or a value; False if it is unknown or refers to a module."""
+        """Return True if the name refers to a class or a value, or False if it is unknown or refers to a module."""
         try:
             self.find(object_name)
         except ModelError:
@@ -108,7 +108,7 @@ class Scope:
         return True
 
     def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
-        """Return the first module that defines the first part of a name (`nn` in `nn.GELU`), or None."""
+        """Return the first module that defines the first part of a name (`nn` of `nn.GELU`), or None."""
         first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 
@@ -116,7 +116,7 @@ class Scope:
         return object_name.module or self.spec.module
 
     def _look_up(self, object_name: ObjectName) -> FoundObject | None:
-        """Return the object of a name; `_MISSING` if only the name's first part is known, None if no part is known."""
+        """Return the object of a name, `_MISSING` if only the name's first part is known, or None if no part is."""
         if object_name.module is not None:
             owner = self._import(object_name.module)
             return (
@@ -226,7 +226,7 @@ class Scope:
 
 
 def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
-    """Return the model spec as text quoted for a shell, after `change` has been applied to each argument."""
+    """Return the model spec as text quoted for a shell. If `change` is given, apply it to each argument first."""
     args, kwargs = spec.args, spec.kwargs
     if change is not None:
         args, kwargs = tuple(map(change, args)), {name: change(value) for name, value in kwargs.items()}
@@ -253,14 +253,13 @@ def _is_standard(module: str) -> bool:
 
 
 def _get_nested(value: object, dotted_name: str) -> Any:
-    """Return an attribute of a module or a class; `_MISSING` if it has no such attribute."""
     for attribute in dotted_name.split("."):
         value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
     return value
 
 
 def _find_owner(value: object, dotted_name: str) -> types.ModuleType | None:
-    """Return the last module on the dotted path that begins at the object `value`; None if there is none."""
+    """Return the last module on the path `dotted_name` that begins at `value`, or None if there is no module."""
     owner = None
     for attribute in dotted_name.split(".") if dotted_name else ():
         owner = value if isinstance(value, types.ModuleType) else owner
@@ -277,7 +276,7 @@ def _list_public(*modules: types.ModuleType) -> Iterator[str]:
 
 
 def _iter_library_names() -> Iterator[tuple[str, str]]:
-    """Yield (module, class name) for each class in the imported libraries; the preferred library comes last."""
+    """Yield (module, class name) for each class in the imported libraries. The preferred library comes last."""
     for library in reversed(_LIBRARIES):
         if library in sys.modules:
             yield from ((library, key) for key in _list_public(sys.modules[library]) if key[0].isupper())

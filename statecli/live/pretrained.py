@@ -21,7 +21,7 @@ from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> LoadReport:
-    """Return the report without names that `from_pretrained` ignores or converts; unchanged for other models."""
+    """Return the report without names that `from_pretrained` ignores or converts. Other models keep their report."""
     hub = sys.modules.get("transformers.modeling_utils")
     if hub is None or not isinstance(module, hub.PreTrainedModel):
         return answer
@@ -62,7 +62,7 @@ def _remove_names(names: Iterable[str], names_to_remove: Iterable[str]) -> tuple
 
 
 def _iter_conversions(module: Any, entries: Entries, answer: LoadReport) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield unexpected names with the missing names into which transformers converts them, if the sizes agree."""
+    """Yield unexpected names, and the missing names into which transformers converts them. Their sizes must agree."""
     meta = module.state_dict()
     missing = set(answer.missing)
     for targets, sources in _group_by_target(module, meta, answer.unexpected).items():
@@ -84,7 +84,7 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
-    """Group names by the names into which transformers converts them; {} if the installed version converts no names."""
+    """Group names by the names into which transformers converts them. Return {} if this version converts none."""
     rename = hf_auto.build_renaming(module, dict(meta))
     if rename is None:
         return {}

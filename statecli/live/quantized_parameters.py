@@ -61,7 +61,7 @@ def read_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None:
-    """Return the registered tensor of which the unregistered tensor is an attribute: `weight.quant_state.absmax`."""
+    """Return the registered tensor that has the unregistered tensor in an attribute (`weight.quant_state.absmax`)."""
     first = unregistered.steps[0]
     is_attribute = len(unregistered.steps) > 1 and issubclass(type(first.value), torch.Tensor)
     return first.value if is_attribute else None
@@ -133,6 +133,6 @@ def _read_torchao(tensor: torch.Tensor) -> QuantizedParameter | None:
 
 
 def _name_codes(parts: tuple[InnerTensor, ...], tensor: torch.Tensor) -> str:
-    """Return the dtype of the quantized codes; "packed" if one element holds several codes."""
+    """Return the dtype of the quantized codes, or "packed" if one element holds several codes."""
     codes = next((part for part in parts if part.name == "qdata"), parts[0])
     return codes.dtype if math.prod(codes.shape) == tensor.numel() else "packed"

@@ -16,7 +16,7 @@ from statecli.core.safe_search_path import DROPPED_ENTRIES, HOME
 
 @contextmanager
 def use_folder(folder: str) -> Iterator[None]:
-    """Import first from `folder` and from the entries that `drop_relative_entries` dropped, while the block runs."""
+    """Put `folder`, and the entries that `drop_relative_entries` removed, first in sys.path while the block runs."""
     added_entries = [folder, *DROPPED_ENTRIES]
     sys.path[:0] = added_entries
     try:

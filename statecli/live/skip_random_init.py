@@ -29,7 +29,7 @@ _FILLS = ((torch.Tensor, "normal_"), (torch.Tensor, "uniform_"), (nn.init, "_no_
 
 @dataclass
 class SkippedFills:
-    """Number of skipped fills. The number 0 shows that skipping did not make a constructor fail."""
+    """Number of skipped fills. If the number is 0, a failure of the constructor has another cause."""
 
     count: int = 0
 
@@ -60,7 +60,7 @@ def _wrap_fill(fill: Callable[..., Any], skipped_fills: SkippedFills, active_fla
 
 
 def _zero_used_memory(parameter: nn.Parameter) -> nn.Parameter:
-    """Zero `parameter` unless 64 samples are 0, because writing would touch every page of fresh memory."""
+    """Set `parameter` to zero unless 64 samples are zero already, because writing touches every page of memory."""
     data = parameter.detach()
     if not data.is_contiguous() or data.view(-1)[:: data.numel() // 64].ne(0).any():
         data.zero_()

@@ -71,7 +71,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> str:
-        """The class without arguments: `net.py:Net`."""
+        """Spec of the class without arguments: `net.py:Net`."""
         return f"{self.module}:{self.attribute}"
 
 

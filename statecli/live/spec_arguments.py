@@ -39,7 +39,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call in a docstring; None if unreadable. A list with code keeps only its first literal.
+    """Return the arguments of a call in a docstring, or None if unreadable. A list with code keeps one literal.
 
     `code` begins after the parenthesis of the call.
     """
@@ -134,7 +134,7 @@ def _parse_text(arguments_text: str) -> ast.expr:
 
 
 def _suggest_closed(text: str, arguments_text: str) -> str:
-    """Return the model spec with missing brackets or quotes closed; "" if it still cannot be parsed."""
+    """Return the model spec with missing brackets or quotes added, or "" if it still cannot be parsed."""
     if not text.endswith(arguments_text):
         return ""
     with_closed_quote = _HALF_QUOTED.sub(
@@ -150,12 +150,12 @@ def _suggest_closed(text: str, arguments_text: str) -> str:
 
 
 def _cut_after_call(arguments_text: str) -> str:
-    """Return the arguments up to the parenthesis that closes the call; "" if the parenthesis is missing."""
+    """Return the arguments up to the parenthesis that closes the call, or "" if this parenthesis is missing."""
     return next((arguments_text[:end] for end, brackets in _iter_open_brackets(arguments_text) if not brackets), "")
 
 
 def _iter_open_brackets(arguments_text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each position in the text with the closing brackets missing there; brackets in strings do not count."""
+    """Yield each position in the text, and the closing brackets that are missing there. Ignore brackets in strings."""
     open_brackets = [")"]
     for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), arguments_text), 1):
         if character in _BRACKETS:
@@ -195,7 +195,7 @@ def _convert_value(text: str, name: str, node: ast.expr) -> Any:
 
 
 def _find_name(node: ast.expr) -> ObjectName | None:
-    """Return the name in code such as `nn.GELU`; None for other code and for private names such as `nn._x`."""
+    """Return the name in code such as `nn.GELU`, or None for other code and for private names such as `nn._x`."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -92,7 +92,7 @@ class _Site:
         return path if re.fullmatch(r"[\w.]+", path) else "its key"
 
     def get_keys(self) -> str:
-        """Return a pattern for the state_dict keys of several tensors: `m.0.t.*`; "its keys" if unknown."""
+        """Return a pattern for the state_dict keys of several tensors, such as `m.0.t.*`, or "its keys" if unknown."""
         key = self.get_key()
         return "its keys" if key == "its key" else f"{key}.*"
 
@@ -146,7 +146,7 @@ class Suggestions:
         other_names: MemoryNames = MemoryNames(),
         rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
-        """Return the code that registers the tensor; None if nothing needs registering, as for an optimizer's state.
+        """Return code that registers the tensor, or None if nothing must be registered, as in an optimizer's state.
 
         `is_repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
         `rebuild`: how the tensors of two builds compare.
@@ -193,7 +193,7 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Correct `rebuild` by the uses of the value: DIFFERENT, as for a random value, if methods accumulate in it.
+    """Correct `rebuild` by the uses of the value. The result is DIFFERENT if methods accumulate in the value.
 
     IDENTICAL if the class saves the value in its own way, because a buffer would save the value a second time.
     """
@@ -281,7 +281,7 @@ def _keep_rest_of_line(text: str, source: Assignment) -> str:
 
 
 def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:
-    """Return advice if the class has a method or a property called `name`, which prevents a registration; else None."""
+    """Return advice if the class has a method or property `name`, which prevents a registration, otherwise None."""
     value = _find_class_value(unregistered, name)
     if isinstance(value, functools.cached_property):
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
@@ -330,7 +330,7 @@ def _is_refused(value: ast.expr) -> bool:
 def _suggest_registration(
     unregistered: UnregisteredTensor, site: _Site, other_names: MemoryNames, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
-    """Return the fix for a tensor in an attribute, or in a container in an attribute; None for deeper tensors."""
+    """Return the fix for a tensor in an attribute or in its container. Return None for deeper tensors."""
     steps = unregistered.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return (
@@ -363,7 +363,7 @@ def _suggest_for_container(
 
 
 def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names: MemoryNames) -> bool:
-    """Return True if other names of the memory would not refer to the registered tensor after a move.
+    """Return True if a move would separate the registered tensor from other names of the same memory.
 
     A new nn.Parameter is a single object for all names assigned later, so these names stay together.
     """
@@ -435,7 +435,7 @@ def _list_modules(container: object) -> list[nn.Module]:
 
 
 def _may_save(module: nn.Module) -> bool:
-    """Return False if the module has no key in a state_dict. A torchmetrics metric saves no state by default."""
+    """Return True if a state_dict may have a key of the module. By default, a torchmetrics metric saves no state."""
     if next(module.parameters(), None) is not None:
         return True
     return any(
@@ -600,7 +600,7 @@ def is_in_library(unregistered: UnregisteredTensor, place: SourceLine | None) ->
 
 
 def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None, rebuild: Rebuild) -> str | None:
-    """Return the advice for a tensor that a library leaves unregistered; None if nothing needs registering."""
+    """Return the advice for a tensor that a library leaves unregistered, or None if nothing needs registering."""
     steps = unregistered.steps
     if any(issubclass(type(step.value), torch.optim.Optimizer) for step in steps):
         return None
@@ -669,7 +669,7 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
 
 
 def _format_container(class_prefix: str, container: object, site: _Site) -> str:
-    """Return code with nn.ModuleList or the like in place of the container; append and item assignment keep working."""
+    """Return code with nn.ModuleList or a similar class for the container. append and item assignment keep working."""
     if issubclass(type(container), dict):
         return _format_dictionary(f"{class_prefix}Dict", container, site)
     return _format_empty(f"{class_prefix}List", container, site) or _format_assignment(
@@ -678,7 +678,7 @@ def _format_container(class_prefix: str, container: object, site: _Site) -> str:
 
 
 def _format_empty(kind: str, container: object, site: _Site) -> str | None:
-    """Return `self.name = nn.<kind>()` if the container starts empty and `nn.<kind>` supports its uses; else None."""
+    """Return `self.name = nn.<kind>()` if the container starts empty and the class supports its uses, or else None."""
     source = site.source
     if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
         return None
@@ -719,7 +719,7 @@ def _is_bad_key(key: object, container_class: type) -> bool:
 
 
 def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: bool) -> str:
-    """Return code that registers each tensor of a container as a buffer, because no move updates the container."""
+    """Return code that registers each tensor as a buffer, because a move does not change the container's items."""
     source, name = site.source, site.name
     is_complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
     owner = source.owner if source and is_complete else "self"
@@ -808,7 +808,7 @@ def _get_captured_name(step: WalkStep) -> str:
 
 
 def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -> str:
-    """Return the advice on how to read `name` from the module: in a hook, else in a method of the class.
+    """Return the advice on how to read `name` from the module: in a hook, or otherwise in a method of the class.
 
     A function with `self` in its closure is never advised, because `copy.deepcopy` does not copy functions.
     """
@@ -880,6 +880,6 @@ _ABSENT = object()
 
 
 def _find_class_value(unregistered: UnregisteredTensor, name: str) -> Any:
-    """Return the class attribute of this name, because register_buffer refuses the name; `_ABSENT` if there is none."""
+    """Return the class attribute `name`, which makes register_buffer fail, or `_ABSENT` if there is none."""
     bases = (vars(base) for base in type(unregistered.owner).__mro__)
     return next((base[name] for base in bases if name in base), _ABSENT)

@@ -30,7 +30,7 @@ _MAX_DEPTH = 3
 def write_values(
     spec: ModelSpec, callee: Callee, names: Iterable[str], number: int | None = None
 ) -> dict[str, Any] | None:
-    """Return values for arguments of a class, such as `Config(size=...)`; None if the class of a value is unknown.
+    """Return values for arguments of a class, such as `Config(size=...)`, or None if the class of a value is unknown.
 
     `number` is written in place of each `...`, in the form that the annotation asks for.
     """
@@ -69,7 +69,7 @@ def list_subclasses(base: type, module: str) -> list[str]:
 
 
 def write_modules(spec: ModelSpec, callee: Callee, number: int, value: object) -> Any:
-    """Replace each module class in an argument with a call of the class, and each string with a layer."""
+    """Replace each module class in an argument with a call of the class, and each string with a Linear layer."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
     if type(value) in (list, tuple, dict):
         return map_items(value, lambda item: write_modules(spec, callee, number, item))
@@ -186,7 +186,7 @@ def takes_sequence(annotation: str) -> bool:
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
-    """Return a call of a concrete subclass of `base` that needs no arguments; None if the scope has no such class."""
+    """Return a call of a concrete subclass of `base` that needs no arguments, or None if the scope has none."""
     values = [value for space in scope.namespaces for value in vars(space).values()]
     classes = (value for value in values if isinstance(value, type) and issubclass(value, base))
     for kind in classes:

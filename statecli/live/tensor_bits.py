@@ -24,7 +24,7 @@ _PART_DTYPE_BY_COMPLEX = {
 
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool | None:
-    """Return True if two tensors have equal dtype, shape and bits; None if their bits cannot be read.
+    """Return True if two tensors have equal dtype, shape and bits, or None if their bits cannot be read.
 
     Lazy, nested and opaque tensors have no bits to read, nor have tensors on meta.
     """
@@ -93,7 +93,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
 
 
 def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return all the memory of `tensor` as a writable tensor of one dimension; None if it has no memory to write."""
+    """Return all memory of `tensor` as a writable one-dimensional tensor, or None if it has no writable memory."""
     try:
         if is_lazy(tensor) or tensor.is_meta or tensor.is_nested:
             return None
@@ -138,7 +138,7 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
 
 
 def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
-    """Return `PATTERN_PERIOD` different numbers k / 255. Their bits repeat the bits of k; the last bit is 1."""
+    """Return `PATTERN_PERIOD` different numbers k / 255 with the bits of k. Their last bit is 1, except in bfloat16."""
     row = ((torch.arange(PATTERN_PERIOD, device=device) + shift) % PATTERN_PERIOD + 1).to(dtype) / (PATTERN_PERIOD + 4)
     if dtype is not torch.bfloat16:  # its eight bits are those of k
         _view_as_integers(row).bitwise_or_(1)

@@ -45,7 +45,7 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Origin of a tensor; unknown if `fqn`, `file_variable` and `place` are None.
+    """Origin of a tensor, which is unknown if `fqn`, `file_variable` and `place` are None.
 
     Attributes:
         fqn: Name of a tensor of the model.
@@ -64,7 +64,7 @@ class TensorSource:
 
     @property
     def all_sources(self) -> tuple[TensorSource, ...]:
-        """This source and its companion sources, all of which must move to the device."""
+        """This source and the sources of further inputs (`companions`), all of which must move to the device."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
     def combine_with(self, other_sources: Iterable[TensorSource]) -> TensorSource:
@@ -123,12 +123,12 @@ class CudaRefusal(RuntimeError):
 
 
 def find_user_frame() -> FrameType | None:
-    """Return the innermost frame of user code; None if statecli itself called torch."""
+    """Return the innermost frame of user code, or None if statecli itself called torch."""
     return next(_iter_called_frames(sys._getframe(1)), None)
 
 
 def find_user_place() -> SourceLine | None:
-    """Return file and line of the innermost frame of user code, or None."""
+    """Return file and line of the innermost frame of user code, or None if there is none."""
     return get_place(find_user_frame())
 
 
@@ -207,7 +207,7 @@ def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _find_variable_name(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
-    """Return the name of the variable or item that holds `tensor` (`tables['cos']`), or None."""
+    """Return the variable or item that holds `tensor`, such as `tables['cos']`, or None if there is none."""
     for name, value in list(scope.items()):
         if value is tensor:
             return name
@@ -225,7 +225,7 @@ _MAX_TABLE_ENTRIES = 1_000
 
 
 def format_file(filename: str, target: str) -> str:
-    """Return a file name as the user typed it in `target`, else relative to the current folder or to sys.path."""
+    """Return a file name as typed in `target`, or else relative to the current folder or to a sys.path entry."""
     spec = parse_spec(target)
     typed_paths = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
     return format_path(filename, typed_paths)

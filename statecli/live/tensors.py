@@ -70,14 +70,14 @@ def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
 
 
 def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
-    """Return shape and number of elements. A nested tensor has no shape (None), only elements."""
+    """Return the shape and the number of elements. The shape of a nested tensor is None."""
     if not tensor.is_nested:
         return tuple(int(size) for size in tensor.shape), tensor.numel()
     return None, tensor.values().numel()
 
 
 def describe_sharding(tensor: torch.Tensor) -> str | None:
-    """Return `DTensor: local shape [8, 64], Shard(0)`, as for a pickled DTensor; None for any other tensor."""
+    """Return `DTensor: local shape [8, 64], Shard(0)`, as for a pickled DTensor, or None for any other tensor."""
     kind = type(tensor)
     if kind.__name__ != "DTensor" or not kind.__module__.startswith("torch.distributed."):
         return None
@@ -108,7 +108,7 @@ def _identify(tensor: torch.Tensor, storages: Sequence[torch.UntypedStorage]) ->
 
 
 def _list_storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """Return the storages of the values, and of the indices of a sparse tensor; none for a tensor without storage."""
+    """Return the storages of the tensor's values and of a sparse tensor's indices, or [] if it has no storage."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return [part.untyped_storage() for part in split_parts(tensor)]
@@ -153,7 +153,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return False if two tensors of a storage cannot share an element, such as neighbours or interleaved columns."""
+    """Return False only if two tensors of a storage cannot share an element, as neighbours or interleaved columns."""
     if first.layout != torch.strided or second.layout != torch.strided or first.dtype != second.dtype:
         return True
     if first.is_quantized or not first.numel() or not second.numel():
@@ -183,7 +183,7 @@ def split_disjoint(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _find_extent(tensor: torch.Tensor) -> tuple[int, float]:
-    """Return the range of a tensor in its storage, in bytes; without end for a layout with several parts."""
+    """Return begin and end of a tensor in its storage, in bytes. The range is (0, infinity) if it is unknown."""
     with torch._C.DisableTorchFunctionSubclass():
         if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
             return 0, math.inf
@@ -197,7 +197,7 @@ def _count_span(tensor: torch.Tensor) -> int:
 
 
 def _count_extent_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes from the storage's start to the last element; 1 for quantized tensors, which may be packed."""
+    """Return the bytes from the storage's start to the tensor's last element, or 1 for a quantized tensor."""
     if tensor.is_quantized:
         return 1
     return int(tensor.storage_offset() + _count_span(tensor)) * tensor.element_size()
@@ -222,14 +222,14 @@ def _number_opaque(tensor: torch.Tensor) -> str:
 
 
 def get_grad_fn_name(tensor: torch.Tensor) -> str | None:
-    """Return the operation that computed a non-leaf tensor (`MulBackward0`); None for a leaf."""
+    """Return the operation that computed a non-leaf tensor (`MulBackward0`), or None for a leaf."""
     if is_lazy(tensor) or tensor.is_leaf or tensor.grad_fn is None:
         return None
     return type(tensor.grad_fn).__name__
 
 
 def find_leaves(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return the leaves that require grad in the autograd graph of a tensor; None if the graph is too large."""
+    """Return the leaves that require grad in the autograd graph of a tensor, or None if the graph is too large."""
     nodes: list[Any] = [tensor.grad_fn]
     visited_nodes: dict[int, Any] = {}
     leaves: list[torch.Tensor] = []

@@ -26,7 +26,7 @@ class ScriptError:
 
 
 def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) -> ScriptError | None:
-    """Parse the message of a TorchScript interpreter error, and prefer the user's lines; None for any other error."""
+    """Parse the message of a TorchScript interpreter error. Prefer the user's lines. Return None for other errors."""
     text = str(error).strip() if type(error).__module__ in ("builtins", "torch.jit") else ""
     if _TRACEBACK not in text:
         return None

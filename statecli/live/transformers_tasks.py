@@ -19,7 +19,7 @@ _SIMILARITY = 0.7
 
 
 def suggest_model(spec: ModelSpec, error: BaseException) -> Advice | None:
-    """Return advice with a model of the task most similar to the typed task; None if no model is known."""
+    """Return advice with a model of the task most similar to the typed task, or None if no model is known."""
     library: Any = sys.modules.get("transformers.pipelines")
     if library is None or (spec.module, spec.attribute) != ("transformers", "pipeline"):
         return None

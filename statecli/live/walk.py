@@ -222,7 +222,7 @@ class Holding(enum.Enum):
 
 @dataclass
 class _Repeats:
-    """Numbers that distinguish tensors of the same name: the last number, and the numbered name of each tensor id."""
+    """Numbers for tensors of the same name: the last number used, and the numbered name of each tensor by its id."""
 
     last: int = 1
     names: dict[int, str] = field(default_factory=dict)
@@ -262,7 +262,7 @@ class WalkResult:
         return names
 
     def make_unique_name(self, fqn: str, tensor: torch.Tensor) -> str:
-        """Return `fqn`, with a number appended if another tensor has the name: a key of `__dict__` may be any text."""
+        """Return `fqn`, or `fqn (2)` if another tensor has this name, because a key of `__dict__` may be any text."""
         if self._tensors.setdefault(fqn, tensor) is tensor:
             return fqn
         repeats = self._repeats.setdefault(fqn, _Repeats())
@@ -283,7 +283,7 @@ def walk(root: nn.Module) -> WalkResult:
 
 
 def walk_registered(root: nn.Module) -> list[RegisteredName]:
-    """Return the registered names of `root` in state_dict order, without the tensors under other names."""
+    """Return the registered names of `root` in state_dict order. Do not search for unregistered tensors."""
     result = WalkResult()
     with torch._C.DisableTorchFunctionSubclass():
         _collect_registered(root, result)
@@ -294,7 +294,7 @@ def walk_registered(root: nn.Module) -> list[RegisteredName]:
 
 
 def get_own_dict(obj: object) -> dict[str, Any]:
-    """Return the instance dict of an object without running its code; empty if the object has none.
+    """Return the instance dict of an object without running its code, or an empty dict if the object has none.
 
     The dict may be an instance of a user's class: use `dict.get(attributes, name)`, not `attributes.get(name)`.
     """
@@ -471,7 +471,7 @@ def _is_unknown(kind: type) -> bool:
 
 
 def _hides_tensor(obj: object, steps_on: list[WalkStep]) -> bool:
-    """Return True if the garbage collector finds a tensor in `obj` to which no step in `steps_on` leads."""
+    """Return True if the garbage collector finds a tensor in `obj` that is not the value of a step in `steps_on`."""
     step_ids = {id(step.value) for step in steps_on}
     return any(issubclass(type(value), torch.Tensor) and id(value) not in step_ids for value in gc.get_referents(obj))
 
@@ -551,7 +551,7 @@ _Lister = Callable[[Any, bool], _Contents]
 
 @cache_by_type
 def _find_listers(kind: type) -> tuple[_Lister, ...]:
-    """Return the functions that together list all contents of an object of this type."""
+    """Return the functions that list the contents of an object of this type. Together they list all contents."""
     if id(kind) in _TRANSPARENT_TYPES:
         return (_list_referents,)
     if kind is types.MethodType:
@@ -620,7 +620,7 @@ def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 
 def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
-    """Return the ids of attribute values that may move together with a tensor, such as a `quant_state`.
+    """Return the ids of a tensor's attribute values that a move of the tensor may move too, such as `quant_state`.
 
     These are all objects if the tensor's class has its own `.to`. Otherwise they are the objects of bitsandbytes,
     because the tensor may have lost its class.
@@ -654,7 +654,7 @@ _SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 
 def _get_script_object(module: nn.Module) -> Any:
-    """Return the C++ object of a ScriptModule; None if it is not created yet."""
+    """Return the C++ object of a ScriptModule, or None if it is not created yet."""
     attributes = get_own_dict(module)
     return dict.get(get_own_dict(dict.get(attributes, _SCRIPT_ATTRIBUTE, module)), "_c")
 
@@ -668,7 +668,7 @@ def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def count_constants_in_code(module: nn.Module) -> int:
-    """Count the constant tensors in the code of a traced or frozen ScriptModule; 0 for any other module.
+    """Count the constant tensors in the code of a traced or frozen ScriptModule. Return 0 for any other module.
 
     0-dim tensors are not counted, because a trace turns each number into a tensor.
     """
@@ -706,7 +706,7 @@ def _list_array(array: object, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 
 def _format_literal(key: object) -> str | None:
-    """Return `key` in Python's notation; None if `repr` would run user code or give no useful name."""
+    """Return `key` in Python's notation, or None if `repr` would run user code or would give no useful name."""
     if issubclass(type(key), str):
         return str.__repr__(key)
     if id(type(key)) in _LITERAL_TYPES:
@@ -726,7 +726,7 @@ def _list_sequence(obj: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 @cache_by_type
 def _find_namedtuple_fields(kind: type) -> tuple[str, ...]:
-    """Return the field names of a namedtuple, () for other types."""
+    """Return the field names of a namedtuple type, or () for other types."""
     for base in _mro_of(kind) if issubclass(kind, tuple) else ():
         names = _dict_of(base).get("_fields")
         if type(names) is tuple and all(type(name) is str for name in names):
@@ -778,7 +778,7 @@ def _list_slots(obj: object, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 @cache_by_type
 def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return (name, member) of slots declared by Python classes, not of members of C structs."""
+    """Return (name, member) of each entry in `__slots__` of a class and its bases. C structs do not count."""
     members = []
     for base in _mro_of(kind):
         if "__slots__" in _dict_of(base):

@@ -27,7 +27,7 @@ _REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")
 
 
 def advise_line(spec: ModelSpec, callee: object, error: BaseException) -> Advice:
-    """Return advice for a call that started a download: a model spec without a download, and how to allow downloads."""
+    """Return advice for a call that started a download: a model spec that needs none, and how to allow downloads."""
     repository = _find_repository(error)
     line = _write_loaded_class(spec, callee) or (repository and _write_class_of_repository(callee, repository))
     line = line or _write_model_of_registry(spec)
@@ -53,13 +53,13 @@ def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
-    """Return the spec of a method's class: `diffusers:UNet2DModel` for its `from_pretrained`; None for other specs."""
+    """Return the spec of a method's class, such as `diffusers:UNet2DModel` for its `from_pretrained`, or None."""
     owner = spec.attribute.rpartition(".")[0]
     return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 
 
 def _write_class_of_repository(callee: object, repository: str) -> str | None:
-    """Return a model spec for the transformers class that a repository's name suggests; None if unknown."""
+    """Return a model spec for the transformers class that a repository's name suggests, or None if unknown."""
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return None
@@ -77,7 +77,7 @@ def _write_class_of_repository(callee: object, repository: str) -> str | None:
 
 
 def _find_repository(error: BaseException) -> str | None:
-    """Return the repository in the arguments of the calls that raised the error; None if there is none."""
+    """Return the repository in the arguments of the calls that raised the error, or None if there is none."""
     for cause in iter_causes(error):
         for frame, _ in traceback.walk_tb(cause.__traceback__):
             name = frame.f_locals.get(_REPOSITORY_ARGUMENT)
@@ -87,6 +87,6 @@ def _find_repository(error: BaseException) -> str | None:
 
 
 def _write_model_of_registry(spec: ModelSpec) -> str | None:
-    """Return `timm:resnet18` if an argument of the call names this model of an installed library, else None."""
+    """Return `timm:resnet18` if an argument names this model of an installed library, otherwise None."""
     names = [value for value in (*spec.args, *spec.kwargs.values()) if type(value) is str and value.isidentifier()]
     return next(filter(None, map(model_registries.find_target, names)), None)
