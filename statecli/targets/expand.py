@@ -76,7 +76,7 @@ class ModelFolders:
         return (model for model in self.iter_around(path) if files.make_relative(path, model.path) in model.members)
 
     def find_replacement(self, path: str) -> _Candidate | None:
-        """Return the target that replaces the file, such as its model folder; None to keep the file.
+        """Return the target that replaces the file, such as its model folder, or None to keep the file.
 
         With a lock: the folder or index that the lock names. With `as_found`: the file's model, if it has several
         files.
@@ -177,7 +177,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
-    """Return the path under which each file or model folder is audited. The keys are results of `_get_use`."""
+    """Map the real path and suffix of each file or model folder to the path under which statecli audits it."""
     names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
@@ -199,7 +199,7 @@ def _get_use(path: str) -> tuple[str, str]:
 
 
 def _expand_text(text: str, empty_status: TargetStatus, model_folders: ModelFolders) -> Iterator[_Candidate]:
-    """Yield the targets for a text that the user typed. `empty_status`: exit status if a glob matches nothing."""
+    """Yield the targets for a text that the user typed. `empty_status`: the status if a glob matches nothing."""
     if text.partition("#")[0] == files.STANDARD_INPUT and os.path.lexists(files.STANDARD_INPUT):
         reason = f"{text}: means standard input, but a file of this name exists too; to read the file, write ./{text}"
         yield TargetResult(text, TargetStatus.FAILED, reason)
@@ -249,7 +249,7 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
 
 
 class _Walk(msgspec.Struct, frozen=True):
-    """State of a walk: its folder, the folders entered through links, and the budget of a URL. Paths are resolved.
+    """State of a walk over `root`: folders entered through links, and the limit on listed names. Paths are resolved.
 
     `named` are folders that an adjacent file names for a loader; they are walked even if they belong to a tool.
     """
@@ -260,7 +260,7 @@ class _Walk(msgspec.Struct, frozen=True):
     budget: ListingBudget
 
     def skip_folder(self, path: str) -> TargetResult | None:
-        """Return the skipped or failed target for a folder in the walk; None for a folder to walk.
+        """Return the skipped or failed target for a folder that the walk does not enter, or None to enter the folder.
 
         A loader that follows a link reads the folder behind it, which may belong to a tool or be outside of the walk.
         """
@@ -281,7 +281,7 @@ class _Walk(msgspec.Struct, frozen=True):
         return None
 
     def _pass_over(self, path: str) -> TargetResult | None:
-        """Return the skipped target for a tool's folder; None if a file in it is named like a checkpoint."""
+        """Return the skipped target for a folder of a tool, or None if a file in it is named like a checkpoint."""
         real = files.resolve_links(path)
         if tool_folders.are_installed_packages(self.root, real):
             return skip_folder(path, "installed packages of a virtual environment", "installed packages")
@@ -293,7 +293,7 @@ class _Walk(msgspec.Struct, frozen=True):
             return TargetResult(path, TargetStatus.FAILED, f"{path}: {_explain_listing_error(error)}")
 
     def list_names(self, folder: str) -> list[str]:
-        """Return the names in the folder. Raises UnreadableError if they exceed the budget."""
+        """Return the names in the folder. Raises UnreadableError if there are more names than the budget allows."""
         names = files.list_names(folder)
         self.budget.take(folder, len(names))
         return names
@@ -390,7 +390,7 @@ def _walk_folder(
 
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield reasons why loading the folder reads files or runs code that the walk does not check."""
+    """Yield a reason for each file or code that loading the folder would use, but that the walk does not check."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
         effect = "loading the package runs its Python files"
         yield f"{path}: is an unpacked torch.package: {effect}; pack the folder into one file to check it"
@@ -418,7 +418,7 @@ def _prefetch(paths: Iterable[str]) -> Iterator[str]:
 
 
 def list_members(path: str) -> frozenset[str]:
-    """Return the names of the files that belong to the folder's own model; an empty set if it has no model."""
+    """Return the names of the files that belong to the folder's own model, or an empty set if it has no model."""
     try:
         return frozenset(formats.members(path))
     except UnreadableError:
@@ -427,7 +427,7 @@ def list_members(path: str) -> frozenset[str]:
 
 
 def skip_subfolder(path: str) -> TargetResult | None:
-    """Return a skipped target for a tool's subfolder or a link; None for any other folder."""
+    """Return a skipped target for a tool's subfolder or a link, or None for any other folder."""
     skipped = checkpoint_folder.explain_skipped_folder(path)
     return None if skipped is None else skip_folder(path, skipped.reason, skipped.short)
 
@@ -449,7 +449,7 @@ def _expand_file(path: str) -> Iterator[str | TargetResult]:
 
 
 def _is_named(path: str) -> bool:
-    """Return whether the name is that of a checkpoint, compressed or not; a `.bin` may be any file."""
+    """Return whether a file has the name of a checkpoint, compressed or not. A `.bin` may still be any file."""
     name = files.get_name(path).lower()
     stem, dot, suffix = name.rpartition(".")
     return (stem if dot + suffix in _COMPRESSION_SUFFIXES else name).endswith(CHECKPOINT_SUFFIXES)
@@ -462,7 +462,7 @@ def skip_file(path: str, content: str) -> TargetResult:
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
-    """Return a skipped target for a folder that the walk skips. Folders with the same `short_reason` form a group."""
+    """Return a skipped target for a folder. Skipped folders with the same `short_reason` are counted together."""
     return TargetResult(path, TargetStatus.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 

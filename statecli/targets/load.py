@@ -29,7 +29,7 @@ LoadedNames = dict[str, tuple[str, ...]]
 
 
 def find_class_spec(text: str) -> ModelSpec | None:
-    """Return the model class that the text names; None for a file, a folder or a URL. Raises UsageError."""
+    """Return the model class that the text names, or None for a file, a folder or a URL. Raises UsageError."""
     try:
         return _find_class_spec(text)
     except MisspeltArguments as error:
@@ -67,7 +67,7 @@ _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file that names the model class of a file, folder or URL; None if there is none.
+    """Return the configuration file that names the model class of a file, folder or URL, or None if there is none.
 
     A folder is a class only if it has no weights. Of files, only `config.json` and `modules.json` are classes; on local
     disk they must also name a class.
@@ -92,13 +92,13 @@ def name_class(text: str) -> str:
 
 
 def _parse_hub_model(text: str) -> ModelSpec | None:
-    """Return the spec of a model of torch.hub; None for any other text."""
+    """Return the spec of a torch.hub model, or None for any other text."""
     match = _HUB_MODEL.match(text)
     return match and parse_spec(f"torch.hub:load({match['repository']!r}, {match['model']!r})")
 
 
 def _parse_dotted_name(text: str) -> ModelSpec | None:
-    """Return the spec of `Identity`, `torch.nn.Identity` or `timm.create_model('resnet18')`; None for other text.
+    """Return the spec of `Identity`, `torch.nn.Identity` or `timm.create_model('resnet18')`, or None for other text.
 
     The name belongs to an installed package, and has a call, is a class name, or is defined by a library of models. The
     text may be copied from an import or from code.
@@ -133,12 +133,12 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
 
 
 def _is_in_library(name: ModuleName) -> bool:
-    """Return whether a library of models defines the name. Otherwise the name's last part may be a file's suffix."""
+    """Return whether a library of models defines the name. Otherwise, its last part may be the suffix of a file."""
     return name.module.partition(".")[0] in MODEL_LIBRARIES and live.import_model.has_attribute(name)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:
-    """Return `text`; for `auto`, return the class that the configuration next to the checkpoint names.
+    """Return `text`, or for `auto` the class that the configuration next to the checkpoint names.
 
     Raises as `configured_model.build_spec_text` does.
     """
@@ -174,7 +174,7 @@ def read_whole_checkpoint(text: str) -> ModelState:
 
 
 def select_section(state: ModelState, text: str) -> ModelState:
-    """Return the section of `state` that the text names; all of `state` if the text names none."""
+    """Return the section of `state` that the text names, or all of `state` if the text names no section."""
     _, section = split_section(text)
     return replace(state if section is None else _filter_section(state, section), target=text)
 
@@ -198,7 +198,7 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
 def read_class_state(
     text: str, *, init_device: str | None, names: Sequence[str] = ()
 ) -> tuple[ModelState, LoadedNames]:
-    """Return the state of the class given with `--model`, and how the class renames `names` during loading.
+    """Return the state of the class that `--model` names, and the names under which the class loads `names`.
 
     Only a transformers class with a configuration renames keys. Raises UsageError if the text does not name a class.
     """

@@ -39,7 +39,7 @@ def locate(finding: Finding) -> Location:
 
 
 def format_place(finding: Finding) -> str | None:
-    """Return `net.py:9` or `net.pt: bytes 64+128`; None if only the target is known."""
+    """Return `net.py:9` or `net.pt: bytes 64+128`, or None if only the target is known."""
     if finding.origin is not UNSET:
         return f"{finding.origin.file}:{finding.origin.line}"
     if finding.place is not UNSET:
@@ -64,7 +64,7 @@ def is_in_folder(path: str, folder: str) -> bool:
 
 
 def resolve_name(name: str, folder: str) -> str:
-    """Return the target that a file in `folder` calls `name`, as a path relative to the current folder."""
+    """Return the target that a file in `folder` calls `name`. A local path becomes relative to the current folder."""
     if not find_path(name) or files.is_remote(name):
         return name
     if files.is_remote(folder):
@@ -98,7 +98,7 @@ def has_repository(folder: str) -> bool:
 
 
 def find_repository_root(folder: str) -> str:
-    """Return the root of the git repository that contains an absolute folder, or else the folder itself."""
+    """Return the root of the git repository that contains an absolute folder, or the folder itself if there is none."""
     root = folder
     while not os.path.lexists(os.path.join(root, ".git")):
         if root == os.path.dirname(root):
@@ -108,7 +108,7 @@ def find_repository_root(folder: str) -> str:
 
 
 def find_path(text: str) -> str | None:
-    """Return the path at the start of a target's text; None for a class in a dotted module (`pkg.mod:Net`)."""
+    """Return the path at the start of a target's text, or None for a class in a dotted module (`pkg.mod:Net`)."""
     spec_of_class = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
     if spec_of_class is not None:
         return spec_of_class.module if spec_of_class.is_file else None
@@ -116,7 +116,7 @@ def find_path(text: str) -> str | None:
 
 
 def _make_relative_path(path: str, folder: str) -> str:
-    """Return the relative path with links as typed. Resolve links if the path then needs fewer `..`."""
+    """Return the relative path without resolving links, or with resolved links if this path has fewer `..`."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
@@ -136,7 +136,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Add a source line, or else bytes, to each finding about a tensor, unless the finding already has one of these.
+    """Add a source line, or otherwise a byte range, to each finding about a tensor that has neither.
 
     A finding without a section applies to any tensor of its name.
     """
@@ -160,7 +160,7 @@ def _add_place(finding: Finding, row: TensorInfo | None) -> Finding:
 
 
 def find_bytes(tensor: TensorInfo) -> Place | None:
-    """Return a tensor's bytes in its file; None if they are not in a single file.
+    """Return a tensor's bytes in its file, or None if they are not in a single file.
 
     For a view with gaps, returns the bytes of its storage.
     """
@@ -175,7 +175,7 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 
 
 def compute_fingerprint(finding: Finding) -> str:
-    """Return a digest of a finding, equal in every run: of its rule, target, section, tensor, `about` and content.
+    """Return a digest of a finding's rule, target, section, tensor, `about` and `content`. It is equal in every run.
 
     The target is named relative to its repository, so that neither the current folder nor the spelling matters.
     """
@@ -188,7 +188,7 @@ def compute_fingerprint(finding: Finding) -> str:
 
 
 def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:
-    """Yield each finding with its fingerprint and its number among findings of the same fingerprint, from 1."""
+    """Yield each finding with its fingerprint, and its number (from 1) among the findings with this fingerprint."""
     counts: Counter[str] = Counter()
     for finding in findings:
         digest = compute_fingerprint(finding)
@@ -197,7 +197,7 @@ def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, 
 
 
 def is_installed(origin: Origin) -> bool:
-    """Return whether the origin is in an installed library, where users do not fix code."""
+    """Return whether the source line `origin` is in an installed library, where users do not fix code."""
     if os.path.isfile(origin.file):
         return False
     paths = (os.path.join(root, origin.file) for root in sys.path)

@@ -1,4 +1,4 @@
-"""Find checkpoints in compressed files and tar archives, which a walk over a folder would otherwise only count.
+"""Find checkpoints in compressed files and tar archives, which a walk over a folder counts but does not read.
 
 joblib, pandas and `pickle.load(gzip.open(...))` load a compressed pickle directly, and SageMaker and NeMo unpack tar
 archives. A file with a checkpoint inside fails the audit: unpack the file. An archive is searched up to
@@ -247,7 +247,7 @@ class _Unpacked:
             self.damage = self.damage or (None if self.stream.decompressor else "it has other data after zeros")
 
     def _begin_stream(self) -> None:
-        """Set `stream` to the stream that begins here, or None. Raises UnreadableError if Python lacks its module."""
+        """Set `stream` to the stream that begins here, or None. Raises UnreadableError if Python cannot unpack it."""
         self._streams += 1
         if self._streams > _MAX_UNPACKED_STREAMS:
             self.stream = _Stream(None, 0, 0, is_certain=True)
@@ -264,7 +264,7 @@ class _Unpacked:
 
 
 def _open_stream(packed: bytes) -> _Stream | None:
-    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python lacks its module.
+    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python cannot decompress it.
 
     Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
     """
@@ -301,7 +301,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _open_lzma(properties: int, size: bytes) -> Any:
-    """Return a decompressor for LZMA data with these properties and this size, but with a smaller dictionary."""
+    """Return a decompressor for LZMA data with these properties and this size, but with a dictionary of fixed size."""
     import lzma
 
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
@@ -317,7 +317,7 @@ def _list_errors() -> tuple[type[Exception], ...]:
 
 
 def _measure_gzip_header(data: bytes) -> int | None:
-    """Return the size of a gzip header as Python reads it; None for another method or a longer header."""
+    """Return the size of a gzip header as Python reads it, or None for another method or an incomplete header."""
     if len(data) < 10 or data[2] != 8:
         return None
     flags, header_bytes = data[3], 10

@@ -68,7 +68,7 @@ class TargetResult(msgspec.Struct, frozen=True):
 
     @property
     def own_reason(self) -> str | None:
-        """Reason without the target's name at its beginning."""
+        """Reason why the target failed or was skipped, without the target's name in front."""
         return self.reason and self.reason.removeprefix(f"{self.target}: ")
 
 
