@@ -90,7 +90,7 @@ def save_if_live(target: object, saved_objects: SavedObjects) -> object:
 
 
 def to_executor(executor: object) -> Any:
-    """Return the executor, with secrets in an address masked."""
+    """Return the executor. If it is an address, mask the secrets in it."""
     return files.mask_urls(executor) if isinstance(executor, str) else executor
 
 

@@ -50,7 +50,7 @@ def call(
 
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:
-    """Return the Python argument of each flag and target on the command line, for the given arguments only."""
+    """Map each flag or target of the command line to its Python argument, limited to the names in `arguments`."""
     return {flag: argument for flag, argument in _list_spellings() if argument in arguments}
 
 

@@ -1,4 +1,4 @@
-"""Live objects as targets: a model, a state_dict or an optimizer is saved to memory-backed storage for a call.
+"""Live objects as targets: a model, state_dict or optimizer is saved to a temporary file for the time of a call.
 
 Commands read byte ranges of files, in several processes. So an object is written with `torch.save` to a temporary file,
 in /dev/shm if its free memory is enough and in the temporary folder otherwise. In results and errors the name of the
@@ -129,7 +129,7 @@ def _get_first_line(error: Exception) -> str:
 
 
 def _choose_folder(size: int) -> str | None:
-    """Return a folder in memory with room for `size` bytes; None for the temporary folder."""
+    """Return a folder in memory that has room for `size` bytes, or None to use the temporary folder."""
     try:
         free_bytes = shutil.disk_usage(_MEMORY_FOLDER).free if os.access(_MEMORY_FOLDER, os.W_OK) else 0
     except OSError:
@@ -160,7 +160,7 @@ def _count_bytes(content: object) -> int:
 
 
 def _replace_texts(value: object, names: Mapping[str, str]) -> Any:
-    """Return plain data with a name in place of each path. A tensor row without `damage` is returned unchanged."""
+    """Return plain data with object names in place of paths. A tensor row without `damage` is returned unchanged."""
     if isinstance(value, str) and type(value) is str:
         for path, name in names.items():
             if path in value:

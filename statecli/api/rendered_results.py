@@ -33,7 +33,7 @@ _NOTEBOOK_LINES = 500
 
 
 def format_text(result: Result) -> str:
-    """Return the table for a terminal, as wide as the terminal or 80 columns; for a lock, the text of its file."""
+    """Return the table of a result, as wide as the terminal (or 80 columns). Return a lock as the text of its file."""
     if isinstance(result, Lock):
         return b"".join(encode_lock(result)).decode().rstrip("\n")
     options = RenderOptions(terminal=True, width=get_terminal_width(1))
