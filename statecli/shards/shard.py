@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Shard:
-    """`pool.ResultStore` for one shard. It runs only the tasks of this shard.
+    """Result store of one shard (see `pool.ResultStore`). It runs only the tasks of this shard.
 
     `failed`: tensors of failed tasks, each with its error.
     """
@@ -42,7 +42,7 @@ class Shard:
         self.failed: list[Failure] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """See `pool.ResultStore`. A failed task gives `absent`, because all shards must plan the same tasks.
+        """See `pool.ResultStore`. The result of a failed task is `absent`, because all shards must plan the same tasks.
 
         The shard that derived a task also does it, because only this shard has the earlier results.
         """
@@ -72,7 +72,7 @@ class Shard:
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
     def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
-        """Return the bytes of the shard file, when a command ends.
+        """Return the bytes of the shard file. Call this only at the end of a command.
 
         `changed_files` are the files that changed while the command ran. Raises `UnreadableError` for a changed file,
         because its results belong to neither version.

@@ -159,7 +159,7 @@ def _to_json(value: object) -> Any:
 
 
 def read_file(path: str) -> ShardFile:
-    """Read a shard file line by line. Raises `UnreadableError`, naming file and line, unless the file is complete."""
+    """Read a shard file line by line. Raises `UnreadableError` with file and line if the file is incomplete."""
     results: dict[TaskKey, StoredResult] = {}
     digest, last, number = hashlib.sha256(), b"", 0
     for number, raw in enumerate(_read_lines(path), 1):
