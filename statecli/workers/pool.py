@@ -60,10 +60,10 @@ class Engine(Protocol):
     """Engine for batches of tasks: serial or parallel, on this machine or on others."""
 
     def min_batch_bytes(self, total: int) -> int:
-        """Return the minimum size of a batch in bytes; 0 means MIN_BATCH_BYTES. `total`: bytes of all tasks."""
+        """Return the minimum size of a batch in bytes, for tasks of `total` bytes. 0 means MIN_BATCH_BYTES."""
 
     def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
-        """Call `deliver` once for each batch, in any order, in this thread. An exception of `deliver` ends all batches.
+        """Run the batches. Call `deliver` once for each in this thread, in any order. Its exceptions end the run.
 
         Errors of a task or a worker are delivered. Raises `StateError` if no worker can do any batch.
         """
@@ -95,13 +95,13 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class ResultStore(Protocol):
-    """Store that selects the tasks of this process, and may know results of other tasks."""
+    """Store of task results. It selects the tasks of this process, and may have results of other tasks."""
 
     #: False if some results are `absent`, because other processes do these tasks.
     is_complete: bool
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """Return the result of each task, in order. `do` runs tasks and returns their results, including errors."""
+        """Return the result of each task, in order. `do` runs the given tasks, and returns results and errors."""
 
 
 _result_store: ContextVar[ResultStore | None] = ContextVar("result_store", default=None)
@@ -271,7 +271,7 @@ def _submit_to_process(
 
 
 def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) -> Iterator[Future[_Result]]:
-    """Yield the futures as they complete. Raises _NoWorkers if the thread that delivers them ended first.
+    """Yield each future when it completes. Raises _NoWorkers if the thread that completes futures has ended.
 
     The delivering thread starts another thread. If the system refuses more threads, the delivering thread ends, and the
     futures never complete.
@@ -337,7 +337,7 @@ class Processes(_LocalEngine):
     """Engine that runs batches in forked processes, or in threads on systems without fork."""
 
     def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
-        """See `Engine.run`. Retries killed workers' batches one by one: other workers may have taken the memory.
+        """See `Engine.run`. Retries batches of killed workers one by one, because parallel workers share the memory.
 
         If the system starts no process, this process does all batches.
         """
@@ -357,7 +357,7 @@ class Processes(_LocalEngine):
     def _run_with_retry(
         self, function: Function[Any, Any, Any], shared: object, pending: dict[int, Any], deliver: Deliver
     ) -> None:
-        """Run all pending batches; retry those of killed workers. `deliver` updates `pending`. Raises _NoWorkers."""
+        """Run all pending batches, and retry those of killed workers. Call `deliver` for each. Raises _NoWorkers."""
         while pending and not self._run_once(function, shared, pending, deliver):
             # In order, because the first pending batches are those that the killed workers had.
             for n in sorted(pending)[: self._jobs]:
@@ -367,7 +367,7 @@ class Processes(_LocalEngine):
     def _run_once(
         self, function: Function[Any, Any, Any], shared: object, batches: dict[int, Any], deliver: Deliver
     ) -> bool:
-        """Run the batches; return False if a worker was killed, so that some batches were not delivered."""
+        """Run the batches. Return False if a worker was killed, so that some batches were not delivered."""
         from concurrent.futures import BrokenExecutor
 
         try:
@@ -447,7 +447,7 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
 
 @contextmanager
 def _hide_refused_threads() -> Iterator[None]:
-    """Suppress the traceback of a thread that could not start another thread. `_iter_completed` notices its end."""
+    """Suppress the traceback of a thread that could not start another thread. `_iter_completed` detects this case."""
     before = threading.excepthook
 
     def print_others(error: threading.ExceptHookArgs) -> None:

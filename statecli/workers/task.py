@@ -25,7 +25,7 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Maximum number of bytes that the task reads. For a comparison of two tensors, only one tensor counts."""
+        """Maximum number of bytes that the task reads. A comparison of two tensors counts only one of them."""
 
     @property
     def paths(self) -> Iterable[str]:
@@ -56,7 +56,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 def catch_error(
     function: Callable[_Arguments, _Result], *arguments: _Arguments.args, **keywords: _Arguments.kwargs
 ) -> _Result | StateError:
-    """Return the result of a call, or its StateError, because an error of a task is the task's result."""
+    """Return the result of a call, or the StateError that the call raised, because an error is a task's result too."""
     try:
         return function(*arguments, **keywords)
     except StateError as error:

@@ -1,4 +1,4 @@
-"""Pack a batch of tasks for a process that is not a child of this process, and unpack the results.
+"""Pack a batch of tasks for a worker that this process has not forked, and unpack the results.
 
 A worker calls only the functions in FUNCTIONS, and only if it has the same build of statecli. In another version, the
 same fields may have a different meaning. Sums of numpy differ from sums of `_native.c` in their last bits.
@@ -99,7 +99,7 @@ class _PathPickler(pickle.Pickler):
         self.paths: dict[str, str] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """See `Pickler.reducer_override`. Recognises paths by type, because a name or a dtype may look like a path."""
+        """See `Pickler.reducer_override`. Looks only at types that have a path, because a name may look like a path."""
         if type(value) not in (ByteRange, Piece):
             return NotImplemented
         path, *fields = astuple(value)
@@ -157,7 +157,7 @@ def _restore_paths(value: object, folder: str) -> Any:
 
 
 def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
-    """Return the results of `run_in_worker`: a result for each task, or one error for all.
+    """Return the results of `run_in_worker`: one result for each task, or a single error for the whole batch.
 
     Raises `EngineError` if the worker refuses the batch or another program answered; re-raises the exception of a bug
     in the worker.

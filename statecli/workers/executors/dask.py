@@ -30,7 +30,7 @@ TIMEOUT_S = 10.0
 
 @contextmanager
 def use_dask(address: str) -> Iterator[Engine]:
-    """Yield the engine of the cluster whose scheduler is at `address`.
+    """Yield the engine for the Dask cluster whose scheduler is at `address`.
 
     Raises `MissingDependency` without Dask, and `EngineError` if no scheduler or no worker answers.
     """

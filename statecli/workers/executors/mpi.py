@@ -15,7 +15,7 @@ START_COMMAND = "mpiexec -n 3 python -m mpi4py.futures -m statecli …"
 
 @contextmanager
 def use_mpi() -> Iterator[Engine]:
-    """Yield the engine of the other ranks.
+    """Yield the engine that runs batches on the other MPI ranks.
 
     Raises `MissingDependency` without mpi4py, and `UsageError` if the job has no other ranks.
     """
