@@ -1,4 +1,4 @@
-"""Formats: readers that turn files into a `ModelState`, one module for each format.
+"""Readers that turn files into a `ModelState`: one module for each file format.
 
 A module has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the format in FILES or in FOLDERS. A module
 of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads several files through a function,

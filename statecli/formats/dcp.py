@@ -325,7 +325,7 @@ class _Files:
         self.unreadable.update(dict.fromkeys(names, message))
 
     def can_read(self, *places: Stored) -> bool:
-        """Return whether all these byte ranges are inside readable files."""
+        """Return whether each byte range in `places` is inside a readable file."""
         return all(
             stored.file in self.sizes and stored.offset + stored.length <= self.sizes[stored.file] for stored in places
         )

@@ -73,7 +73,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
-    """Return where the shard's piece of each tensor starts: an offset for each dimension, by tensor name."""
+    """Return the start of the shard's piece of each tensor, by tensor name: an offset for each dimension."""
     text = state.metadata.values.get(SHARDING_INFO_KEY)
     if type(text) is not str:
         raise MalformedError(

@@ -161,7 +161,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
 
 
 def _may_hold_ranks(path: str) -> bool:
-    """Return whether the folder has files that DeepSpeed may take for rank files, by the end of their names."""
+    """Return whether DeepSpeed may take a file in the folder for a rank file, because of the end of its name."""
     return files.is_folder(path) and (
         any(name.endswith(_STATES) for name in checkpoint_folder.list_files(path))
         or deepspeed_universal.is_universal(path)
@@ -521,7 +521,7 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
 
 
 def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
-    """Return a message for each parameter whose shape differs between ranks, by the parameter's name."""
+    """Map each parameter whose shape differs between ranks to an error message."""
     first, *others = models.items()
     first_shapes, problems = _read_facts(first[1]).shapes, {}
     for rank, model in others:

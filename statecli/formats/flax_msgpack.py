@@ -257,7 +257,6 @@ def _list_numbered(node: object) -> list[Any] | None:
 
 
 def _iter_parts(node: dict[str, Any]) -> Iterator[Any]:
-    """Yield the values of a map. In place of an inner map, yield its values."""
     for child in node.values():
         yield from child.values() if type(child) is dict else (child,)
 

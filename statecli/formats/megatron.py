@@ -240,7 +240,6 @@ def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
 
 
 def _map_dtypes(name: str, state: ModelState) -> dict[str, str]:
-    """Return the dtype of each model tensor by section and name."""
     model = (tensor for tensor in state.tensors if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER))
     return {f"{tensor.section.removeprefix(f'{name}.')}.{tensor.fqn}": tensor.dtype for tensor in model}
 

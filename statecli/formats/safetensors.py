@@ -168,7 +168,7 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def _parse_plain_header(raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str, HeaderEntry]]]:
-    """Parse a header in the form that libraries write, in a quarter of the strict parser's time and memory.
+    """Parse a header in the form that libraries write. This takes a quarter of the strict parser's time and memory.
 
     Raises `_NotPlain`, MalformedError or msgspec's errors for any other header, even if the strict parser would accept
     the header. msgspec silently keeps the last of two equal keys. Colons reveal equal keys: each key has a colon, and

@@ -46,7 +46,7 @@ COPY_ADVICE = "copy or download the missing files"
 
 
 class Index(msgspec.Struct, frozen=True):
-    """A parsed index: the folder as the user wrote it, the shard of each FQN, and all shards.
+    """A parsed index: the folder as typed by the user, the shard of each FQN, and all shards.
 
     `shards` has the order of first mention. `metadata` is the object of this name in the index.
     """
@@ -58,7 +58,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class Shards(msgspec.Struct, frozen=True):
-    """The readable shards of a folder by name, and the reason for each unreadable shard.
+    """The readable shards of a folder by name, and the reason why each other shard is unreadable.
 
     The reasons do not begin with a path. `missing_message` is one line about all `missing_shards`.
     """
@@ -143,7 +143,6 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
 
 
 def _list_series(match: re.Match[str]) -> list[str]:
-    """List all shards of a numbered series, present or missing."""
     count = match["count"]
     return [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
 
@@ -255,7 +254,6 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
 
 
 def _check_name(shard: str, label: str) -> None:
-    """Raise MalformedError unless the shard name is a plain file name on every system: no path, drive or URL."""
     if not is_plain_file_name(shard):
         raise MalformedError(f"{label} names {quoting.quote(shard)}, which is not a plain file name")
 
@@ -310,7 +308,6 @@ def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -
 
 
 def _strip_folder(why: str, folder: str, name: str) -> str:
-    """Remove the shard's path or name from the beginning of an error message."""
     return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {quoting.name(name)} ")
 
 
@@ -430,7 +427,7 @@ MAX_SEARCHED_FILES = 16
 
 
 def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
-    """Describe where a tensor is that no shard contains: in a file next to the shards, or nowhere."""
+    """Describe where a tensor that no shard contains is stored: in a file next to the shards, or nowhere."""
     for name in _find_unnamed(index)[:MAX_SEARCHED_FILES]:
         try:
             state = read_file(files.join(index.folder, name))

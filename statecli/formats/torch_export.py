@@ -616,7 +616,7 @@ def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]
 
 
 def _compute_program_digest(program: Mapping[str, Any]) -> str:
-    """Return a digest of a program's computation, with which a comparison detects that two programs differ.
+    """Return a digest of a program's computation, so that a comparison detects different programs.
 
     The digest excludes the metadata of nodes, because it has the source lines of the traced code.
     """

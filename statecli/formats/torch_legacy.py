@@ -167,7 +167,7 @@ def _locate_storages(
 def _walk_storages(
     source: ByteSource, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield each storage's key, the offset of its element count, this count, and the storage's size in bytes."""
+    """Yield key, offset of the element count, element count and size in bytes of each storage."""
     seen: set[str] = set()
     at = keys.end
     for key in keys.root:

@@ -183,7 +183,7 @@ def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
 
 
 def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
-    """Move a tensor into a section. Prefix its storage with the file's name, because each file counts from 0."""
+    """Move a tensor into a section. Prefix its storage with the file's name, because each file has a storage 0."""
     storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
     if of_model or tensor.kind not in REGISTERED_KINDS:
         return replace(tensor, section=section, storage=storage)

@@ -1,4 +1,4 @@
-"""Settings from the JSON files of a checkpoint folder, such as the model's class and the training progress.
+"""Read settings from JSON files of a checkpoint folder, such as the model's class and the training progress.
 
 `config.json` and `adapter_config.json` are written by `save_pretrained` of transformers, diffusers and peft,
 `trainer_state.json` by transformers' Trainer. A malformed file is reported as a note.
@@ -33,7 +33,7 @@ def list_config_files(path: str, names: Collection[str]) -> list[str]:
 
 
 def add_config_files(path: str, state: ModelState) -> ModelState:
-    """Return the state with the settings in the config files of the folder `path`, each prefixed with its file name."""
+    """Add the settings in the config files of the folder `path` to the state. Prefix each with its file name."""
     settings = state.metadata
     oddities = []
     for stem, longest in SETTINGS_FILES.items():

@@ -97,7 +97,7 @@ class SavedTensor(msgspec.Struct, gc=False):
 
 
 class Metadata(msgspec.Struct, gc=False):
-    """Contents of one `.metadata`. Every item has a name; `order` lists all names in the order of the state_dict.
+    """Contents of one `.metadata`. `order` lists the names of all items in the order of the state_dict.
 
     `tensors` maps a name to a saved tensor or to the reason for an unreadable tensor. `paths` maps a name to its path
     in the nested state_dict, if the planner wrote the paths; `places` maps a name to its pieces. `foreign` are imports

@@ -98,7 +98,7 @@ def refuse_big_endian(archive: Archive) -> None:
 
 
 def is_big_endian(archive: Archive) -> bool:
-    """Return whether the byteorder record says big-endian. Files of older torch have no such record (False)."""
+    """Return whether the byteorder record says big-endian. Older files without this record are not big-endian."""
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
     if any(record_name != name and record_name.lower() == name.lower() for record_name in archive.records):

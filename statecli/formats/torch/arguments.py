@@ -106,7 +106,7 @@ def count_elements(shape: tuple[int, ...], fqn: str) -> int:
 
 
 def compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
-    """Return the offset of the last element from the first, in elements."""
+    """Return the distance from the first to the last element, in elements."""
     if len(shape) != len(strides):
         raise MalformedError(f"{fqn}: its shape has {len(shape)} sizes, but there are {len(strides)} strides")
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

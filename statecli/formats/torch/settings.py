@@ -98,7 +98,7 @@ def _replace_tensor(node: object, digests: Digests) -> Any:
 
 
 def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], digest: str | None = None) -> Settings:
-    """Build the settings by path. Paths that look the same are written with the types of their keys."""
+    """Build the settings by path. If two paths look the same, write them with the types of their keys."""
     values: dict[str, Scalar] = {}
     spelled_types: dict[str, str] = {}
     count = Counter(path for path, _, _ in collected)

@@ -307,7 +307,7 @@ def _join_framed(parts: Iterable[bytes]) -> bytes:
 
 
 def _hash_parts(parts: Iterable[bytes]) -> bytes:
-    """Return a hash of the parts. Its first byte is `#`, with which no verbatim leaf begins."""
+    """Return a hash of the parts. Its first byte is `#`, because no verbatim leaf begins with this byte."""
     import hashlib  # a slow import, because loading OpenSSL takes longer than listing most checkpoints
 
     return b"#" + hashlib.sha256(_join_framed(parts)).digest()

@@ -33,7 +33,7 @@ class StorageId(msgspec.Struct, gc=False):
 
 
 class ResolvedStorage(NamedTuple):
-    """Storage whose id agrees with the file. `place` is None for a meta storage without bytes; `length` is in bytes."""
+    """Storage whose id agrees with the file. `place` is None for a meta storage. `length` is in bytes."""
 
     key: str
     dtype: str

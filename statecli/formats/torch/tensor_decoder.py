@@ -190,7 +190,7 @@ class TensorDecoder:
         return self.is_torch(node) or is_array(node)
 
     def is_torch(self, node: object) -> bool:
-        """Return whether the object becomes a torch.Tensor, which `load_state_dict` requires, or False for an array."""
+        """Return whether the object becomes a torch.Tensor and not an array. `load_state_dict` requires a tensor."""
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
