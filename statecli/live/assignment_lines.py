@@ -50,7 +50,7 @@ class Origins:
         self._is_continued = False
 
     def continue_for_instance(self) -> Origins:
-        """Return origins for another instance of the model, with the lines already recorded for each class."""
+        """Return origins for another instance of the model. They begin with the lines recorded for each class."""
         continued_origins = Origins(self._typed_paths)
         continued_origins._by_class = dict(self._by_class)
         continued_origins._is_continued = True

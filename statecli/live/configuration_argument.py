@@ -226,7 +226,7 @@ class JsonConfiguration(msgspec.Struct, frozen=True):
 
 
 def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> JsonConfiguration:
-    """Return which argument takes the configuration of `--config-json`, and how it is built. Raises ModelError."""
+    """Describe which argument takes the configuration of `--config-json`, and how it is built. Raises ModelError."""
     path = spec.options.config_json
     assert path is not None  # noqa: S101 - the caller has such a spec
     argument, config_class = find_configuration(Scope.around(spec, module, callee), callee)

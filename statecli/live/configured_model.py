@@ -153,7 +153,7 @@ def find_class(spec: ModelSpec) -> ConfiguredClass:
 
 
 def build_configured(name: str | None, library: str, config: str, trusts_code: bool, **arguments: Any) -> nn.Module:
-    """Build the class `name` from a configuration; if `name` is None, build the class that the configuration names.
+    """Build the class `name` from a configuration. If `name` is None, build the class that the configuration names.
 
     `config`: a file, or the folder with the file. Raises UsageError, ModelError, MissingDependency.
     """

@@ -129,7 +129,7 @@ class DeviceWatch:
                 self._sources[id(tensor)] = (tensor, TensorSource(fqn))
 
     def get_source(self, tensor: torch.Tensor) -> TensorSource | None:
-        """Return the recorded source of `tensor`, or None."""
+        """Return the recorded source of `tensor`, or None if no source is recorded."""
         entry = self._sources.get(id(tensor))
         return None if entry is None else entry[1]
 
@@ -270,7 +270,7 @@ class DeviceWatch:
         self._record_or_raise(mismatches, _SAME_DEVICE_MESSAGE)
 
     def _record_or_raise(self, mismatches: list[Mismatch], message: str) -> None:
-        """Record the mismatches, or raise `CudaRefusal`."""
+        """Record the mismatches so that forward continues, or raise `CudaRefusal` as CUDA would."""
         if any(self._must_raise(mismatch) for mismatch in mismatches):
             calls = tensor_sources.list_user_calls()
             if calls not in self.uncaught_calls:

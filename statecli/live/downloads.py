@@ -123,7 +123,7 @@ class _Guard:
             raise DownloadRefused(source or str(text))
 
     def wrap(self, original: Callable[..., Any], find_host: Callable[..., tuple[object, str]]) -> Callable[..., Any]:
-        """Return `original` with a check that raises DownloadRefused; `find_host` finds the host in the arguments."""
+        """Return `original` with a check that raises DownloadRefused. `find_host` finds the host in the arguments."""
 
         def connect(*args: Any, **kwargs: Any) -> Any:
             self.refuse(*find_host(*args, **kwargs))

@@ -68,7 +68,7 @@ def use_fake_gpu_with_values(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 
 def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run `func` on the CPU data; results that are arguments (in place, out=) stay the same objects."""
+    """Run `func` on the CPU data. Results that are arguments (in place, out=) stay the same objects."""
     tensors = list_tensors(*args, *kwargs.values())
     is_on_device = _is_result_on_device(func, args, kwargs, tensors)
     wrappers = {id(tensor.cpu_data): tensor for tensor in tensors if isinstance(tensor, FakeGpuTensor)}

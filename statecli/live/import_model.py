@@ -155,7 +155,7 @@ def find_import_folder(path: str, level: int | None = None) -> str | None:
 
 @contextmanager
 def _record_siblings(folder: str) -> Iterator[None]:
-    """Record the modules that the block imports from `folder`; forget modules imported earlier from other folders.
+    """Record the modules that the block imports from `folder`. Forget modules imported earlier from other folders.
 
     `a/net.py` and `b/net.py` may both `import layers`.
     """
@@ -298,7 +298,7 @@ def _get_member(obj: Any, name: str) -> Any:
 
 
 def _find_named_class(module: object, name: str) -> _Hint | None:
-    """Suggest the model class `name` in a package; return None if there is no such class."""
+    """Suggest the model class `name` in a package, or return None if there is no such class."""
     if not isinstance(module, types.ModuleType):
         return None
     # A library may load the module of a class only when the class is named.
@@ -333,7 +333,7 @@ def _find_inner_class(package: object, name: str, *, is_similar: bool) -> _Hint 
 
 
 def _find_moved_class(module: object, name: str) -> _Hint | None:
-    """Suggest the model class `name` in another module of the package; return None if there is none."""
+    """Suggest the model class `name` in another module of the package, or return None if there is none."""
     package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if package is None or package is module or not hasattr(package, "__path__"):
         return None
@@ -362,7 +362,7 @@ def _find_unloaded_class(package: object, name: str) -> _Hint | None:
 
 
 def _import_quietly(name: str) -> types.ModuleType | None:
-    """Import and return a module of a library; return None if the import fails."""
+    """Import and return a module of a library, or return None if the import fails."""
     with suppress(Exception):  # any error may be ignored, because the user named another class of the library
         return importlib.import_module(name)
     return None

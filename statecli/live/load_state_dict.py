@@ -73,7 +73,7 @@ def _has_own_loading(root: nn.Module) -> bool:
 
 
 def _silence_extra_states(root: nn.Module) -> list[str]:
-    """Make each `set_extra_state` do nothing; return the keys of these extra states."""
+    """Make each `set_extra_state` do nothing. Return the keys of these extra states."""
     keys = []
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is not nn.Module.set_extra_state:
@@ -177,7 +177,7 @@ class _Refusal:
 
 
 def _load_all(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> tuple[list[str], list[str], list[str]]:
-    """Load as torch 2.13's `nn.Module.load_state_dict` does; return missing names, unexpected names and messages."""
+    """Load as torch 2.13's `nn.Module.load_state_dict` does. Return missing names, unexpected names and messages."""
     missing: list[str] = []
     unexpected: list[str] = []
     messages: list[str] = []

@@ -175,7 +175,7 @@ def is_torch_code(method: Callable[..., Any]) -> bool:
 
 
 def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
-    """Return True if `module.to` runs code outside of torch; `modules` are all registered modules."""
+    """Return True if `module.to` runs code outside of torch. `modules` are all registered modules."""
     methods: list[Callable[..., Any]] = [type(module).to]
     methods += [type(module_)._apply for module_ in modules]
     return not all(map(is_torch_code, methods))
@@ -276,7 +276,7 @@ def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
 
 
 def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """Return (name, tensor) for each tensor in a state_dict; `preds[0]` is an item of the list in `preds`."""
+    """Return (name, tensor) for each tensor in a state_dict. The tensors in a list `preds` are called `preds[0]`..."""
     keys = {f"[{key!r}]": str(key) for key in entries if type(key) is str}
     tensors = []
     for unregistered in result.unregistered:

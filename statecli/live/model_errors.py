@@ -88,7 +88,7 @@ def _suggest_command(error: BaseException) -> Advice | None:
 
 
 def _suggest_package(error: BaseException) -> str:
-    """Return advice to install a missing package, or a package that fits this version of torch; "" for other errors."""
+    """Return advice to install a missing package, or to upgrade a package built for another version of torch."""
     unfit = _OPERATOR.search(get_exception_text(error)) if isinstance(error, RuntimeError) else None
     if unfit is not None:
         command = install_packages("torch", unfit["package"], upgrade=True)
@@ -101,7 +101,7 @@ def _suggest_package(error: BaseException) -> str:
 
 
 def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
-    """Return advice to trust a repository if torch.hub asked and got no answer, else an empty text."""
+    """Return advice to trust a repository if torch.hub asked and got no answer, or else an empty text."""
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not isinstance(error, EOFError) or "_check_repo_is_trusted" not in names:
         return ""
@@ -138,7 +138,7 @@ def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller:
 
 
 def _suggest_input(error: BaseException) -> str:
-    """Return the `--input` that the model expects if a torch layer got a wrong input, else an empty text.
+    """Return the `--input` that the model expects if a torch layer got a wrong input, or else an empty text.
 
     An nn.Embedding takes ids. An nn.Linear with the model's own input takes another size of its last dimension, an
     nn.Conv1d, Conv2d or Conv3d another number of channels.
@@ -210,7 +210,7 @@ def _locate_error(error: BaseException) -> SourceLine | None:
 
 
 def describe_model_error(error: BaseException) -> str | None:
-    """Return `TypeError: message (net.py:3)` if code outside of statecli and torch raised `error`, else None."""
+    """Return `TypeError: message (net.py:3)` if code outside of statecli and torch raised `error`, otherwise None."""
     place = _find_deepest_user_line(error)
     if place is None:
         return None
@@ -229,7 +229,7 @@ def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
 
 
 def _find_deepest_user_line(error: BaseException) -> SourceLine | None:
-    """Return the deepest line of the user's code, else the deepest line outside of statecli and torch.
+    """Return the deepest line of the user's code, or else the deepest line outside of statecli and torch.
 
     For an endless recursion, return the line that recurses.
     """

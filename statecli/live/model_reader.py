@@ -118,7 +118,7 @@ class _Table:
         self.oddities.append(Oddity(kind.value, message, name, origin=origin))
 
     def get_module(self, name: str) -> nn.Module:
-        """Return the registered module of this name; "" is the root."""
+        """Return the registered module of this name. The name of the root is ""."""
         if not self._modules:
             self._modules = {prefix.rstrip("."): module for prefix, module in self.walk.modules}
         return self._modules[name]
@@ -380,7 +380,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
 
 
 def _locate_registration(table: _Table, entry: RegisteredName) -> SourceLine | None:
-    """Return the line that assigned the tensor, else the line that assigned its nearest parent module."""
+    """Return the line that assigned the tensor, or else the line that assigned its nearest parent module."""
     place = table.built.origins.locate(entry.owner, entry.attribute)
     path = entry.key.removesuffix(entry.attribute).rstrip(".")
     while place is None and path:

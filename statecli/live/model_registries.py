@@ -30,7 +30,6 @@ _EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Find a model registry by the name of its package or of its module, or return None."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 
@@ -59,7 +58,7 @@ def find_builder(spec: ModelSpec, package: object) -> Callable[..., Any] | None:
 
 
 def find_target(name: str) -> str | None:
-    """Return the model spec `package:name` if the registry of an installed package has the model `name`, else None."""
+    """Return the spec `package:name` if the registry of an installed package has the model `name`, otherwise None."""
     for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():
@@ -72,7 +71,7 @@ def find_target(name: str) -> str | None:
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
-    """Return the names of a registry's module and of its build function. `find_builder` must accept the spec."""
+    """Return the names of a registry's module and of its build function, for a spec that `find_builder` accepts."""
     registry = _find_registry(spec.module)
     assert registry is not None  # noqa: S101 - `find_builder` has found the registry
     return registry.module, f"{registry.module}.{registry.build}"

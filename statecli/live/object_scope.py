@@ -108,7 +108,7 @@ class Scope:
         return True
 
     def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
-        """Return the first module that defines the first part of a name (`nn` of `nn.GELU`), or None."""
+        """Return the first module that defines the first part of a name (`nn` of `nn.GELU`), or None if none does."""
         first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 
@@ -116,7 +116,7 @@ class Scope:
         return object_name.module or self.spec.module
 
     def _look_up(self, object_name: ObjectName) -> FoundObject | None:
-        """Return the object of a name, `_MISSING` if only the name's first part is known, or None if no part is."""
+        """Return the object of a name: `_MISSING` if only the first part is known, or None if no part is known."""
         if object_name.module is not None:
             owner = self._import(object_name.module)
             return (

@@ -37,7 +37,7 @@ def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> Lo
 
 
 def _apply_ignore_patterns(module: Any, answer: LoadReport) -> LoadReport:
-    """Remove from the report all names that the class does not save, may lack or does not read."""
+    """Remove the names that the class does not save, allows to be missing or does not read (`_keys_to_ignore_...`)."""
     unsaved = set(module._keys_to_ignore_on_save or ())
     ignored_missing = [name for name in answer.missing if name in unsaved]
     ignored_missing += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)

@@ -46,7 +46,7 @@ def use_installed_only(*folders: str) -> Iterator[None]:
 
 @contextmanager
 def use_folder_last(folder: str = os.curdir) -> Iterator[None]:
-    """Import installed packages first in the block, then from the dropped sys.path entries and from `folder`.
+    """Import installed packages first in the block, then from dropped sys.path entries, and last from `folder`.
 
     For a module that the user typed: a file of the current folder does not take the place of an installed module.
     """

@@ -95,7 +95,7 @@ def correct_package(name: str) -> str:
 
 
 def parse_spec(text: str) -> ModelSpec | None:
-    """Parse a spec; return None for any other text (a path, a URL, a Windows drive).
+    """Parse a spec, or return None for any other text (a path, a URL, a Windows drive).
 
     Raises UsageError for a spec with invalid arguments.
     """

@@ -66,7 +66,7 @@ class _CodeArgument(Exception):
 
 
 def parse_arguments(text: str, base: str, arguments_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse `arguments_text`, the part of the spec `text` after its first parenthesis; `base` is the part before.
+    """Parse `arguments_text`, the part of the spec `text` after its first parenthesis. `base` is the part before.
 
     Raises UsageError.
     """

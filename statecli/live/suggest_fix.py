@@ -428,7 +428,6 @@ def _suggest_for_modules(container: object, site: _Site) -> str:
 
 
 def _list_modules(container: object) -> list[nn.Module]:
-    """Return the modules in a container and in its inner containers."""
     members = _list_members(container)
     inner = [part for member in members if issubclass(type(member), (list, tuple)) for part in _list_members(member)]
     return [member for member in (*members, *inner) if issubclass(type(member), nn.Module)]
@@ -477,7 +476,7 @@ def _is_named_module(member: object) -> bool:
 
 
 def _format_assignment(kind: str, site: _Site, value: str, container: object) -> str:
-    """Return `self.name = nn.<kind>(value)`; `{}` in `value` stands for the present value."""
+    """Return `self.name = nn.<kind>(value)`. In `value`, `{}` stands for the present value of the attribute."""
     lacking_uses = _find_lacking(kind, site, container)
     if any(use.constructs for use in lacking_uses) or site.source is None or not _is_complete(site, container):
         text = f"{AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
@@ -558,7 +557,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
 
 
 def _is_parameter_call(value: ast.expr) -> bool:
-    """Return True if the expression is `nn.Parameter(…)`, which no module registers if it is in a class body."""
+    """Return True if the expression is `nn.Parameter(…)`. In a class body, no module registers this parameter."""
     return isinstance(value, ast.Call) and getattr(value.func, "attr", getattr(value.func, "id", "")) == "Parameter"
 
 
@@ -568,7 +567,7 @@ def _is_refused_by_leaf(use: AttributeUse) -> bool:
 
 
 def _format_buffer(site: _Site, owner: str, value: str, rebuild: Rebuild, further_lines: str = "") -> str:
-    """Return the registration of a buffer: persistent for a random value, not persistent for any other value."""
+    """Return code that registers a buffer: persistent for a random value, not persistent for any other value."""
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(f'{owner}.register_buffer("{site.name}", {value}){further_lines}', site.get_key())
     text = f'{owner}.register_buffer("{site.name}", {value}, persistent=False){further_lines}'
@@ -583,7 +582,6 @@ SAVING_COMMENT = (
 
 
 def _add_loading(text: str, keys: str) -> str:
-    """Add the comment on how to load older checkpoints, which lack the keys that the fix adds to the state_dict."""
     return f"{text}\n# older checkpoints lack {keys}; load_state_dict(state, strict=False) keeps initial values"
 
 
@@ -822,14 +820,12 @@ def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -
 
 
 def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
-    """Return how to register the tensor, as a phrase for messages."""
     if tensor.requires_grad:
         return "an nn.Parameter"
     return "a buffer" if rebuild is Rebuild.DIFFERENT else "a buffer with persistent=False"
 
 
 def _add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> str:
-    """Append how to load older checkpoints, if the registration adds a key to the state_dict."""
     is_new = tensor.requires_grad or rebuild is Rebuild.DIFFERENT
     return _add_loading(text, "its key") if is_new else text
 
@@ -869,7 +865,7 @@ _LIBRARY_MODULES = ("argparse", "builtins", "functools", "itertools", "types")
 
 
 def _find_holder(unregistered: UnregisteredTensor) -> Any:
-    """Return the holder of the tensor: an unregistered module, else the object that holds the tensor directly."""
+    """Return the holder of the tensor: an unregistered module, or else the object that holds the tensor directly."""
     for step in unregistered.steps[:-1]:
         if issubclass(type(step.value), nn.Module):
             return step.value

@@ -101,7 +101,7 @@ def write_options(spec: ModelSpec, callee: Callee) -> Iterator[str]:
 
 
 def list_options(callee: Callee) -> dict[str, tuple[Any, ...]]:
-    """Return the values that the annotation of an argument lists, by the name of the argument."""
+    """Map the name of an argument to the values that its annotation lists, as in `Literal["G", "B"]`."""
     hints: dict[str, Any] = {}
     is_class = isinstance(callee, type)
     for function in [getattr(callee, name) for name in ("__new__", "__init__")] if is_class else [callee]:
@@ -166,7 +166,7 @@ def _write_value(callee: Callee, name: str, scope: Scope, number: int | None, de
 
 
 def _write_literal(annotation: str, number: int | None) -> Any:
-    """Return a literal of the annotated type, built from `number`; `...` if `number` is None."""
+    """Return a literal of the annotated type, built from `number`, or `...` if `number` is None."""
     if number is None:
         return ObjectName("...")
     if takes_sequence(annotation):
@@ -208,6 +208,6 @@ def get_annotation_text(parameter: inspect.Parameter) -> str:
 
 
 def is_module_class(value: object) -> bool:
-    """Return True for a subclass of nn.Module; False while torch is not imported."""
+    """Return True for a subclass of nn.Module, or False while torch is not imported."""
     nn = sys.modules.get("torch.nn")
     return nn is not None and isinstance(value, type) and issubclass(value, nn.Module)

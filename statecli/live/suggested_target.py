@@ -36,7 +36,7 @@ class Advice(NamedTuple):
 
 
 def advise_line(word: str, *, question: str = "") -> Advice:
-    """Return the advice to write a model spec; `word` is the spec quoted for a shell."""
+    """Return the advice to write a model spec. `word` is the spec quoted for a shell."""
     return Advice(f"write {word}", (word,), question)
 
 

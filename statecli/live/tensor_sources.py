@@ -32,7 +32,7 @@ class FileVariable(NamedTuple):
 
 
 class How(Enum):
-    """How a line of forward got a tensor: created, drawn with a generator, copied off the device, or computed.
+    """Way in which a line of forward got a tensor: created, drawn with a generator, copied off the device, or computed.
 
     COMPUTED: computed from tensors of unknown source.
     """
@@ -114,7 +114,7 @@ class Mismatch:
 
 
 class CudaRefusal(RuntimeError):
-    """The error that CUDA would raise; a model may catch the error."""
+    """The error that CUDA would raise. A model may catch the error."""
 
     def __init__(self, message: str, mismatches: Iterable[Mismatch], stack: CallStack) -> None:
         super().__init__(message)

@@ -70,7 +70,6 @@ def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
 
 
 def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
-    """Return the shape and the number of elements. The shape of a nested tensor is None."""
     if not tensor.is_nested:
         return tuple(int(size) for size in tensor.shape), tensor.numel()
     return None, tensor.values().numel()
@@ -95,7 +94,7 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def identify_storage(tensor: torch.Tensor) -> int | str:
-    """Return an identity of the memory of `tensor`: equal for tensors that share a storage.
+    """Return an identity of the memory of `tensor`, which is equal for tensors that share a storage.
 
     The identity of a sparse tensor is the storage of its values; tensors without storage (mkldnn, some subclasses) get
     a number of their own.

@@ -17,7 +17,7 @@ import torch
 
 
 class Settings(NamedTuple):
-    """Process-wide settings of torch; `device` is None if no default device was ever set."""
+    """Process-wide settings of torch. `device` is None if no default device was ever set."""
 
     dtype: torch.dtype
     device: torch.device | None
@@ -46,7 +46,7 @@ _SETTERS: tuple[Callable[[Any], object], ...] = (
 
 @contextmanager
 def keep_settings(settings: Settings | None = None) -> Iterator[None]:
-    """Apply `settings`, if given, while the block runs; restore the previous settings afterwards."""
+    """Apply `settings`, if given, while the block runs. Afterwards restore the previous settings."""
     previous_settings = read_settings()
     if settings is not None:
         apply_settings(settings)

@@ -212,7 +212,7 @@ class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
 
 
 class Holding(enum.Enum):
-    """How a model holds a tensor. Each value is a phrase for messages."""
+    """Way in which a model holds a tensor. Each value is a phrase for messages."""
 
     PARAMETER = "a parameter"
     BUFFER = "a buffer"
@@ -253,7 +253,7 @@ class WalkResult:
     _repeats: dict[str, _Repeats] = field(default_factory=dict)
 
     def map_holdings(self) -> dict[str, Holding]:
-        """Map the name of each tensor to how the model holds the tensor."""
+        """Map the name of each tensor to its `Holding`, the way in which the model holds it."""
         names = {entry.fqn: Holding.UNREGISTERED for entry in self.unregistered}
         for entry in self.registered:
             if entry.tensor is not None:
@@ -318,7 +318,7 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def _read_registry(module: nn.Module, name: str, attributes: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the entries of the registry `name`, such as `_parameters`; `attributes` is the module's own dict."""
+    """Return the entries of the registry `name`, such as `_parameters`. `attributes` is the module's own dict."""
     entries = dict.get(attributes, name)
     if type(entries) is dict:
         return list(entries.items())
@@ -331,7 +331,7 @@ def _read_registry(module: nn.Module, name: str, attributes: dict[str, Any]) -> 
 
 
 def _collect_registered(root: nn.Module, result: WalkResult) -> None:
-    """Collect the registered names in state_dict order; a shared module is listed under each of its names."""
+    """Collect the registered names in state_dict order. A shared module is listed under each of its names."""
     stack: list[tuple[str, nn.Module | None, int]] = [("", root, 0)]
     module_ids_above: list[int] = []  # ids of the modules from the root to the current module
     ids_above: set[int] = set()
@@ -699,7 +699,7 @@ def _is_object_array(kind: type) -> bool:
 
 
 def _list_array(array: object, _: bool) -> Iterator[tuple[str, Any, str]]:
-    """Yield the contents of an array of Python objects as nested lists; arrays of numbers hold no tensor."""
+    """Yield the contents of an array of Python objects as nested lists. An array of numbers holds no tensor."""
     kind = sys.modules["numpy"].ndarray
     if kind.__dict__["dtype"].__get__(array).hasobject:
         yield ".tolist()", kind.tolist(array), "item"
