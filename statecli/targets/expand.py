@@ -147,7 +147,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def glob_covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether the parts of the glob match this path or one of its parent folders."""
+    """Return whether the glob in `pattern` matches the path in `parts` or one of its parent folders."""
     if not pattern or pattern == [""]:
         return True
     first, remaining_pattern = pattern[0], pattern[1:]

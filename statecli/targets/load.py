@@ -83,7 +83,7 @@ def _find_configuration(path: str) -> str | None:
 
 
 def name_class(text: str) -> str:
-    """Replace a folder or repository by its configuration file; return any other text unchanged."""
+    """Replace a folder or repository by its configuration file. Return any other text unchanged."""
     path, _ = split_class_options(text)
     if files.get_name(path) in _CONFIGURATION or not files.is_folder(path):
         return text
@@ -92,7 +92,6 @@ def name_class(text: str) -> str:
 
 
 def _parse_hub_model(text: str) -> ModelSpec | None:
-    """Return the spec of a torch.hub model, or None for any other text."""
     match = _HUB_MODEL.match(text)
     return match and parse_spec(f"torch.hub:load({match['repository']!r}, {match['model']!r})")
 

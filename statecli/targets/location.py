@@ -30,7 +30,7 @@ class Location(msgspec.Struct, frozen=True):
 
 
 def locate(finding: Finding) -> Location:
-    """Return the location of a finding: its source line, else its bytes, else the file of its target."""
+    """Return the location of a finding: its source line, or else its bytes, or else the file of its target."""
     if finding.origin is not UNSET:
         return Location(finding.origin.file, finding.origin.line)
     if finding.place is not UNSET:
@@ -73,7 +73,7 @@ def resolve_name(name: str, folder: str) -> str:
 
 
 def _resolve_remote_name(folder: str, name: str) -> str:
-    """Resolve `name` relative to a remote folder; `..` cannot leave the host."""
+    """Resolve `name` relative to a remote folder. `..` cannot leave the host."""
     path = split_section(name)[0]
     for step in path.split("/"):
         parent = files.get_folder(files.make_absolute(folder))

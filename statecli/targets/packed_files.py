@@ -179,7 +179,7 @@ class _Unpacked:
         self._begin_stream()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` unpacked bytes from `offset` on; fewer if the data ends or is damaged. Raises _TooLarge."""
+        """Return `length` unpacked bytes from `offset`, or fewer if the data ends or is damaged. Raises _TooLarge."""
         end = self._start + len(self._window)
         if end < offset + length:
             chunks = [self._window]
@@ -311,7 +311,7 @@ def _open_lzma(properties: int, size: bytes) -> Any:
 
 
 def _list_errors() -> tuple[type[Exception], ...]:
-    """Return the types of errors that decompressors raise for damaged data. Imports lzma only when this is called."""
+    """Return the types of errors that decompressors raise for damaged data. Does not import lzma for its error."""
     errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
     return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
 
