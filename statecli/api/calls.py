@@ -186,7 +186,7 @@ _CONVERTER_BY_OPTION: dict[str, Callable[[Any], Any]] = {
 
 
 def _get_result(outcome: Outcome[_Result], frames: int = 5) -> _Result:
-    """Return the result. The outcome's warning becomes a FutureWarning at the user's line, `frames` frames above."""
+    """Return the outcome's result. Issue its warning as a FutureWarning at the user's line, `frames` frames above."""
     if outcome.warning is not None:
         warnings.warn(outcome.warning, FutureWarning, stacklevel=frames)
     return outcome.result
@@ -230,7 +230,7 @@ def diff(before: object, after: object, **arguments: Any) -> Diff:
 
 
 def _name_side(side: object, saved_objects: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
-    """Return the text of a side of a diff: the path of a saved object, the name of a snapshot, or the given text."""
+    """Return the name of one side of a diff: a saved object's path, a snapshot's name, or the given text."""
     if not isinstance(side, Snapshot):
         return save_if_live(side, saved_objects)
     if side.path is not None:
@@ -308,7 +308,7 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
 
 
 def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:
-    """Return a context that restores torch's settings and the model after running model code, if torch is installed."""
+    """Return a context manager that restores torch's settings and the model after the block, if torch is installed."""
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:

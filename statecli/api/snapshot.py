@@ -30,7 +30,7 @@ class Snapshot:
     """
 
     def __init__(self, target: LiveObject, *, values: bool = False) -> None:
-        """Read the values of the object once; see the class.
+        """Read the values of the object once (see the class).
 
         Raises:
             UsageError: The target is not a live object, or cannot be saved.
