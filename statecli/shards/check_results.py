@@ -26,7 +26,7 @@ _MAX_EXPONENT = 1 << 20
 
 
 def find_invalid_field(task: object, result: object) -> str | None:
-    """Return the first field of a result that is impossible for its task; None if all fields are possible."""
+    """Return the first field of a result that is impossible for its task, or None if all fields are possible."""
     return next((name for name, is_possible in _check_result(task, result) if not is_possible), None)
 
 
@@ -86,7 +86,7 @@ def _list_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
 
 
 def _check_counts(tally: Tally, elements: int, values: int) -> Checks:
-    """Check counts against the number of `elements` that may have changed and the number of compared `values`."""
+    """Yield whether each count is possible. `elements`: elements that may have changed; `values`: compared values."""
     yield "changed", 0 <= tally.changed <= elements
     yield "finite", 0 <= tally.finite <= values
     yield "left_out", 0 <= tally.left_out <= values - tally.finite
@@ -110,7 +110,7 @@ def _is_sum(total: Wide) -> bool:
 
 
 def _is_product(product: Wide, before: Wide, after: Wide) -> bool:
-    """Return whether a product is possible for two norms (Cauchy-Schwarz inequality), apart from rounding."""
+    """Return whether a dot product is possible for two vector norms (Cauchy-Schwarz inequality), up to rounding."""
     if not product.mantissa or not all(math.isfinite(side.mantissa) for side in (product, before, after)):
         return True
     if not before.mantissa or not after.mantissa:

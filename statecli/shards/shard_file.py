@@ -205,7 +205,7 @@ def _check_count(path: str, head: Head, own_count: int) -> None:
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file with their line ends; the last line may have no line end."""
+    """Yield the lines of a file with their line ends. The last line may have no line end."""
     remainder, count = b"", 0
     for piece in _read_pieces(path):
         *complete_lines, remainder = (remainder + piece).split(b"\n")
@@ -264,7 +264,7 @@ def _decode_task(path: str, number: int, raw: bytes) -> tuple[TaskKey, StoredRes
 
 
 def _pack_result(result: object) -> Any:
-    """Return most results as bytes, because objects take ten times the memory; return other results unchanged."""
+    """Return most results as bytes, because objects take ten times the memory. Return other results unchanged."""
     try:
         return msgspec.msgpack.encode(result) if isinstance(result, Comparison) else result
     except OverflowError:  # the integer has 65 bits

@@ -1,4 +1,4 @@
-"""Keys of tasks in a shard file, and the result type of each function."""
+"""Keys of tasks in a shard file, and the result type of each task function."""
 
 from __future__ import annotations
 
