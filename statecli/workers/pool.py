@@ -263,7 +263,7 @@ def run_in_background(function: Callable[[_Argument], _Result], argument: _Argum
 def _submit_to_process(
     function: Callable[[_Argument], _Result], argument: _Argument
 ) -> Iterator[tuple[Executor, Future[_Result]]]:
-    """Start `function(argument)` in another process; yield its executor and its future. Raises _NoWorkers."""
+    """Start `function(argument)` in another process. Yield its executor and its future. Raises _NoWorkers."""
     with _process_executor(1) as executor:
         with defer_interrupt(), _detect_no_workers():
             future = executor.submit(function, argument)

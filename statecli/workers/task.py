@@ -29,7 +29,7 @@ class Task(Protocol):
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files that the task reads; duplicates are allowed."""
+        """Paths of the files that the task reads. A path may occur more than once."""
 
     @property
     def identity(self) -> object:

@@ -65,7 +65,7 @@ run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
 
 
 def pack(function: Callable[..., Any], shared: object, batch: Sequence[Any]) -> PackedBatch:
-    """Pack a batch for a worker; its relative paths are resolved from the working folder of this process."""
+    """Pack a batch for a worker. Relative paths are resolved from the working folder of this process."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - no worker would call another function
     folder = os.path.join(_get_current_folder(), PATH_MARK)
@@ -78,7 +78,7 @@ def pack(function: Callable[..., Any], shared: object, batch: Sequence[Any]) -> 
 
 
 def _get_current_folder() -> str:
-    """Return the working folder; "" if it was removed, because relative paths are then invalid."""
+    """Return the working folder, or "" if it was removed, because relative paths are then invalid."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -210,7 +210,7 @@ class LocalVersion(msgspec.Struct, frozen=True):
 
 
 def _read_version(path: str) -> LocalVersion | None:
-    """Return the version of a file; None if it does not exist."""
+    """Return the version of a file, or None if the file does not exist."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

@@ -79,7 +79,7 @@ def _require_workers(client: Any, flag: str) -> None:
 
 
 def _count_threads(client: Any) -> int:
-    """Return the number of threads of all workers; 0 if the scheduler does not answer (`_Watch` reports this)."""
+    """Return the number of threads of all workers, or 0 if the scheduler does not answer (`_Watch` reports this)."""
     with suppress(OSError, *TIMEOUT_ERRORS):
         return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT_S).values())
     return 0
@@ -123,7 +123,7 @@ class _Watch:
         return "the scheduler has stopped or does not answer" if workers is None else "all workers have stopped"
 
     def _count_workers(self) -> int | None:
-        """Return 1 if there are workers, 0 if not; None if the scheduler does not answer."""
+        """Return 1 if there are workers, 0 if there are none, or None if the scheduler does not answer."""
         if self._client.status != "running":
             return None
         with suppress(OSError, *TIMEOUT_ERRORS):

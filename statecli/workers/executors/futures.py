@@ -97,7 +97,7 @@ class ExecutorEngine:
 
 
 def _lacks_statecli(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, is Python's error for a failed import of statecli."""
+    """Return whether an error, or its cause, shows that Python could not import statecli."""
     while error is not None:
         if isinstance(error, (ImportError, AttributeError)) and "statecli" in str(error):
             return True

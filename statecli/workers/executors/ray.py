@@ -36,7 +36,7 @@ class _RayExecutor(Executor):
 
 @contextmanager
 def use_ray(address: str) -> Iterator[Engine]:
-    """Yield the engine of the cluster at `address`; "" starts a cluster on this machine.
+    """Yield the engine of the Ray cluster at `address`. An empty address starts a cluster on this machine.
 
     Raises `MissingDependency` without Ray, and `EngineError` if no cluster answers.
     """
@@ -96,7 +96,7 @@ def _exchange_hello(server: socket.socket, deadline: float) -> None:
 
 
 def _connect(ray: Any, address: str, flag: str) -> None:
-    """Connect to a cluster; without an address, start a cluster with this machine's cores."""
+    """Connect to a cluster. Without an address, start a cluster with this machine's cores."""
     if address:
         _require_answer(address, flag)
     options = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
