@@ -397,7 +397,7 @@ class _Items:
             return _build_damaged_tensor(f"{origin}{error}")
 
     def _read_item(self, fqn: str, stored: Stored) -> Any:
-        """Return the root of an item's pickle. Prefix its storage keys, because each archive counts them from 0."""
+        """Return the root of an item's pickle. Prefix its storage keys, because each archive numbers them from 0."""
         folder = self.folder
         pickle, storages, _ = torch_zip.read_contents(
             files.join(folder.path, stored.file), stored.offset, stored.length

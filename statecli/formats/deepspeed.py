@@ -80,7 +80,7 @@ class Files(NamedTuple):
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Return whether the folder or its subfolders have rank files. Subfolders do not count next to a whole model."""
+    """Return whether the folder or its subfolders have rank files. Subfolders next to a whole model do not count."""
     if not files.is_folder(path):
         return False
     if _has_ranks(path) or _find_misleading_tracker(path) is not None:
@@ -406,7 +406,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether a checkpoint is universal: it has a folder `zero/`, or it has the name and no optimizer files."""
+    """Return whether a checkpoint has a folder `zero/`, or is called universal and has no optimizer files."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)

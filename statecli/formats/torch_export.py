@@ -451,7 +451,7 @@ def _read_object(node: object, fqn: str, label: str) -> dict[str, Any]:
 
 
 def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
-    """Refuse a tensor whose dtype or device differs from the first tensor in its record: torch uses the first."""
+    """Refuse a dtype or device other than that of the record's first tensor, because torch uses the first for all."""
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(

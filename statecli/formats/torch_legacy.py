@@ -190,7 +190,7 @@ def _walk_storages(
 
 
 def _check_count(key: str, numel: int, recorded: bytes) -> int:
-    """Raise MalformedError for a wrong count before a storage. Return 0 for `Guard`, because data is not shifted."""
+    """Raise MalformedError for a wrong element count. Return 0 (see `Guard`), because the data is not shifted."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")

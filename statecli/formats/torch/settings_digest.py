@@ -163,7 +163,7 @@ class Digests:
             self._digests_by_id[id(first)] = self._hash_container(first, parts, {})
 
     def _hash_cycle(self, cycle: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
-        """Return a digest of each container in a cycle. Hash all in rounds, until a round finds no new difference.
+        """Return a digest of each container in a cycle. Hash them in rounds, until a round finds no new difference.
 
         The classes of a round and their parts describe the whole cycle, independent of the entry point.
         """

@@ -114,7 +114,7 @@ class StorageResolver:
 
 
 def _select_view(root: ByteRange, view: object, itemsize: int, fqn: str) -> ByteRange:
-    """Return the byte range in a storage that the view in an old persistent id selects: (view key, offset, size).
+    """Return the byte range that a view (key, offset, size) in an old persistent id selects in a storage.
 
     Only torch before 0.4 wrote this item, because a storage could be a view of another. Both numbers count elements.
     """
