@@ -191,7 +191,7 @@ def _quote_names(value: object) -> Any:
 def _advise_modules(
     spec: ModelSpec, callee: Callee, none_parameters: Sequence[inspect.Parameter], text: str
 ) -> Advice | None:
-    """Return advice to pass modules for arguments whose default is None. Return None if no value is known."""
+    """Return advice to pass modules for arguments that default to None, or no advice if no value is known."""
     modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)

@@ -395,7 +395,7 @@ def reads(value: ast.expr | None, name: str) -> bool:
 
 
 def find_torch_nn_name(filename: str) -> str | None:
-    """Return the file's name for `torch.nn`, "nn" if it is unreadable, or None if it imports neither torch nor nn."""
+    """Return the name of `torch.nn` in a file, "nn" if unreadable, or None if the file imports neither torch nor nn."""
     file = _parse_file(filename)
     return "nn" if file is None else _find_torch_nn_name(file)
 

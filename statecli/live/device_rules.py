@@ -156,7 +156,7 @@ class DeviceWatch:
         return strays
 
     def find_off_cpu(self, func: object, args: object, kwargs: object) -> list[torch.Tensor]:
-        """Return the device tensors where the operator needs CPU tensors. Record them, or raise `CudaRefusal`."""
+        """Return tensors on the device that the operator needs on the CPU. Record them, or raise `CudaRefusal`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
             return []

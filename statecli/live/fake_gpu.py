@@ -158,7 +158,7 @@ class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_real_tensor(values: Iterable[Any]) -> bool:
-    """Return True if an operator's arguments contain a value that is neither fake nor plain, also inside lists."""
+    """Return True if an operator's arguments contain a real tensor or an unknown object, also inside lists."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor or kind in PLAIN_TYPES:

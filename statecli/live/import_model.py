@@ -369,7 +369,7 @@ def _import_quietly(name: str) -> types.ModuleType | None:
 
 
 def _map_model_classes(package: object) -> dict[str, str]:
-    """Map each model class in a package to the imported module with the fewest dots that has the class."""
+    """Map each model class in a package to an imported module with this class: the module with the fewest dots."""
     start = f"{getattr(package, '__name__', '')}."
     keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
     modules: dict[str, str] = {}

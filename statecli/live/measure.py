@@ -80,7 +80,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 
 
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
-    """Move `built.module` to fresh memory in place of a device. If this fails, try other moves on new instances."""
+    """Move `built.module` to fresh memory instead of a device. If this fails, try other moves on new instances."""
     reasons: list[str] = []
     stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing

@@ -82,7 +82,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
-    """Suggest the last install command in an ImportError (it has no extras). Return None if there is no command."""
+    """Suggest the last install command in an ImportError, which installs no extras. Return None if there is none."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 

@@ -330,7 +330,7 @@ def _is_refused(value: ast.expr) -> bool:
 def _suggest_registration(
     unregistered: UnregisteredTensor, site: _Site, other_names: MemoryNames, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
-    """Return the fix for a tensor in an attribute or in its container. Return None for deeper tensors."""
+    """Return the fix for a tensor in an attribute or in a container in an attribute, or None for a deeper tensor."""
     steps = unregistered.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return (

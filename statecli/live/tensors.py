@@ -152,7 +152,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return False only if two tensors of a storage cannot share an element, as neighbours or interleaved columns."""
+    """Return False only if two tensors of a storage cannot share an element (neighbours, interleaved columns)."""
     if first.layout != torch.strided or second.layout != torch.strided or first.dtype != second.dtype:
         return True
     if first.is_quantized or not first.numel() or not second.numel():

@@ -620,7 +620,7 @@ def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 
 def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
-    """Return the ids of a tensor's attribute values that a move of the tensor may move too, such as `quant_state`.
+    """Return the ids of a tensor's attribute values that may move together with the tensor, such as `quant_state`.
 
     These are all objects if the tensor's class has its own `.to`. Otherwise they are the objects of bitsandbytes,
     because the tensor may have lost its class.
@@ -778,7 +778,7 @@ def _list_slots(obj: object, _: bool) -> Iterator[tuple[str, Any, str]]:
 
 @cache_by_type
 def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return (name, member) of each entry in `__slots__` of a class and its bases. C structs do not count."""
+    """Return (name, member) of each slot that a Python class declares. Members of C structs are left out."""
     members = []
     for base in _mro_of(kind):
         if "__slots__" in _dict_of(base):
