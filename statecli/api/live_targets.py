@@ -95,7 +95,7 @@ class SavedObjects:
 
 @contextmanager
 def use_saved_objects() -> Iterator[SavedObjects]:
-    """Yield the saved objects of a call, and remove their files after the block. Errors in it name the objects."""
+    """Yield the saved objects, and remove their files after the block. Errors of the block name the objects."""
     saved_objects = SavedObjects()
     try:
         yield saved_objects
