@@ -42,7 +42,7 @@ class Partition:
         self._loads = [(0, shard) for shard in range(1, count + 1)]
 
     def select_tasks(self, sizes: Sequence[int], group_keys: Sequence[object] | None) -> list[int]:
-        """Return the indexes of this shard's tasks, given the bytes of all tasks. Equal keys stay in the same shard."""
+        """Return the indexes of this shard's tasks, given all tasks' sizes. Tasks with equal keys stay in one shard."""
         own_tasks: list[int] = []
         # Assign the largest runs first, each to the shard with the fewest bytes.
         for size, tasks in sorted(self._group_into_runs(sizes, group_keys), key=lambda run: -run[0]):
