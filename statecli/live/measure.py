@@ -29,7 +29,7 @@ class MoveTrial:
 
     Attributes:
         before: Storage key of each name before the move.
-        memories: A name of the same memory before the move, for each name: equal for names that share an element.
+        memories: For each name, the first name of its memory before the move; equal for names that share an element.
         after: Tensor and storage key of each name after the move, without names removed by the move.
         keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be measured.
         reason: Why no move could be tried; None after a move.

@@ -393,7 +393,7 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> SourceLine | N
 def _find_user_place(table: _Table, owner: nn.Module, attribute: str, place: SourceLine | None) -> SourceLine | None:
     """Return the user's line that led to an assignment in a library, or `place` in all other cases.
 
-    This is the line that called the library, else the line that assigned the nearest parent module.
+    This is the line that called the library, or else the line that assigned the nearest parent module.
     """
     if place is None or not is_installed_file(place.file):
         return place

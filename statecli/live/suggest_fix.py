@@ -839,8 +839,8 @@ def _format_buffer_or_parameter(tensor: torch.Tensor, site: _Site, value: str, r
 def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
     """Return the advice for a tensor in another object: make the object a module, or move the tensor to a module.
 
-    The advice has no code, because the object must give up the tensor; else its name would refer to the old memory
-    after a move.
+    The advice has no code, because the object must give up the tensor. Otherwise, its name would refer to the old
+    memory after a move.
     """
     holder, tensor = _find_holder(unregistered), unregistered.tensor
     kind, role = type(holder).__name__, _describe_registration(tensor, rebuild)

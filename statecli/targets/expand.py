@@ -98,8 +98,8 @@ def expand_targets(
 ) -> Iterator[str | TargetResult]:
     """Yield each target: its text, or a `TargetResult` if it has already failed or was skipped.
 
-    A file with several names is audited in the model folder around the file, else under its own name, else under a
-    link's name. Its other names are skipped. An unmatched glob is a failed target, or a skipped target with
+    A file with several names is audited in the model folder around the file, or else under its own name, or else
+    under a link's name. Its other names are skipped. An unmatched glob is a failed target, or a skipped target with
     `allow_empty`.
     """
     candidates: dict[str, _Candidate] = {}

@@ -114,7 +114,7 @@ def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
 
 def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     """Return the unit of a date or time dtype, such as `[25s]`, or "" for any other dtype."""
-    metadata = state[8]
+    metadata = state[8]  # (metadata, (unit, count, divisor, event))
     if code not in ("M8", "m8") or type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         return ""
     unit, count, divisor = (*metadata[1], None, None, None)[:3]
