@@ -111,7 +111,7 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 
 
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
-    """Read a file or folder. If data is damaged, check all archive headers too, because they may explain the damage."""
+    """Read a file or folder. If data is damaged, check unread archive headers, because they may explain the damage."""
     try:
         state = format.reader.read(path, partial(_read_with_path, section=section) if format in FOLDERS else section)
     except MalformedError:

@@ -80,7 +80,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def _is_metadata(path: str) -> bool:
-    """Return whether torch's reader would unpickle this file: it is a pickle and has the name of a metadata file."""
+    """Return whether torch's reader would unpickle this file: a pickle with the name of a metadata file."""
     if not METADATA_NAME.fullmatch(files.get_name(path)):
         return False
     try:

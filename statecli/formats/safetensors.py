@@ -64,7 +64,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the file begins as safetensors: an eight-byte length that is not text, then a JSON object.
+    """Return whether the file begins like safetensors: an eight-byte length that is not text, then a JSON object.
 
     A file shorter than eight bytes is recognised by name.
     """
@@ -279,7 +279,7 @@ def _create_dtype_error(name: str, dtype: object) -> MalformedError:
 
 
 def _check_entry(name: str, entry: object) -> HeaderEntry:
-    """Return a header entry from the strict parser, with its types checked."""
+    """Check the types in a header entry from the strict parser, and return the entry."""
     if type(entry) is not dict:
         raise MalformedError(f"{quoting.name(name)}: its header entry is not a JSON object but {quoting.value(entry)}")
     try:

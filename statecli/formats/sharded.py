@@ -207,7 +207,7 @@ def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
 
 
 def _read_index(path: str, label: str) -> Index:
-    """Read and check the index at `path`. Messages call the index `label`."""
+    """Read and check the index at `path`. `label` names the index in messages."""
     document = _read_document(path, label)
     if _DEEPSPEED_FILES_KEY in document:
         raise MalformedError(

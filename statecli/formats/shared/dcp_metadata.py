@@ -124,7 +124,7 @@ def parse_for_scan(data: bytes, label: str) -> Metadata:
 
 
 def parse_metadata(data: bytes, label: str) -> Metadata:
-    """Parse the metadata in a pickle. Messages call the pickle `label`.
+    """Parse the metadata in a pickle. `label` names the pickle in messages.
 
     Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
@@ -160,7 +160,7 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
 
 
 class _Machine(Machine):
-    """Pickle machine that resolves `getattr(Enum, "MEMBER")`, as Python 3.11.0 to 3.11.2 pickle enum members.
+    """Pickle machine that resolves `getattr(Enum, "MEMBER")`, which Python 3.11.0 to 3.11.2 write for enum members.
 
     Refuses a dict that changes after becoming the state of an object, because BUILD copies the dict.
     """

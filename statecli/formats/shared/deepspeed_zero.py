@@ -102,7 +102,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
 
 
 def read_shapes(node: object, label: str) -> dict[str, Shape]:
-    """Read a dict of names and shapes. Raises MalformedError for other content. Messages call the dict `label`."""
+    """Read a dict of names and shapes. Raises MalformedError for other content. `label` names the dict in messages."""
     shapes = {}
     for name, size in (as_mapping(node) or {}).items():
         dims = as_sequence(size)
@@ -488,7 +488,7 @@ class Optimizer:
     def build_rows(
         self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner
     ) -> Iterator[TensorInfo]:
-        """Yield the tensor rows of each state for all `trained` parameters, then those of the unpartitioned states.
+        """Yield the tensor rows of each state for all `trained` parameters, then the rows of the unpartitioned states.
 
         `clashes` has a reason for each name that cannot be joined.
         """

@@ -43,7 +43,7 @@ def read_word(archive: Archive, name: str) -> str | None:
 
 
 def prefetch(archive: Archive, *storages: str) -> None:
-    """Prefetch all records except those in the folders `storages`."""
+    """Prefetch all records except the records in the folders `storages`."""
     folders = tuple(f"{archive.folder}/{name}/" for name in storages)
     archive.prefetch(lambda name: not name.startswith(folders))
 
