@@ -494,7 +494,7 @@ def _takes_object(callee: Callee, name: str) -> bool:
 
 
 def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> str:
-    """Return advice for missing object arguments: a corrected spec, or a function for the user to write."""
+    """Return advice for missing arguments that take objects: a corrected spec, or a function for the user to write."""
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
     if in_file is not None and not (spec.args or spec.kwargs):
         return in_file

@@ -107,7 +107,7 @@ def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ..
 
 
 def _iter_config_classes(callee: Callee) -> Iterator[type]:
-    """Yield the `config_class` of each class that the callee's module defines, as in transformers."""
+    """Yield the `config_class` of each class that the callee's module defines. Classes of transformers have one."""
     module = sys.modules.get(callee.__module__)
     for value in vars(module).values() if module is not None else ():
         config_class = getattr(value, "config_class", None) if isinstance(value, type) else None
@@ -213,7 +213,7 @@ def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list
 
 
 class JsonConfiguration(msgspec.Struct, frozen=True):
-    """How to build an argument from a JSON file.
+    """Plan for building an argument from a JSON file.
 
     `has_from_dict`: build it by `from_dict` of the class, else by a call with the fields. `inner`: keys and class of
     each inner object that is built before; the innermost first.

@@ -32,7 +32,7 @@ _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist"
 
 @contextmanager
 def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> Iterator[None]:
-    """Convert any exception in the block, even SystemExit, to a one-line ModelError; KeyboardInterrupt passes."""
+    """Convert any exception in the block except KeyboardInterrupt to a one-line ModelError, even SystemExit."""
     try:
         yield
         _wait_for_gpu()
