@@ -56,7 +56,7 @@ _Candidate: TypeAlias = str | _ModelFolder | TargetResult
 
 
 class ModelFolders:
-    """Find the model folders around files. Each folder is read only once.
+    """Find the model folders above files. Each folder is read only once.
 
     `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target that a walk
     over its folder finds.
@@ -67,7 +67,7 @@ class ModelFolders:
         self._members = cache(list_members)
 
     def iter_around(self, path: str) -> Iterator[_ModelFolder]:
-        """Yield the folders with a model around `path`, nearest first, even if `path` does not belong to the model."""
+        """Yield the folders above `path` that have a model, nearest first. The model need not contain `path`."""
         above = islice(files.iter_parents(path), MAX_PARENT_FOLDERS)
         yield from (_ModelFolder(folder, members) for folder in above if (members := self._members(folder)))
 
@@ -410,7 +410,7 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the given paths, after a prefetch of PREFETCHED_PATHS remote paths at a time."""
+    """Yield the given paths, and prefetch each group of PREFETCHED_PATHS remote paths first."""
     paths = iter(paths)
     while batch := list(islice(paths, PREFETCHED_PATHS)):
         files.prefetch(path for path in batch if "#" not in path and not files.is_glob(path))
