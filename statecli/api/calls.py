@@ -284,7 +284,7 @@ def merge(parts: Any, **arguments: Any) -> Inspection | Diff:
 
 
 class _ForPython(Caller):
-    """Caller of `merge` that accepts only part files of `diff` and `inspect`."""
+    """Caller of `merge` for the Python API. It accepts only part files of `diff` and `inspect`."""
 
     def __init__(self, part: str) -> None:
         self._part = part
