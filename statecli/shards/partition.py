@@ -1,4 +1,4 @@
-"""Assign tasks to shards: with nearly equal bytes, and identically in all processes with the same tasks."""
+"""Assign tasks to shards of nearly equal size. All processes with the same tasks compute the same assignment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Partition:
     def _group_into_runs(
         self, sizes: Sequence[int], group_keys: Sequence[object] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the bytes and the indexes of each run of tasks. Tasks with equal keys are in the same run."""
+        """Yield the size and the task indexes of each run of adjacent tasks. Tasks with equal keys are in one run."""
         groups: dict[object, list[int]] = {}
         for n, key in enumerate(group_keys if group_keys is not None else range(len(sizes))):
             groups.setdefault(key, []).append(n)
