@@ -144,7 +144,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
 
 
 def _restore_paths(value: object, folder: str) -> Any:
-    """Restore the command's paths in results or an error; only messages and the field `place` contain paths."""
+    """Restore the command's paths in results or an error. Only messages and the field `place` contain paths."""
     if isinstance(value, (list, tuple)):
         return [_restore_paths(item, folder) for item in value]
     if isinstance(value, Exception):
@@ -223,7 +223,7 @@ def _read_version(path: str) -> LocalVersion | None:
 
 @lru_cache(maxsize=4096)
 def _compute_sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
-    """Return a digest of samples of a file. Cached by version, because each batch needs it."""
+    """Return a digest of samples of a file. The digest is cached by version, because each batch needs it."""
     return identify_files([path])[path].version
 
 
