@@ -362,7 +362,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
 
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, DecodedTensor]]:
-    """Yield a row for each tensor. If its dotted name is already used, its name is `['a']['b.c']`, not `a.b.c`."""
+    """Yield a tensor row for each tensor. If the dotted name `a.b.c` is already used, the name is `['a']['b.c']`."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:

@@ -75,7 +75,7 @@ def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return the row as unreadable, because `x` and `x.npy` have the same name and numpy.load returns only one."""
+    """Return the tensor row as unreadable: `x` and `x.npy` have the same name, so numpy.load returns only one."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), so numpy.load returns only one of them under this "

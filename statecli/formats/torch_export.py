@@ -360,7 +360,7 @@ class _Reader:
     def _read_program(
         self, model: str, program: dict[str, Any], contents: _Payloads, *, has_several_models: bool = False
     ) -> None:
-        """Append the rows of a program in the order of its signature, then the tensors outside the signature."""
+        """Append the tensor rows of a program in the order of its signature, then the tensors outside the signature."""
         self._check_schema(model, program)
         roles = dict(_collect_roles(program))
         for fqn, meta in _collect_stated_metas(program):
@@ -583,7 +583,7 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> DecodedTensor
 
 
 def _build_unnamed_row(fqn: str, payload: _Payload) -> DecodedTensor:
-    """Build the row of a tensor outside the signature. Its entry in the archive determines its kind."""
+    """Build the tensor row of a tensor outside the signature. Its entry in the archive determines its kind."""
     if not payload.is_weight:
         return DecodedTensor(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:

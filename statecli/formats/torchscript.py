@@ -355,7 +355,7 @@ def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
 
 
 def _build_constant_rows(root: object, reading: Reading) -> Iterator[DecodedTensor]:
-    """Build the rows of the constants, with their names in the code. Their role in the module is not recorded."""
+    """Build the tensor rows of the constants, with their names in the code. Their role in the module is unknown."""
     nodes = enumerate(root if type(root) is tuple else ())
     entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
     for count, child in enumerate(entries):

@@ -228,7 +228,7 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
 
 
 def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
-    """Yield the oddities of all parts. Merge the oddities about imported names into one."""
+    """Yield the oddities of all files and folders. Merge the oddities about imported names into one."""
     importing = [
         (name, oddity)
         for name, state in parts

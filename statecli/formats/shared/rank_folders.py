@@ -1,4 +1,4 @@
-"""Shared functions for folders of rank files: read a tracker file, merge oddities, build rows for missing ranks."""
+"""Shared functions for folders of rank files: read a tracker file, merge oddities, build rows of missing tensors."""
 
 from __future__ import annotations
 

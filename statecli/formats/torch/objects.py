@@ -191,7 +191,7 @@ def _build_optimizer_rows(node: object, reading: Reading) -> Iterator[DecodedTen
 
 
 def _build_whole_info(fqn: str, tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
-    """Build the row of a tensor in a state_dict. Such tensors are detached, so requires_grad=False means unknown."""
+    """Build the tensor row of a state_dict entry. Such tensors are detached, so requires_grad=False means unknown."""
     dtype, device, length, shape, elements = tensor.layout
     return TensorInfo(
         fqn,
