@@ -67,7 +67,7 @@ TRIED_NUMBERS = (3, 2, 8, 64)
 
 
 def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, is_call: bool) -> ModelError | None:
-    """Return an error that explains how to pass the spec's arguments, or None if the arguments are not the cause.
+    """Return an error that explains how to pass the arguments of a model spec, or None if they are not the cause.
 
     `is_call`: the call itself has raised the error, and not a line of the user's code.
     """
@@ -87,7 +87,7 @@ def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, 
 
 
 def suggest_arguments(spec: ModelSpec, callee: Callee, error: BaseException) -> Advice | None:
-    """Return advice with a corrected spec after an error of the constructor, or None if no correction is known."""
+    """Return advice with a corrected model spec after a constructor's error, or None if no correction is known."""
     folder = next(filter(_is_configured_folder, _iter_texts((*spec.args, *spec.kwargs.values()))), None)
     if folder is not None and isinstance(error, OSError):
         line = quote_for_shell(folder)
@@ -206,7 +206,7 @@ def _advise_modules(
 
 
 def _write_objects(spec: ModelSpec, callee: Callee, signature: inspect.Signature, text: str) -> tuple[str, ...]:
-    """Return corrected specs that pass modules as the callee expects: as arguments, in a list or in a dict.
+    """Return corrected model specs that pass modules as the callee expects: as arguments, in a list or in a dict.
 
     `Sequential([a, b])` takes the modules as arguments, `ModuleList(a)` takes a list.
     """
@@ -291,7 +291,7 @@ def _is_configured_folder(value: str) -> bool:
 
 
 def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return an error with a corrected spec if a transformers class got a wrong configuration, otherwise None.
+    """Return an error with a corrected model spec if a transformers class got a wrong configuration, otherwise None.
 
     The configuration is a dict, or of another class, or the fields of the configuration are passed as arguments.
     """
@@ -322,7 +322,7 @@ def _explain_configuration(spec: ModelSpec, callee: Callee) -> ModelError | None
 
 
 def _explain_fields(spec: ModelSpec, callee: Callee, config_class: type) -> ModelError | None:
-    """Return an error with a corrected spec if a transformers class got fields of its configuration as arguments."""
+    """Return an error with a corrected model spec if a transformers class got configuration fields as arguments."""
     fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
     if not fields or spec.args or not _has_parameter(callee, "config"):
         return None
@@ -365,7 +365,7 @@ def _list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tupl
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:
-    """Return [spec of the class] for a method of a model class (`SchNet.from_qm9_pretrained`), otherwise []."""
+    """Return [model spec of the class] for a method of a model class (`SchNet.from_qm9_pretrained`), otherwise []."""
     owner: Any = sys.modules.get(spec.module)
     for name in spec.attribute.split(".")[:-1]:
         owner = getattr(owner, name, None)
@@ -428,7 +428,7 @@ def _list_joined(callee: Callee, values: dict[str, Any]) -> list[tuple[Any, ...]
 
 
 def _nest_fields(spec: ModelSpec, callee: Callee) -> ModelError | None:
-    """Return an error with a spec that moves unknown arguments into a configuration object, or None if impossible.
+    """Return an error with a model spec that moves unknown arguments into a configuration object, or else None.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
@@ -494,7 +494,7 @@ def _takes_object(callee: Callee, name: str) -> bool:
 
 
 def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> str:
-    """Return advice for missing arguments that take objects: a corrected spec, or a function for the user to write."""
+    """Return advice for missing arguments that take objects: a corrected model spec, or a function to write."""
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
     if in_file is not None and not (spec.args or spec.kwargs):
         return in_file
@@ -510,7 +510,7 @@ def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> s
 
 
 def find_missing_arguments(callee: Callee, spec: ModelSpec) -> list[str]:
-    """Return the names of required arguments that the spec lacks, or [] if the callee has no signature."""
+    """Return the names of required arguments that the model spec lacks, or [] if the callee has no signature."""
     try:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):

@@ -75,7 +75,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with a corrected spec that builds, because the error's own correction may fail to build."""
+    """Return the error with a corrected model spec that builds, because the error's own correction may not build."""
     if ".py:" in error.line:
         return error
     error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
@@ -85,7 +85,7 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
 
 
 def _build_line(text: str) -> object:
-    """Build the model of a suggested spec without initial values: on meta, or on the CPU if that fails."""
+    """Build the model of a suggested model spec without initial values: on meta, or on the CPU if that fails."""
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:
@@ -170,7 +170,7 @@ def _check_class(spec: ModelSpec, obj: object) -> None:
 
 
 def _find_model_of_config(config_class: object) -> str | None:
-    """Return a spec for the model of a transformers configuration class, or None for other classes."""
+    """Return a model spec for the model of a transformers configuration class, or None for other classes."""
     auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
     kind = getattr(config_class, "model_type", None)
     if auto_class is None or not kind or not hasattr(config_class, "from_dict"):

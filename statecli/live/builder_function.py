@@ -1,4 +1,4 @@
-"""Write the code of a function that builds a model, for models that no spec can build."""
+"""Write the code of a function that builds a model, for models that no spec on the command line can build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_builder(
     in_place: bool = False,
     ending: str = "",
 ) -> str:
-    """Return code to add to a file: a function that calls the class or function of the spec.
+    """Return code to add to a file: a function that calls the class or function of a model spec.
 
     `namespaces`: the modules whose names the arguments use. `in_place`: the function changes its first argument.
     `ending`: code after the call, `.model` or `[0]`.

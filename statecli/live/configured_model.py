@@ -106,7 +106,7 @@ def _name_build(
 
 
 def _spell_default(name: str, config: str) -> str:
-    """Return a spec for a transformers class with its default configuration, or "" if the class is unknown.
+    """Return a model spec for a transformers class with its default configuration, or "" for an unknown class.
 
     `config`: the typed text, from which an Auto class chooses the model.
     """
@@ -131,7 +131,7 @@ class ConfiguredClass(msgspec.Struct, frozen=True):
 
 
 def find_class(spec: ModelSpec) -> ConfiguredClass:
-    """Return the class that a spec builds from a configuration. Raises UsageError."""
+    """Return the class that a model spec builds from a configuration. Raises UsageError."""
     name, library, config, _ = spec.args
     config = find_config_file(config)
     folder = files.get_folder(config) or os.curdir

@@ -1,4 +1,4 @@
-"""Convert names and classes in the arguments of a spec to objects: `Net(cfg=Config(depth=2), act=nn.GELU)`.
+"""Convert names and classes in the arguments of a model spec to objects: `Net(cfg=Config(depth=2), act=nn.GELU)`.
 
 `object_scope` says where a name is looked up. Only classes are called.
 """
@@ -60,7 +60,7 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Callee)
 
 
 def _replace_placeholders(scope: Scope, callee: Callee, error: ModelError) -> ModelError:
-    """Return the error with specs in which values replace unknown names, or the same error if no value is known.
+    """Return the error with model specs in which values replace unknown names. Return the same error if none is known.
 
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """

@@ -62,7 +62,7 @@ _sibling_modules: dict[str, set[str]] = {}
 
 
 class LoadedObject(msgspec.Struct, frozen=True):
-    """The object named by a spec, and the module of the spec."""
+    """The object named by a model spec, and the module of the spec."""
 
     value: Any
     module: types.ModuleType

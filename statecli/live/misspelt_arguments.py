@@ -1,4 +1,4 @@
-"""Error for a spec whose arguments are not valid Python, with a corrected spec."""
+"""Error for a model spec whose arguments are not valid Python, with a corrected model spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statecli.core.errors import UsageError
 
 
 class MisspeltArguments(UsageError):
-    """Error: the arguments of a spec are not valid Python. `line` is the corrected spec, quoted for a shell."""
+    """Error: the arguments of a model spec are not valid Python. `line` is the corrected spec, quoted for a shell."""
 
     def __init__(self, problem: str, line: str) -> None:
         super().__init__(problem, advice=f"write {line}")

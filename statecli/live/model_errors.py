@@ -224,7 +224,7 @@ def _format_place(spec: ModelSpec, place: SourceLine | None) -> str:
 
 
 def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
-    """Map the absolute path of the spec's file to the path that the user typed, or return {} for other specs."""
+    """Map the absolute path of the model spec's file to the path that the user typed, or return {} for other specs."""
     return {os.path.abspath(spec.module): spec.module} if spec.is_file else {}
 
 

@@ -58,7 +58,7 @@ def find_builder(spec: ModelSpec, package: object) -> Callable[..., Any] | None:
 
 
 def find_target(name: str) -> str | None:
-    """Return the spec `package:name` if the registry of an installed package has the model `name`, otherwise None."""
+    """Return the model spec `package:name` if an installed package's registry has the model `name`, otherwise None."""
     for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():
@@ -78,7 +78,7 @@ def format_builder(spec: ModelSpec) -> tuple[str, str]:
 
 
 def _refuse_function(spec: ModelSpec, registry: Registry, module: object) -> None:
-    """Raise ModelError for a spec that names a function of the registry (to list or build models), not a model."""
+    """Raise ModelError for a model spec that names a function of the registry (to list or build models)."""
     names = list(getattr(module, registry.names)())
     example = f"{spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
     problem = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: nn.Module) -> None:
-    """Raise ModelError if the model's class calls an attribute that holds a string from the spec."""
+    """Raise ModelError if the model's class calls an attribute that holds a string from the model spec."""
     try:
         arguments = inspect.signature(type(model)).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):

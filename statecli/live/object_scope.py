@@ -1,4 +1,4 @@
-"""Resolve names in the arguments of a spec to Python objects, and suggest a replacement for an unknown name.
+"""Resolve names in the arguments of a model spec to Python objects, and suggest replacements for unknown names.
 
 A name is looked up in the module of the spec, in the module that defines the class, and in the packages around them.
 `torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` a class of any module found by Python. The
@@ -58,7 +58,7 @@ class Replacement(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Scope:
-    """Modules in which the names in a spec's arguments are looked up, the most specific module first.
+    """Modules in which the names in a model spec's arguments are looked up, the most specific module first.
 
     `quotes_names`: treat an unknown name as a string without quotes, not as a misspelt name.
     """
@@ -69,7 +69,7 @@ class Scope:
 
     @classmethod
     def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Scope:
-        """Return the scope for the arguments of `callee`, which the spec found in `module`."""
+        """Return the scope for the arguments of `callee`, which the model spec found in `module`."""
         return cls(spec, tuple(_iter_namespaces(module, callee)))
 
     def enter(self, callee: FoundObject) -> Scope:

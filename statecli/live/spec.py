@@ -71,7 +71,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> str:
-        """Spec of the class without arguments: `net.py:Net`."""
+        """Model spec of the class without arguments: `net.py:Net`."""
         return f"{self.module}:{self.attribute}"
 
 
@@ -95,7 +95,7 @@ def correct_package(name: str) -> str:
 
 
 def parse_spec(text: str) -> ModelSpec | None:
-    """Parse a spec, or return None for any other text (a path, a URL, a Windows drive).
+    """Parse a model spec, or return None for any other text (a path, a URL, a Windows drive).
 
     Raises UsageError for a spec with invalid arguments.
     """

@@ -1,4 +1,4 @@
-"""Parse the arguments in a model's spec: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated.
+"""Parse the arguments in a model spec: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated.
 
 A class of another package is `transformers:BertModel(...)` or `transformers.BertModel(...)`.
 """

@@ -62,7 +62,7 @@ class _Trial:
     install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
-        """Return advice that works, or else the advice in the error of a failed spec, or else None."""
+        """Return advice that works, or else the advice in the error of a failed model spec, or else None."""
         for line in error.lines:
             # False if the advice shows another spec, or a spec with `...`.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
@@ -85,7 +85,7 @@ class _Trial:
         return None
 
     def _try_line(self, line: str) -> ModelError | None:
-        """Build the model of a suggested spec. Return the error, or None if there is no error."""
+        """Build the model of a suggested model spec. Return the error, or None if there is no error."""
         self.tried.add(line)
         try:
             self.build(" ".join(shlex.split(line)))

@@ -53,7 +53,7 @@ def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
-    """Return the spec of a method's class (`diffusers:UNet2DModel` for its `from_pretrained`), or None for others."""
+    """Return a model spec for a method's class (`diffusers:UNet2DModel` for its `from_pretrained`), or else None."""
     owner = spec.attribute.rpartition(".")[0]
     return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 
