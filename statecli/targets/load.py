@@ -97,7 +97,7 @@ def _parse_hub_model(text: str) -> ModelSpec | None:
 
 
 def _parse_dotted_name(text: str) -> ModelSpec | None:
-    """Return the spec of `Identity`, `torch.nn.Identity` or `timm.create_model('resnet18')`, or None for other text.
+    """Return the model spec of `torch.nn.Identity` or `timm.create_model('resnet18')`, or None for other text.
 
     The name belongs to an installed package, and has a call, is a class name, or is defined by a library of models. The
     text may be copied from an import or from code.
