@@ -56,12 +56,12 @@ __tracebackhide__ = True  # pytest shows the caller's line
 
 
 def to_name(target: object) -> str:
-    """Return a path or spec as text, or the class name of a live model. Raises UsageError for anything else."""
+    """Return a path or model spec as text, or the class name of a live model. Raises UsageError for anything else."""
     return type(target).__name__ if is_live_model(target) else to_path(target)
 
 
 def to_path(target: object) -> str:
-    """Return a path, or a spec such as `net.py:Net`, as text. Raises UsageError for any other object."""
+    """Return a path, or a model spec such as `net.py:Net`, as text. Raises UsageError for any other object."""
     if isinstance(target, (str, os.PathLike)):
         return files.mask_urls(os.fsdecode(target))
     if isinstance(target, type):
@@ -73,7 +73,7 @@ def to_path(target: object) -> str:
 
 
 def to_paths(targets: object) -> tuple[str, ...]:
-    """Return paths or specs as texts."""
+    """Return paths or model specs as texts."""
     return tuple(map(to_path, targets)) if isinstance(targets, tuple) else (to_path(targets),)
 
 
