@@ -1,4 +1,4 @@
-"""Input of a worker: a task, and the places in files that it reads."""
+"""Input of a worker: a task, and the byte ranges in files that it reads."""
 
 from __future__ import annotations
 
