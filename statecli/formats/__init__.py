@@ -150,7 +150,7 @@ def describe_text(text: str) -> str:
 
 
 def is_in_container(state: ModelState, container: str | None) -> bool:
-    """Return whether the state was read from one or more files of the format `container`."""
+    """Return whether the state was read from files of the format `container`, from one file or from several shards."""
     return container_of(state.format) == container
 
 

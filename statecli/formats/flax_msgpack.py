@@ -89,7 +89,7 @@ _NUMBERS = {
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the file begins with a msgpack map. Unless it has msgpack's suffix, the first key must be text."""
+    """Return whether the file begins with a msgpack map. Without msgpack's suffix, the first key must be text."""
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 0
     if not head or head[0] not in _MAP_FIRST_BYTES or len(head) <= at or _safetensors.sniff(path, head):
         return files.get_name(path).endswith(MSGPACK_SUFFIXES) and head[:1] == b"\x80"

@@ -361,7 +361,7 @@ def _has_only(node: Obj, part: str) -> bool:
 
 
 def _get_state(node: object) -> Mapping[str, Any]:
-    """Return the attributes that the opcode BUILD gives to an object."""
+    """Return the attributes that a pickle's BUILD opcode gives to an object."""
     if type(node) is Obj and type(node.state) is dict:
         return node.state
     return get_attributes(node)

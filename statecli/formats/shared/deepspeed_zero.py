@@ -324,7 +324,7 @@ class PartitionedOptimizer:
         return None
 
     def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
-        """Yield the pieces of stages 1 and 2, where a group's parameters are concatenated, split evenly and padded."""
+        """Yield the pieces of ZeRO stages 1 and 2: a group's parameters are concatenated, split evenly and padded."""
         for group, shapes in enumerate(trained):
             length = max(shard.padded[group] for shard in self.shards.values())
             paddings_by_group = next(iter(self.shards.values())).aligned
@@ -335,7 +335,7 @@ class PartitionedOptimizer:
                 at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
 
     def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
-        """Yield the pieces of stage 3, where each parameter is split evenly and its last part is padded."""
+        """Yield the pieces of ZeRO stage 3: each parameter is split evenly, and its last part is padded."""
         ends = list(accumulate(next(iter(self.shards.values())).lengths))
         at = 0
         for shapes in trained:

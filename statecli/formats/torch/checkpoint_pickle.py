@@ -155,7 +155,7 @@ def _is_same_tensor(call: Obj) -> bool:
 
 
 def _set_item(m: MachineState, pos: int) -> int:
-    """Run the opcode SETITEM by `set_items`, because `Machine` sets text keys without calling `set_items`."""
+    """Run the opcode SETITEM with a call of `set_items`, because `Machine` sets text keys without this call."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)
     return pos

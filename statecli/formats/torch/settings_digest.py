@@ -86,7 +86,7 @@ class Digests:
         return type(node) is Obj and (read_raw_bytes(node) is not None or decode_numpy_scalar(node) is not None)
 
     def _read(self, root: object) -> None:
-        """Compute all digests with Tarjan's algorithm: inner containers first, the containers of a cycle together."""
+        """Compute all digests with Tarjan's algorithm: inner containers first, a cycle's containers together."""
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
         open_containers: list[tuple[Any, list[_Part]]] = []
@@ -132,7 +132,7 @@ class Digests:
         return None
 
     def _list_parts(self, node: Any) -> list[_Part]:
-        """List the parts of a container. The list is empty once the limit of entries is exceeded."""
+        """List the parts of a container, such as keys and values. Return [] once the limit of entries is exceeded."""
         if self._entries_left < 0:
             return []
         self._entries_left -= _ENTRIES_PER_CONTAINER
@@ -194,7 +194,7 @@ class Digests:
         return classes.get(id(node)) or self._hash_leaf(node)
 
     def _hash_leaf(self, node: object) -> bytes:
-        """Return the stored digest of a container or a long leaf. Encode a short leaf verbatim."""
+        """Return the cached digest of a container or a long leaf, or the encoding of a short leaf."""
         cached = self._digests_by_id.get(id(node))
         if cached is not None:
             return cached
@@ -269,7 +269,7 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
 
 
 def get_unusual_state(node: Obj) -> Any:
-    """Return the state that BUILD sets on an object, or None if the state is only attributes."""
+    """Return the state that a pickle's BUILD opcode sets on an object, or None for a state of attributes only."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)

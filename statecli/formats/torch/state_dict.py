@@ -46,7 +46,7 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
 
 
 def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[str, Any]:
-    """Return a module's metadata as plain values, nested as in torch: {"spectral_norm": {"weight.version": 1}}."""
+    """Return a module's entry of `_metadata` as plain values: {"spectral_norm": {"weight.version": 1}}."""
     attributes: dict[str, Any] = {}
     for key, value in local.items():
         inner_items = as_mapping(value)

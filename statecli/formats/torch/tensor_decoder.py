@@ -363,7 +363,7 @@ class TensorDecoder:
         return tensor
 
     def _compute_geometry(self, size: object, stride: object, fqn: str) -> Geometry:
-        """Return the geometry for a size and a stride, cached for each pair of these objects."""
+        """Compute the geometry from a size and a stride, only once for each pair of these objects."""
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
             return cached
@@ -422,7 +422,7 @@ class TensorDecoder:
         return tensor
 
     def _drop_own_data(self, attributes: Mapping[str, Any], tensor: Tensor, fqn: str) -> Mapping[str, Any]:
-        """Return the attributes without `data` and `requires_grad`, if both equal the tensor's own values.
+        """Return a tensor's attributes without `data` and `requires_grad`, if both equal the tensor's own values.
 
         `Params4bit.__getstate__` of bitsandbytes 0.50 adds them, and also `module`, the layer with the parameter.
         """
