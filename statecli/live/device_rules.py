@@ -213,7 +213,7 @@ class DeviceWatch:
     def _find_companions(
         self, func: object, args: object, kwargs: object, out: torch.Tensor, inputs: list[torch.Tensor]
     ) -> list[TensorSource]:
-        """Return the sources of inputs that would be on the wrong device if only the first known input moved."""
+        """Return the sources of inputs that CUDA would refuse if only the first known input were on the device."""
         if out.device == self.device or len(inputs) < 2:
             return []
         first = next((tensor for tensor in inputs if self.get_source(tensor) is not None), None)

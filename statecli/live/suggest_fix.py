@@ -193,7 +193,7 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Correct `rebuild` by the uses of the value. The result is DIFFERENT if methods accumulate in the value.
+    """Correct `rebuild` by how the class uses the value: DIFFERENT if methods accumulate in the value.
 
     IDENTICAL if the class saves the value in its own way, because a buffer would save the value a second time.
     """

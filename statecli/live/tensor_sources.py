@@ -94,7 +94,7 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Operator with a tensor from `source` on the wrong `device`.
+    """Error in an operator: a tensor that comes from `source` is on the wrong `device`.
 
     `other` is the name of a tensor on the right device, of the argument on the wrong device, or "".
     """
