@@ -132,7 +132,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
 
 
 def _is_in_library(name: ModuleName) -> bool:
-    """Return whether a library of models defines the name. Otherwise, its last part may be the suffix of a file."""
+    """Return whether a library of models defines the dotted name (`timm.resnet18`). Other names may be file names."""
     return name.module.partition(".")[0] in MODEL_LIBRARIES and live.import_model.has_attribute(name)
 
 

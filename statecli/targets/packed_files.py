@@ -311,7 +311,7 @@ def _open_lzma(properties: int, size: bytes) -> Any:
 
 
 def _list_errors() -> tuple[type[Exception], ...]:
-    """Return the types of errors that decompressors raise for damaged data. Does not import lzma for its error."""
+    """Return the error types that decompressors raise for damaged data: lzma's type only if lzma is imported."""
     errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
     return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
 
