@@ -99,7 +99,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class StoredResult(NamedTuple):
-    """Result or error of a task, packed by `_pack_result`, and the number of its line."""
+    """Result or error of a task, packed by `_pack_result`, and its line number in the shard file."""
 
     packed: Any
     line: int
