@@ -583,7 +583,7 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> DecodedTensor
 
 
 def _build_unnamed_row(fqn: str, payload: _Payload) -> DecodedTensor:
-    """Build the tensor row of a tensor outside the signature. Its entry in the archive determines its kind."""
+    """Build the tensor row of a tensor outside the signature. The tensor's archive entry determines its kind."""
     if not payload.is_weight:
         return DecodedTensor(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:

@@ -199,7 +199,7 @@ class _Modules:
         return self._convert_object(root)
 
     def _convert_object(self, node: Obj) -> Obj:
-        """Create the Python form of an object. Its class gets the Python name, which identifies quantized classes."""
+        """Create the Python form of an object: its class gets the Python name, which identifies quantized classes."""
         if id(node) not in self.created:
             cls = node.cls
             module = _MANGLING.sub("", cls.module).removeprefix("__torch__.")

@@ -133,7 +133,7 @@ def describe_content(path: str, head: bytes, size: int) -> str:
 
 
 def is_code(path: str, source: ByteSource) -> bool:
-    """Return whether a loader runs code of the file although statecli cannot read the file in any format."""
+    """Return whether a loader would run code of a file that statecli cannot read in any format."""
     return is_compiled(source.head) or is_flatbuffer(source.head) or find_code_in_text(path, source) is not None
 
 

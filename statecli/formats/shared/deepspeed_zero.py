@@ -346,7 +346,7 @@ class PartitionedOptimizer:
 
 
 def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[VectorPiece]:
-    """Split a range of elements across the vectors of all ranks, which have equal length and are concatenated."""
+    """Split a range of elements across the ranks' vectors, which have equal length and are concatenated."""
     while elements and length:
         rank, start = divmod(at, length)
         count = min(elements, length - start)
@@ -512,7 +512,7 @@ class Optimizer:
         yield from self._build_unpartitioned_rows(owner)
 
     def _find_misplaced(self, parts: list[ParameterPart]) -> Iterator[Oddity]:
-        """Yield oddities for parameters that a rank's own records place elsewhere than `param_shapes` does."""
+        """Yield oddities for parameters whose position in a rank's own records differs from `param_shapes`."""
         for part in parts:
             for piece in part.pieces:
                 slices = self.shards[piece.rank].slices
