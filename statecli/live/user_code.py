@@ -43,7 +43,7 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_streams() -> Iterator[None]:
-    """Restore the process after user code as `protect_process` does, except for the search path."""
+    """Restore the process after user code like `protect_process`, except for the search path."""
     with _restore_process(), hide_library_lines(), _redirect_prints(), _forbid_exit():
         yield
 
