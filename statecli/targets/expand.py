@@ -308,7 +308,7 @@ _METADATA_NAME = compile_on_use(r"(?:__\d+)?\.metadata")
 
 
 def _is_loaded_by_name(path: str) -> bool:
-    """Return whether loaders select a file of this name. A `.bin` with an unusual name may be any file."""
+    """Return whether loaders select files by this name. An unusual name with the suffix `.bin` does not count."""
     is_metadata = _METADATA_NAME.fullmatch(files.get_name(path)) is not None
     return is_metadata or (_is_named(path) and not _is_ambiguous_bin(path))
 
