@@ -17,7 +17,7 @@ from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.units import join_names, plural
-from statecli.report import Cell, Page, Problem, Report, ReportColumn, Table, View, junit_cases, rule_texts
+from statecli.report import Cell, Page, Problem, Report, ReportColumn, Table, View, fold, junit_cases, rule_texts
 from statecli.report.documents.fix import build_fix_document
 
 _COLUMNS = tuple(map(ReportColumn, ("names", "rule", "file", "line", "status", "proofs", "reason")))
@@ -89,10 +89,13 @@ def _describe_subject(edit: Edit) -> str:
 
 
 def _shorten_names(names: Sequence[str]) -> str:
-    """Shorten many names of one module to `layers.* (16 tensors)`. Otherwise, list the first names."""
-    prefix = commonprefix(names) if len(names) > MAX_NAMES else ""  # noqa: RUF071  # names, not paths
-    module = _MODULE.match(prefix)
-    return f"{module[1]}.* ({plural(len(names), 'tensor')})" if module else join_names(names, MAX_NAMES)
+    """Shorten a name of repeated layers to `layers.{0..11}.mask (12 tensors)`, and many names to their `module.*`."""
+    if len(names) <= MAX_NAMES:
+        return join_names(names, MAX_NAMES)
+    folded_names = fold.fold_names(names)
+    module = _MODULE.match(commonprefix(names))  # noqa: RUF071  # names, not paths
+    text = folded_names[0] if len(folded_names) == 1 else f"{module[1]}.*" if module else None
+    return f"{text} ({plural(len(names), 'tensor')})" if text is not None else join_names(names, MAX_NAMES)
 
 
 def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:

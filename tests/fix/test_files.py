@@ -366,6 +366,26 @@ def test_edit_that_completes_a_proof_exits_with_0(desk, statecli):
     assert statecli("verify", "net.py:Net", "--input", "2x4").code == 0
 
 
+def test_same_tensor_of_repeated_layers_is_shown_by_its_name(desk, statecli):
+    """Two tensors of each block are two defects, and the output names the tensor of each."""
+    lines = [
+        "import torch\nfrom torch import nn\n\n",
+        "class Block(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.mask = torch.ones(2)",
+        "        self.rope = torch.ones(3)\n\n",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.blocks = nn.ModuleList([Block() for _ in range(4)])\n",
+    ]
+    (desk / "net.py").write_text("\n".join(lines))
+    output = statecli("fix", "net.py:Net", "-f", "table").out
+    assert "blocks.{0..3}.mask (4 tensors): " in output
+    assert "blocks.{0..3}.rope (4 tensors): " in output
+
+
 def test_many_tensors_of_a_list_are_shown_as_one_name(desk, statecli):
     """The output shows `layers.*` and the number of tensors, as in verify, also for older checkpoints."""
     lines = [
