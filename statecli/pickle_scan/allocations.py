@@ -170,7 +170,7 @@ class Allocations:
             yield Bomb(why, nested_call.position)
 
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
-        """Yield a Bomb for storages that the file cannot hold, even compressed, or for a record loaded repeatedly.
+        """Yield a Bomb if a file is too small for its storages, or if several storages load the same record.
 
         torch keeps each storage by its key. torch's zip reader ends a name at the first NUL and ignores case. So the
         keys "0" and "0\0a" are two storages of the same record.
@@ -279,7 +279,7 @@ class Allocations:
         return self._count_written_bytes(first) if _COPYING_FUNCTIONS.fullmatch(name) else 0
 
     def _count_written_bytes(self, tensor: Value) -> int:
-        """Return the bytes by which a copy of all elements exceeds the tensor's storage in the file."""
+        """Return how many more bytes a copy of all elements needs than the tensor's storage in the file has."""
         size = self._measure_tensor(tensor)
         stored = 0 if size.key in self._copied_storages else size.stored_elements
         self._copied_storages.add(size.key)
@@ -312,7 +312,7 @@ class Allocations:
     def _count_grown_bytes(
         self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None
     ) -> int:
-        """Return the bytes by which a tensor exceeds its storage. `dtype` is None for the dtype of the storage.
+        """Return how many more bytes a tensor needs than its storage has. `dtype` None: the storage's dtype.
 
         Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
         archive do not grow, but no honest tensor is larger than its storage either.
@@ -345,7 +345,7 @@ class Allocations:
             self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))
 
     def _count_repeated_bytes(self, storage: Value, shape: Value) -> int:
-        """Return the bytes that torch allocates for elements of a quantized tensor beyond the size of its storage."""
+        """Return how many more bytes torch allocates for a quantized tensor than the tensor's storage has."""
         pid = _read_storage(storage)
         values_per_byte, stored_elements = (
             (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)
@@ -365,7 +365,7 @@ class Allocations:
         self.add_keys(args, elements)
 
     def _list_elements(self, value: Value) -> Sequence[Value]:
-        """Return the elements of a container, or of the container inside copying calls such as `list(…)`."""
+        """Return the elements of a container, or the elements that a call such as `list(…)` copies from a container."""
         appended: list[Value] = []
         while type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _COPIERS:
             appended += value.elems or ()
@@ -377,7 +377,7 @@ class Allocations:
         return [*value, *appended]
 
     def _explain_slow_keys(self) -> str | None:
-        """Return why hashing all keys takes too long or crashes Python; None if it does not."""
+        """Return why hashing all keys takes too long or crashes Python; None if all keys can be hashed quickly."""
         steps, counts, sizes = 0, Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for holder, key in self._keys:
             size, depth = self._hashed.measure(key) if reads_contents(key) else Expansion(1, 0)
@@ -412,7 +412,7 @@ def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:
 
 
 def _is_written_out(value: Obj) -> bool:
-    """Return True if the text of an object may show its contents. Unknown classes are left to other rules."""
+    """Return True if an object's text may show its contents; False for unknown classes, which other rules report."""
     return type(value.cls) is Global and is_clean(get_plain_name(value.cls)) and reads_contents(value)
 
 
@@ -446,7 +446,7 @@ def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
 
 
 def _list_owned_values(value: Value) -> Sequence[Value]:
-    """Return the values that a container holds, or that an object holds outside of its `__dict__`."""
+    """Return the values inside a container or an object, except the values in the object's `__dict__`."""
     if type(value) is not Obj:
         return list_parts(value)
     name = get_plain_name(value.cls) if type(value.cls) is Global else ""

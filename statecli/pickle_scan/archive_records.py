@@ -80,7 +80,7 @@ _TENSOR_CONSTANT = "tensor_"
 
 
 class RecordUses(NamedTuple):
-    """Uses of each record of an archive by torch's loaders, and the reason if a configuration is unreadable.
+    """Use of each record of an archive by torch's loaders. `unreadable_config`: why a configuration is unreadable.
 
     `zeros` is the number of elements in an exported program's tensors with empty records, which torch fills with zeros.
     `numbered_storages` are the names of storages written by torch.save; their use is `LoaderUse.OTHER`.
@@ -133,7 +133,7 @@ def classify_records(archive: Archive) -> RecordUses:
 
 
 def _list_numbered_storages(archive: Archive) -> Set[str]:
-    """Return the names of the storages that torch.save writes: numbers below `data/` in the archive's folder."""
+    """Return the names of records like `<folder>/data/0`, because torch.save gives such names to storages."""
     is_numbered, prefix = _NUMBERED_STORAGE.fullmatch, f"{archive.folder}/data/"
     return {name for name in archive.records if is_numbered(name) and name.startswith(prefix)}
 
@@ -145,7 +145,7 @@ def _classify_script_record(name: str) -> LoaderUse:
 
 
 def _is_compiled(name: str) -> bool:
-    """Return True if AOTInductor's loader compiles, links or opens the record of this full name.
+    """Return True if AOTInductor's loader compiles, links or opens the record. `name` includes the archive's folder.
 
     The archive's folder is the name of the first record up to a slash, or the whole name without a slash. The loader
     reads consecutive slashes as one slash.

@@ -38,14 +38,14 @@ _COMPUTED_ATTRIBUTE = (
 
 
 class _Roots(dict[int, "Global | None"]):
-    """Name whose call built each object of a pickle, by the id of the object.
+    """Map from the id of an object to the name of the class or function whose call built the object.
 
-    These are not methods of `Flow`, because a reference cycle would keep the graph of the pickle in memory until
+    The methods are not in `Flow`, because a reference cycle would keep the graph of the pickle in memory until
     Python searches for cycles.
     """
 
     def get_root(self, value: Value) -> Global | None:
-        """Return the name from which calls built the object. A name is returned unchanged; other values give None."""
+        """Return the name that an object was built from, or the value itself if it is a name; else None."""
         if type(value) is Obj:
             value = self.get(id(value), value.cls)
         return value if type(value) is Global else None
@@ -115,7 +115,7 @@ class Flow:
             self._uninitialized[id(call)] = call
 
     def add_keys(self, keys: Iterable[Value]) -> None:
-        """Report C++ objects that have no state when the pickle hashes dictionary keys or set elements.
+        """Report C++ objects without a state if the pickle hashes keys or elements that may contain these objects.
 
         A C++ object without its state is uninitialized memory: its hash reads addresses there.
         """
@@ -223,7 +223,7 @@ class Flow:
         )
 
     def note_misuse(self, name: Value, why: str) -> None:
-        """Record why a name is misused; keep an earlier reason. For a storage, use the class in its persistent id."""
+        """Record why a name is misused, unless it already has a reason. For a storage, record its class as misused."""
         if type(name) is Persistent:
             pid_parts = name.pid if type(name.pid) is tuple else (name.pid,)
             name = next((part for part in pid_parts if type(part) is Global), None)
@@ -237,7 +237,7 @@ class Flow:
         unreachable_values: Iterable[Value],
         excused_calls: Set[int] = frozenset(),
     ) -> None:
-        """Check all calls and states of the pickle, and the values outside of calls and states. Raises OutOfSteps.
+        """Check all calls, states and other values of the pickle. Raises OutOfSteps.
 
         `excused_calls`: ids of the calls in the form that torch.compile writes.
         """
@@ -421,14 +421,14 @@ class Flow:
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
-        """Check the later call of a functools.partial with a clean function. Other functions are reported anyway."""
+        """Check the arguments of a functools.partial of a clean function. Other functions are always reported."""
         name = self._get_root_name(function[0]) if function else None
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "is the function of a functools.partial whose arguments are not plain data"
             self.note_misuse(function[0], why)
 
     def _check_contents(self, name: Global, plain_name: str, states: Sequence[Value]) -> None:
-        """Check the attributes of a tensor: each state is a dict, or a pair of dicts (attributes, slots)."""
+        """Check the states of a tensor: each must be a dict of attributes, or a pair of dicts (attributes, slots)."""
         for state in states:
             if type(state) is tuple and len(state) != 2 and is_clean(plain_name):
                 self.note_misuse(
@@ -478,7 +478,7 @@ class Flow:
             self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
-        """Check that the file stores the parts of a sparse tensor, so that the rule `sparse-indices` can check them.
+        """Report a sparse tensor if its indices or values are not storages of the file: no rule can check those.
 
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """
@@ -602,7 +602,7 @@ class Flow:
         return None
 
     def _is_handle_state(self, state: Value) -> bool:
-        """Return True for a valid state of a hook handle: (dict of the hook, number of the hook, other dicts of hooks).
+        """Return True for a valid state of a hook handle: a tuple (dict of hooks, number of the hook, other dicts).
 
         The next hook of any module gets the next number. After infinity all hooks have the same number, so removing any
         hook removes the last one.
@@ -698,9 +698,9 @@ class Flow:
             )
 
     def _is_factory(self, value: Obj) -> bool:
-        """Return True for a partial of a container class, which a defaultdict may have as its factory for missing keys.
+        """Return True for a functools.partial of a container class: a defaultdict may call it for missing keys.
 
-        The call happens during the load, if the defaultdict is in a place where a class looks up keys.
+        The load calls the partial if a class looks up a missing key in the defaultdict.
         """
         function = value.args[0] if value.args else None
         callee = value.state[0] if type(value.state) is tuple and value.state else function
@@ -709,7 +709,7 @@ class Flow:
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
-        """Visit every name in the values, and check every pair of a key and its value. Do not enter other calls."""
+        """Record every name and check every (key, value) pair in the values, but do not look inside calls."""
         holds_hooks = self._get_root_name(holder) in expected_calls.HOOK_HOLDERS
         visited = self._seen_in_hook_holders if holds_hooks else self._seen_values
         waiting = list(values)
@@ -744,7 +744,7 @@ class Flow:
             )
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
-        """Return the contents of a container. Report each pair whose key is a name that Python may call."""
+        """Return the contents of a container. Report a function or object whose key is the name of a method."""
         if type(value) is dict:
             for key, item in value.items():
                 self._check_pair(key, item)
@@ -773,7 +773,7 @@ class Flow:
             )
 
     def _get_key_text(self, key: Value) -> str | None:
-        """Return the text that a key equals; `expected_calls.COMPUTED_KEY` if unknown, None if it is not a text."""
+        """Return a key as text; `expected_calls.COMPUTED_KEY` for an unknown text, None if the key is not a text."""
         if type(key) is str:
             return key
         name = self._get_root_name(key) if type(key) is Obj else None

@@ -112,7 +112,7 @@ def describe_computed_text(where: str) -> Hazard:
 
 
 def _read_path(where: str, value: Value, use: str, steps: Steps) -> tuple[str | None, Hazard | None]:
-    """Return the text of a path, or the hazard of a value that is not a path. If `value` is None, both are None.
+    """Return (text, None) for a path, (None, hazard) for any other value, and (None, None) for None.
 
     `use`: the action of a loader on the path, as `X deletes`.
     """

@@ -49,7 +49,7 @@ def is_module(call: Obj) -> bool:
 
 
 def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int, Obj]:
-    """Return, by id, the calls for compiled modules and their parts; {} if torch.compile never writes such calls.
+    """Return the calls that create compiled modules and their parts, by id; {} if one call has an unusual form.
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.
     """
@@ -79,7 +79,7 @@ def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
-    """Return True if the call has the form that torch.compile writes. Add the call and its parts to `parts`."""
+    """Return True if torch.compile can have written the call. Add the call and the calls inside it to `parts`."""
     parts[id(call)] = call
     is_plain = _has_only_arguments(call, "reduce") and len(call.args) == 2 and call.state is None
     context = call.args[1] if is_plain else None

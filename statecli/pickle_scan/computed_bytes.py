@@ -141,12 +141,12 @@ def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
 
 
 def _is_numbers(value: Value) -> bool:
-    """Return True for the numbers of an `array.array` in a pickle: a text, or a list of numbers or characters."""
+    """Return True for a text or for a list of numbers or characters, the contents of a pickled `array.array`."""
     return type(value) is str or (type(value) is list and all(type(number) in (int, float, str) for number in value))
 
 
 def _read_data(value: Value) -> bytes | None:
-    """Return an array's data as bytes. The pickle may have bytes, a call that encodes a text, or a text of Python 2."""
+    """Return the data in an array's state as bytes, or None. A text holds one byte per character (Python 2)."""
     if type(value) is str:
         return value.encode("latin-1", "replace")
     return read_raw_bytes(value)

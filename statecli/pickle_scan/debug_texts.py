@@ -14,10 +14,10 @@ _TABLE_FORMAT = "FORMAT_WITH_STRING_TABLE"
 
 
 def has_wrong_number(root: Value, steps: Steps) -> bool:
-    """Return True if a location has a number that is not in the table of texts, or a form that torch never writes.
+    """Return True if a source location is malformed, or refers to a text that is not in the table of texts.
 
     `root`: the tuple ("FORMAT_WITH_STRING_TABLE", texts, locations). A location is (offset, ((numbers of the texts,
-    number of the file name, line), start, end), tag). Other formats have their texts in place. Raises OutOfSteps.
+    number of the file name, line), start, end), tag). Other formats do not number texts. Raises OutOfSteps.
     """
     if type(root) is not tuple or not root or root[0] != _TABLE_FORMAT:
         return False

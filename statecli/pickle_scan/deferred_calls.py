@@ -1,4 +1,4 @@
-"""Check the functions that a pickle stores for a later call. For a `functools.partial`, check this later call.
+"""Check the functions that a pickle stores so that a program calls them later, such as in a `functools.partial`.
 
 A program that loads a checkpoint calls stored functions: an activation, a method of a configuration. So a partial may
 hold a function of tensors or a class of torch modules, with numbers, tensors and dtypes as arguments. With an object as
@@ -123,7 +123,7 @@ def is_callable(value: Value, root: RootLookup) -> bool:
 
 
 def is_callback(name: str) -> bool:
-    """Return True for a function or class that a pickle may store but must not call, except functions of tensors."""
+    """Return True for a function or class that a pickle may store but not call. Functions of tensors return False."""
     is_stored = known_names.may_be_named(name) and not known_names.computes_tensors(name)
     return is_stored and not name.startswith(("typing.", "types."))
 
@@ -136,7 +136,7 @@ def _is_value(value: Value, root: RootLookup) -> bool:
 
 
 def _is_constructor_argument(value: Value, root: RootLookup) -> bool:
-    """Return True for a plain value, or for a class, function or partial that a constructor only keeps."""
+    """Return True for a plain value, and for a callable (or partial) that a constructor stores without calling it."""
     name = root(value) or ""
     is_kept = name == "functools.partial" or (
         type(value) is Global and (name in DATA_CLASSES or is_callable(value, root))

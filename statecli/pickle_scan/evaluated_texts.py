@@ -130,7 +130,7 @@ def _list_arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def _computes_small_value(tree: ast.Expression) -> bool:
-    """Return True if the expression computes no long list or text. Operands are measured before operators."""
+    """Return True if the expression computes no long list or text. Operands are visited before their operators."""
     numbers: dict[ast.AST, int] = {}
     lengths: dict[ast.AST, int] = {}
     for node in reversed([*ast.walk(tree)]):

@@ -36,7 +36,7 @@ def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str |
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True for a state that sets no attribute of its class: picklers pass these attributes as arguments."""
+    """Return True if a state sets no attribute that the class already has, because picklers pass those as arguments."""
     return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
 
 
@@ -47,7 +47,7 @@ def _find_class(name: str) -> type[BaseException] | None:
 
 
 def _measure_text(text: Value, kind: type[bytes] | type[str], root_name: Callable[[Value], str | None]) -> int | None:
-    """Return the length of a text or of bytes, as picklers write them; None for anything else."""
+    """Return the length of a text or of bytes in a form that picklers write; None for any other value."""
     if kind is bytes and type(text) is Obj and root_name(text) == "builtins.bytes" and not text.args:
         return 0  # as protocol 2 writes empty bytes
     value = read_raw_bytes(text) if kind is bytes else text

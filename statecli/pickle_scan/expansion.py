@@ -1,4 +1,4 @@
-"""Measure how many values a container has if each shared value counts as often as it is reached.
+"""Count the values in a container, with a shared value counted once for each path that leads to it.
 
 Forty levels of `[x, x]` are a few hundred bytes of pickle, but 2**40 values for a program that hashes them or writes
 them into an error message. Each container is measured once, so the work is linear in the size of the pickle.
@@ -22,7 +22,7 @@ _CHARACTERS_PER_VALUE = 8
 
 
 class Expansion(NamedTuple):
-    """Number of values in a container, and its nesting depth. A shared value counts each time that it is reached."""
+    """Number of values in a container and its nesting depth. A shared value counts once for each path to it."""
 
     size: int
     depth: int

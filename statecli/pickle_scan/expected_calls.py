@@ -48,7 +48,7 @@ def is_copyreg_call(value: Obj) -> bool:
 
 
 def fills_mapping(name: str, call: Obj) -> bool:
-    """Return True if a call fills a mapping in a way that picklers never use."""
+    """Return True if a call fills a mapping from arguments that picklers never pass."""
     if name == "copyreg._reconstructor":
         base = call.args[1] if len(call.args) > 2 else None
         is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
@@ -79,7 +79,7 @@ def is_state(name: str, state: Value) -> bool:
 
 
 def list_parts(value: Any) -> Sequence[Value]:
-    """Return the elements of a list, tuple or set, or the values and object keys of a dict; () for other values."""
+    """Return the elements of a list, tuple or set; the values and `Key` keys of a dict; () for other values."""
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
@@ -88,7 +88,7 @@ def list_parts(value: Any) -> Sequence[Value]:
 
 
 def is_packable(name: str, state: Value, read_storage: packed_weights.ReadStorage) -> bool:
-    """Return True if C++ code can pack the state safely, or does not pack objects of this class."""
+    """Return True if torch's C++ code can pack weights from this state safely, or packs nothing for this class."""
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
     if packed_weights.is_cpp_class(name):
@@ -116,7 +116,7 @@ def is_clean(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function that is not known to create a new object, so that its result may be shared."""
+    """Return True for a clean function whose result may be shared: it is not known to create a new object."""
     is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
     return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 
@@ -298,9 +298,9 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a container or number class, such as `dict`, is called with an object, whose methods it calls.
+    """Return True for a call of `dict`, `int` or the like with an object, because they call the object's methods.
 
-    Pickle writes literals here. The object may be a range or a tensor, which stand for any number of elements.
+    Picklers pass literals. A range or a tensor as argument may produce any number of elements.
     """
     return name in CONVERTING_CLASSES and any(
         type(arg) is Obj and not (type(arg.cls) is Global and get_plain_name(arg.cls) in _LITERAL_FUNCTIONS)
@@ -309,7 +309,7 @@ def converts_object(name: str, args: tuple[Value, ...]) -> bool:
 
 
 def computes_number(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if `Fraction` is called with a text that Python never writes: `1e999999999` would fill memory."""
+    """Return True if `Fraction` gets an argument that Python never pickles: `1e999999999` would fill the memory."""
     return name == "fractions.Fraction" and not all(
         type(arg) is int or (type(arg) is str and _FRACTION.fullmatch(arg)) for arg in args
     )
@@ -359,7 +359,7 @@ _ARGUMENT_TYPES: dict[str, frozenset[type]] = {
 
 
 def has_shape(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if the call that creates an array sets a shape, because numpy sets the shape in the state."""
+    """Return True if a call creates an array with a shape; numpy passes (0,) and sets the shape in the state."""
     place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None
     return place is not None and len(args) > place and args[place] != (0,)
 
@@ -396,7 +396,7 @@ EXPECTED_CALLEES = {
 
 
 def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments as a dict. If they are not a dict, return a dict whose key cannot be read."""
+    """Return keyword arguments as a dict. If they are not a dict, they become its only key, which is not a text."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 

@@ -293,11 +293,11 @@ def _find_wrong_type(document: object, steps: Steps) -> str | None:
 
 
 def _check_other_objects(document: object, steps: Steps) -> Iterator[Misuse]:
-    """Yield a misuse if a signature or a graph's outputs have an object of the file: torch compiles its repr() as code.
+    """Yield a misuse if a signature or output has an object stored in the file: torch compiles its repr() as code.
 
-    An object is allowed if an input of the graph around it has its name; outside of graphs, an input of the main graph.
+    An object is allowed if the surrounding graph (outside of graphs: the main graph) has an input of the same name.
     The inputs of a graph and the arguments of a node are skipped: the former define the names, `find_misuses` checks
-    the latter. A graph among the arguments has outputs again. A dict of arguments has free keys, which are not fields.
+    the latter. A graph among the arguments is checked too. A dict of arguments has free keys, which are not fields.
     """
     main = get_field(document, "graph_module", "graph")
     given_objects = _list_given_objects(main) if type(main) is dict else frozenset()
@@ -320,19 +320,19 @@ def _check_other_objects(document: object, steps: Steps) -> Iterator[Misuse]:
 
 
 def _is_custom_operator(name: str) -> bool:
-    """Return True for an operator outside of `aten` and `higher_order`: other operators may take it as argument."""
+    """Return True for an operator outside of `aten` and `higher_order`; it may be an argument of other operators."""
     return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
 
 
 def _list_given_objects(graph: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the objects among the inputs of the graph."""
+    """Return the names of the custom objects among a graph's inputs."""
     inputs = graph.get("inputs")
     names = (_get_name(value, "as_custom_obj") for value in inputs) if type(inputs) is list else ()
     return frozenset(name for name in names if name is not None)
 
 
 def _get_name(value: object, kind: str) -> str | None:
-    """Return the argument's name if it is of this kind (`as_tensor`, `as_graph`); else None."""
+    """Return the name in an argument of the given kind, such as `as_tensor`; None for an argument of another kind."""
     name = get_field(value, kind, "name")
     return name if type(name) is str else None
 

@@ -225,7 +225,7 @@ def _measure_call(node: ast.Call) -> _Cost:
 
 
 def _measure_keyword(function: str, keyword: ast.keyword) -> float:
-    """Return the bits that a keyword of `function` requests. Raises _Unmeasurable unless sympy writes the keyword."""
+    """Return the bits of precision that a keyword argument requests. Raises _Unmeasurable if sympy never writes it."""
     value = keyword.value.value if type(keyword.value) is ast.Constant else None
     if keyword.arg not in _KEYWORDS.get(function, ()) or type(value) not in (bool, int):
         raise _Unmeasurable(f"calls {function} with the argument {keyword.arg or '**'}, which torch never writes")
@@ -276,7 +276,7 @@ def _find_literal(node: ast.AST | ast.expr) -> float | None:
 
 
 def _count_bits(value: object) -> float:
-    """Return the bits of a number. Raises _Unmeasurable for a text: sympy evaluates texts."""
+    """Return the number of bits of a number. Raises _Unmeasurable for a text, because sympy evaluates texts."""
     if isinstance(value, (str, bytes)):
         raise _Unmeasurable(f"evaluates the text {quoting.quote(str(value))}, which torch never writes")
     if isinstance(value, float):  # infinite for Python; a number of sympy has any exponent
@@ -389,7 +389,7 @@ def _report_source(text: str) -> ProgramCall:
 
 
 def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[TextRequirement, str]]:
-    """Yield (requirement, text) for each text of the program, and for each text inside a JSON of arguments."""
+    """Yield (requirement, text) for each text of the program, also for texts inside JSON that describes arguments."""
     for judgement, text, key in texts:
         if judgement is TextRequirement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
@@ -466,7 +466,7 @@ def _check_operator(text: str) -> ProgramCall | None:
 
 
 def _check_guard(text: str) -> ProgramCall | None:
-    """Return the call that an unsafe guard causes when the program's module is called; None for a safe guard."""
+    """Return the `exec` call with which a program's module compiles an unsafe guard; None for a safe guard."""
     code = f"compiles the guard {quoting.quote(text)} as Python code"
     why = describe_cost(text, has_symbols=False) if is_plain_guard(text) else code
     return ProgramCall(text, "builtins", "exec", why, doer="the module of the program") if why else None
@@ -479,7 +479,7 @@ def _check_import(text: str) -> ProgramCall:
 
 
 def _check_symbol(text: str) -> ProgramCall | None:
-    """Return the loop that torch runs up to the number in a symbol's name; None if the number is small.
+    """Return a `range` call if torch would count up to a huge number in a symbol's name; else None.
 
     The number is the value of Python's `int` for all characters after the letters.
     """
@@ -492,7 +492,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
 
 
 def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps: Steps) -> Iterator[ProgramCall]:
-    """Yield the first name that continues a tensor's name (`a.b` for `a`): torch gets `b` as attribute of the tensor.
+    """Yield a `getattr` call for the first name `a.b` if `a` is a tensor, because torch reads `b` from the tensor.
 
     If a module has the name of a tensor, torch calls the tensor as the module.
     """
@@ -516,7 +516,7 @@ def _split_name(name: str) -> list[str]:
 
 
 def _check_attribute(text: str) -> ProgramCall | None:
-    """Return a `setattr` call if the text names an attribute of modules that torch calls; else None."""
+    """Return a `setattr` call if the text names an attribute that torch calls on modules; else None."""
     attribute = find_module_attribute(program_texts.strip_call_numbers(text))
     if attribute is None:
         return None

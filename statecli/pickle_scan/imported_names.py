@@ -125,7 +125,7 @@ class Scanner(Machine):
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
-        """Yield each imported name once, in order. Skip names of torch.compile, and functions that only spell names."""
+        """Yield each imported name once, except names of torch.compile and functions that only form other names."""
         flow = self.flow
         names = self.globals.values()
         compiled = {} if self.duplicate_keys else find_module_calls(flow.calls, self._builds)
@@ -148,7 +148,7 @@ class Scanner(Machine):
                 yield mention
 
     def note_unusual_opcode(self, name: str, pos: int) -> None:
-        """Record the first opcode (before byte `pos`) with the unusual effect `name`, which picklers never cause."""
+        """Record the first opcode with the effect `name`, which picklers never cause. Byte `pos` follows the opcode."""
         if name not in self._unusual_mentions:
             why = known_names.describe_harm("pickle", name)
             self._unusual_mentions[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
@@ -169,7 +169,7 @@ class Scanner(Machine):
         return sum(REBUILD_SPARSE in _list_called_names(call) for call in calls_by_id.values())
 
     def rebuilds_from_type(self) -> bool:
-        """Return True if the pickle imports the function after which torch's reader in C++ confuses names."""
+        """Return True if the pickle imports `_rebuild_from_type_v2`, after which torch's C++ reader confuses names."""
         return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
 
     def find_script_mismatch(self, types: ScriptTypes) -> str | None:
@@ -243,7 +243,7 @@ class Scanner(Machine):
     # Operations that the machine refuses.
 
     def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
-        """Return a node for a call of any value. If the call only spells a name (a nested class), return the name."""
+        """Return a node for a call. If the call only forms another name, such as a nested class, return that name."""
         self.call_count += 1
         if type(function) is Global:
             if how != "newobj" and get_plain_name(function) in known_names.SPELLING_FUNCTIONS:
@@ -269,7 +269,7 @@ class Scanner(Machine):
         return call
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Read a tensor record like the base class, and record its two functions as called."""
+        """Read a tensor record like the base class, and record the two functions that it calls."""
         is_taken = super().take_record(match)
         if is_taken:
             tensor = self.stack[-1]
@@ -283,7 +283,7 @@ class Scanner(Machine):
         return id(function) in self._record_names and id(hooks) in self._record_names
 
     def _note_record(self, call: Obj) -> None:
-        """Record the function of a tensor record as called; add the call to the flow unless the function is usual."""
+        """Record a function as called by a tensor record. Add the call to the flow if the function is unusual."""
         if type(call.cls) is Global:
             self._called_names.add(id(call.cls))
             if get_plain_name(call.cls) in _RECORD_FUNCTIONS:
@@ -292,7 +292,7 @@ class Scanner(Machine):
         self.flow.add_call(call)
 
     def _spell_name(self, function: Global, args: Value, pos: int) -> Any:
-        """Return the value that a call only spells, such as a nested class or `Optional[int]`; None for other calls."""
+        """Return the name or annotation that a call forms, such as a nested class or `Optional[int]`; else None."""
         pair: tuple[Any, Any] = args if type(args) is tuple and len(args) == 2 else (None, None)
         first, second = pair
         name = get_plain_name(function)
@@ -335,7 +335,7 @@ class Scanner(Machine):
         return imported
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
-        """Set items of any target, and keep replaced values for the check."""
+        """Set items of a target of any type. Keep the replaced values, so that they are checked too."""
         self._count_change(target)
         if type(target) in (dict, Obj) and not len(flat) % 2:
             items = (target.items or {}) if type(target) is Obj else target
@@ -362,7 +362,7 @@ class Scanner(Machine):
         self.flow.note_change(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
-        """Append elements to any target (APPEND, APPENDS, ADDITEMS)."""
+        """Append elements to a target of any type (opcodes APPEND, APPENDS, ADDITEMS)."""
         self._count_change(target)
         if type(target) in (list, Obj):
             super().add_elements(target, elements, pos, "APPEND")
@@ -387,7 +387,7 @@ class Scanner(Machine):
         self._builds.append(Build(target, state))
 
     def _take_calls(self, count: int) -> None:
-        """Count operations that take as long as a call: keys that are not plain, and items or states of objects."""
+        """Count operations as slow as a call: hashing key objects, and setting items or states of objects."""
         if count and self.budget == 1:  # a `.metadata` has a key of this kind for each part of a tensor
             self.flow.steps.take(Budget.CALLS, count)
 
@@ -395,10 +395,10 @@ class Scanner(Machine):
         self.change_count += type(target) in (Global, Obj)
 
     def parse_decimal(self, line: bytes, pos: int) -> int:
-        """Parse an integer as Python and C do: with spaces and underscores, hexadecimal, octal, of any length.
+        """Parse an integer in all forms that Python or C accept: spaces, underscores, hexadecimal, octal, any length.
 
-        The C unpickler reads a line to its first NUL. Leading zeros add nothing, and nothing depends on the value of a
-        number still too long.
+        The C unpickler reads a line to its first NUL. Leading zeros are dropped. The value of a number that is still
+        too long does not matter.
         """
         line = line.partition(b"\0")[0]
         try:
@@ -509,7 +509,7 @@ def _do_global(m: MachineState, pos: int) -> int:
 
 
 def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
-    """Return the name in the next two lines, and the byte after them (0 if the second line has no end).
+    """Return the name in the next two lines, and the position after them (0 if the second line has no end).
 
     The unpickler in Python imports an unfinished name without its last character. No unpickler imports a name in
     another encoding.
@@ -596,7 +596,7 @@ def _is_written_by_torch(pid: Value) -> bool:
 
 
 def _keep_string(op: int) -> Handler:
-    """Return the base class's handler, extended to keep the pushed string as possible nested data."""
+    """Return a handler like the base class's, which also keeps the pushed string as possible nested data."""
     handler = Machine.handlers[op]
 
     def push(m: Any, pos: int) -> int:
@@ -630,7 +630,7 @@ _TORCH_OPCODES = frozenset(b"\x80c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXU
 
 
 def _watch_opcode(op: int, handler: Handler) -> Handler:
-    """Return the handler, extended to record the first opcode that torch does not know."""
+    """Return a handler like `handler` that also records the first opcode unknown to torch."""
 
     def note(m: Any, pos: int) -> int:
         if m._refused_opcode is None:

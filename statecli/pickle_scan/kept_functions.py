@@ -175,7 +175,7 @@ class Attributes:
         return has_tensor_name or name.startswith(_TENSOR_PREFIXES) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
-        """Return True for a value that torch stores as a hook, and for a name that is reported as not clean."""
+        """Return True for a value that torch may store as a hook, and for an unclean name: other checks report it."""
         if type(value) not in (Global, Obj):
             return type(value) in (bool, int, type(None))
         name = self._root(value) or ""

@@ -82,7 +82,7 @@ class KeyHashes:
         return hash(frozenset(_Hashed(number) for number, group in groups.items() for _ in group))
 
     def _hash_call(self, call: Obj, nesting: int) -> int:
-        """Return Python's hash of the object that a call creates; if the hash is unknown, one hash for the class."""
+        """Return Python's hash of the object that a call creates; if unknown, one hash for all objects of the class."""
         name, args = _get_class_name(call), call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
             return _hash_complex(call, _build_complex(args))
@@ -108,7 +108,7 @@ def reads_contents(key: Value) -> bool:
 
 
 def _is_hashed_by_address(name: str) -> bool:
-    """Return True for a class whose objects are hashed by address. Unknown classes count too.
+    """Return True for a class whose objects Python hashes by address, as it probably does for unknown classes.
 
     Most classes keep the hash of `object`, and other hashes depend on code that statecli does not know.
     """
@@ -132,7 +132,7 @@ def _build_complex(args: Sequence[Any]) -> complex:
 
 
 def _read_numpy_complex(dtype: Value, data: Value) -> complex | None:
-    """Return a complex number of numpy of 64 or 128 bits, which numpy hashes as Python does; None for other values."""
+    """Return the value of a numpy complex64 or complex128, which numpy hashes as Python does; None for other values."""
     if type(dtype) is not Obj or numpy_dtype_states.get_code(dtype) != "c":
         return None
     size, raw = numpy_dtype_states.count_element_bytes(dtype, dtype.state), read_raw_bytes(data)

@@ -158,7 +158,7 @@ _STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(_OTHER_MODULE_NAMES.spli
 
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
-    """Return True if a checkpoint may contain `module.name`: the name builds data, or is not called."""
+    """Return True if a checkpoint may contain `module.name`. If `called`, the name must only build data."""
     qualified = f"{module}.{name}"
     if may_be_named(qualified) or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified):
         return not called
@@ -230,7 +230,7 @@ def find_harm(mention: Mention) -> str | None:
 
 
 def may_be_harmful(qualified: str) -> bool:
-    """Return True if a pickle may do harm with this dotted name, whichever part of the name is the module."""
+    """Return True if a pickle may do harm with this dotted name. Any dot may end the name of the module."""
     parts = qualified.split(".")
     if len(parts) > _MAX_NAME_PARTS:
         return True
@@ -263,7 +263,7 @@ def _look_up_harm(parts: list[str]) -> str | None:
 
 
 def _look_up_alias(parts: list[str]) -> str | None:
-    """Return the harm of Python's module or class inside a name, such as `os` in `torch.os.system`; else None."""
+    """Return the harm of a standard module or class inside a name, such as `os` in `torch.os.system`; else None."""
     for at, part in enumerate(parts):
         if part in _HARMS and part in _STANDARD_LIBRARY and at + 1 < len(parts):
             return _look_up_harm(parts[at:])
@@ -271,7 +271,7 @@ def _look_up_alias(parts: list[str]) -> str | None:
 
 
 def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:
-    """Return the harm of a function or class of torch or numpy; None for most classes that are not called."""
+    """Return the harm of a name in torch or numpy. Most classes are harmless if they are not called (None)."""
     if parts[0] == "torch" and parts[-1] in _GRAPH_CLASSES:
         return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name

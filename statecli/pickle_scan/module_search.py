@@ -68,7 +68,7 @@ class ModuleSearch:
         return next(filter(None, found), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
-        """Return the file that Python would import. In a folder without `__init__`, search for the rest of the name."""
+        """Return the file that Python would import from the folder, also through inner folders without `__init__`."""
         for at, part in enumerate(parts):
             listing = self._list_folder(folder)
             if part in listing.modules:

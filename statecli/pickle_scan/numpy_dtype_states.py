@@ -71,7 +71,7 @@ class ArrayTypes:
         self._referenced_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
-        """Return True for a valid state of an array: with a known dtype and, for objects, with an object per element.
+        """Return True for a valid state of an array: the dtype is known, and a list has one object for each element.
 
         numpy reads beyond a short list. Types from other sources (a class of `numpy.dtypes`, a function that returns
         its argument) are unknown, because their elements may be pointers.
@@ -93,7 +93,7 @@ class ArrayTypes:
         return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
-        """Return True for a valid scalar. A record with objects must be read from a non-empty array of its dtype."""
+        """Return True for a valid scalar. A record that holds objects must come from a non-empty array of its dtype."""
         if len(args) != 2 or not is_dtype(args[0]):
             return False
         dtype, source = args
@@ -127,7 +127,7 @@ class ArrayTypes:
         return depth
 
     def _iter_parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:
-        """Yield each dtype inside a dtype's state, with its offset and count; the offset is -1 for an invalid entry."""
+        """Yield (dtype, offset, count) for each dtype nested in a state; the offset is -1 for an invalid entry."""
         subarray, fields = state[2], state[4]
         self._steps.take(Budget.FLOW)
         if type(subarray) is tuple and len(subarray) == 2:
@@ -194,7 +194,7 @@ def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
 
 
 def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
-    """Return True if numpy writes this version, byte order, size, alignment, names and unit for the type code."""
+    """Return True if version, byte order, size, alignment, names and unit are as numpy writes them for this dtype."""
     version, order, subarray, names, fields, size, alignment = state[:7]
     code, digits = _parse_code(dtype)
     is_byte = code in "?OSVa" or (digits == "1" and code != "U")
@@ -211,7 +211,7 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
-    """Return True for a valid end of the state: a unit for dates; a metadata dict or nothing for other dtypes."""
+    """Return True if the rest of the state is valid: a unit for dates, a metadata dict or nothing for other dtypes."""
     metadata = state[8:]
     if code not in _DATE_CODES:
         return not metadata or (len(metadata) == 1 and type(metadata[0]) is dict)
@@ -219,7 +219,7 @@ def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
 
 
 def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:
-    """Return True if numpy writes these flags for the code of a dtype. `has_objects`: a field has objects."""
+    """Return True if the flags in a dtype's state are valid for its code. `has_objects`: a field holds objects."""
     flags = state[7]
     if type(flags) is not int or not -0x80 <= flags <= 0xFF:
         return False
@@ -260,7 +260,7 @@ def get_code(dtype: Value) -> str:
 
 
 def _parse_code(dtype: Obj) -> tuple[str, str]:
-    """Return the letter and the digits of a dtype's code. A record array has a class in place of a code."""
+    """Return a dtype's code as letter and digits, such as ("f", "4"). The class `numpy.record` has the code V."""
     first = dtype.args[0] if dtype.args else None
     if type(first) is Global and first.module.startswith("numpy") and first.name == "record":
         return "V", ""

@@ -55,7 +55,7 @@ def raise_fetch_errors() -> Iterator[None]:
 
 
 class Region(ByteSource):
-    """Part of an open file, or inflated bytes, read like a file. `base`: offset of the part; None if inflated."""
+    """Part of an open file, or inflated bytes, read like a file. `base` is the part's offset, None if inflated."""
 
     __slots__ = ("_data", "_source", "base", "span")
 
@@ -79,7 +79,7 @@ class Region(ByteSource):
         """Do nothing: the caller that opened the file closes the file."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `offset`. Raises MalformedError if the region ends before."""
+        """Return exactly `length` bytes from `offset`. Raises MalformedError if the region has fewer bytes."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise MalformedError(
                 f"is truncated: bytes {offset} to {offset + length} are needed, but there are only {self.size} bytes"
@@ -96,7 +96,7 @@ class Region(ByteSource):
         return Region(self._source, self.span.offset + offset, length)
 
     def with_data(self, data: bytes) -> Region:
-        """Return a region for the same place in the file. Its bytes are `data`, for example after inflation."""
+        """Return a region with other bytes, such as inflated bytes, at the same place in the file."""
         return Region(self._source, self.span.offset, self.span.length, data)
 
 
@@ -130,7 +130,7 @@ class PickleReader:
             window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 
     def scan(self, data: bytes, where: str, size: int | None = None, *, is_first: bool = False) -> PickleScan:
-        """Scan a pickle; `size`: bytes up to the end of the file, `is_first`: the file begins with the pickle."""
+        """Scan a pickle. `size` counts the bytes up to the end of the file. `is_first`: the pickle begins the file."""
         self._steps.take(Budget.BYTES, len(data))
         scanner, scan_error = Scanner(data, where, self._steps, size), None
         if self._is_metadata and is_first:
@@ -185,9 +185,9 @@ def is_magic_number(scanner: Scanner) -> bool:
 
 
 def may_equal_magic_number(scanner: Scanner) -> bool:
-    """Return True if the pickle may equal the magic number of torch.load, which compares it with `!=`.
+    """Return True if torch.load may take the pickle for its magic number, because it compares them with `!=`.
 
-    `Decimal(119547037146038801333356)` is equal, and any result of a call except a dict may be.
+    `Decimal(119547037146038801333356)` is equal, and any result of a call except a dict may be equal.
     """
     if not isinstance(scanner.root, Obj):
         return is_magic_number(scanner)

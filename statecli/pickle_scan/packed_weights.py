@@ -138,7 +138,7 @@ def _read_numbers(version: Value, parts: Value, read_storage: ReadStorage) -> li
 
 
 def _is_context_part(value: Value) -> bool:
-    """Return True for a valid part of an xnnpack or mkldnn context: any value except a number out of range."""
+    """Return True for a valid value in an xnnpack or mkldnn context: no number in it is out of range."""
     numbers = strip_tags(value)
     if type(numbers) is list:
         return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)

@@ -90,9 +90,9 @@ _Sized = TypeVar("_Sized", bound=Sized)
 
 
 class _Walk:
-    """Walk over the containers of a pickle. `_links` has the parent and the key of each container, by its id.
+    """Walk over the containers of a pickle. `_links` has each container's parent and key, by the container's id.
 
-    `skips_texts`: the walk does not enter objects of texts or bytes.
+    `skips_texts`: the walk does not enter objects that Python reads as a text or as bytes.
     """
 
     def __init__(self, steps: Steps, *, skips_texts: bool = False) -> None:
@@ -135,7 +135,7 @@ class _Walk:
         return self._count(items) if items and type(node) is Obj and node.args else items
 
     def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the items with a text in place of each key object that equals the text. The last equal key counts."""
+        """Return the items with keys that are objects replaced by their texts. Of equal keys, the last one counts."""
         if not any(type(key) is Key and type(key.value) is Obj for key in items):
             return items
         self._count(items)
@@ -146,7 +146,7 @@ class _Walk:
         return None if items is None else self.spell_keys(items)
 
     def find_mappings(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings in which a loader may look up a key: the items of the value, and dicts inside an object.
+        """Yield the mappings in which a loader may look up a key, including those inside an object.
 
         The mappings of an object are its items, and the dicts in its arguments and attributes. UserDict, ChainMap and
         DictConfig look up keys there.
@@ -154,7 +154,7 @@ class _Walk:
         yield from map(self.spell_keys, self._find_unspelled(value))
 
     def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings of `find_mappings`, but leave keys that are objects unchanged."""
+        """Yield the same mappings as `find_mappings`, but with keys that are objects unchanged."""
         for part in self._iter_parts(value):
             items = self._count(self.get_items(part))
             if items:
@@ -172,7 +172,7 @@ class _Walk:
             yield from self._count(self.get_elements(part)) or ()
 
     def _iter_parts(self, value: Value) -> Iterator[Value]:
-        """Yield a value and, if it is an object, the containers and objects in its arguments and attributes."""
+        """Yield a value. For an object, also yield all containers and objects in its arguments and attributes."""
         waiting, seen = [value], set[int]()
         while waiting:
             part = waiting.pop()
@@ -211,7 +211,7 @@ class _Walk:
         return ("…" if parent is not None else "") + "".join(reversed(steps))
 
     def check_mapping(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check the items of a mapping, and the mapping as the state of a random generator."""
+        """Check the items of a mapping, and whether a random generator can safely take the mapping as its state."""
         if "bit_generator" in items:
             reason = random_states.explain_unsafe_dict(items, self._get_spelled_items)
             if reason:
@@ -275,7 +275,7 @@ class _Walk:
                 yield Hazard(f"{self.describe_path(node)}[{key!r}] is {noun}", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
-        """Check numbers that HQQ reads as the letters of a dtype. `audit` checks numbers in a tensor."""
+        """Check that numbers, which HQQ reads as letters, spell a dtype's name. `audit` checks numbers in tensors."""
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
@@ -287,7 +287,7 @@ class _Walk:
             yield Hazard(f"{where} is {fault}; HQQ evaluates the value as Python code")
 
     def _yields_no_numbers(self, value: Value) -> bool:
-        """Return True for a value that HQQ cannot read as numbers, or for a tensor, which `audit` checks."""
+        """Return True if HQQ cannot read numbers from the value. Tensors count too, because `audit` checks them."""
         items = self.get_items(value)
         if items is not None:
             return all(type(key) is str for key in items)
@@ -477,7 +477,7 @@ class _Walk:
                 )
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check the counts in a MultiStepLR's milestones: gamma to the power of a count must not be huge."""
+        """Check the counts in a MultiStepLR's milestones, because gamma to the power of a huge count takes hours."""
         counts = [count for counts in self.find_mappings(scheduler["milestones"]) for count in counts.values()]
         gamma = random_states.read_number(scheduler.get("gamma"))
         if type(gamma) is int and any((random_states.read_number(count) or 0) > _MAX_POWER for count in counts):
@@ -493,7 +493,7 @@ class _Walk:
             yield from check_lightning_path(f"a key of {path}[{_RANKED_PATHS!r}]", key, self._steps)
 
     def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
-        """Check the elements of a sequence, and the sequence as the state of a numpy generator."""
+        """Check the elements of a sequence, and whether numpy's generator can safely take the sequence as its state."""
         reason = random_states.explain_unsafe_sequence(elements)
         if reason:
             yield Hazard(_join_path(self.describe_path(node), reason))

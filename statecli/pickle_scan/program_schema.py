@@ -68,13 +68,13 @@ class TextRequirement(enum.Enum):
 
 
 class ListOf(msgspec.Struct, frozen=True):
-    """Kind of a list whose values have the same kind."""
+    """Kind of a list in the schema, whose elements all have the kind `item`."""
 
     item: Kind
 
 
 class DictOf(msgspec.Struct, frozen=True):
-    """Kind of a dict with any keys; `key` is the requirement on the keys."""
+    """Kind of a dict in the schema, with arbitrary keys. All keys must meet the requirement `key`."""
 
     key: TextRequirement
     value: Kind
@@ -250,7 +250,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 
 
 class ProgramValue(NamedTuple):
-    """Value in a program, with the kind of its place in the schema and the key of its field.
+    """Value in a torch.export program, its kind in the schema, and the key of the field that holds it.
 
     The author chooses the keys of a `DictOf`, so a value under such a key gets the key of the dict.
     """
@@ -260,7 +260,7 @@ class ProgramValue(NamedTuple):
     key: str = ""
 
     def list_children(self) -> list[ProgramValue]:
-        """Return the values in a dict or a list; outside the schema, their kind is `TextRequirement.UNKNOWN`."""
+        """Return the values in a dict or list. A value outside the schema has the kind `TextRequirement.UNKNOWN`."""
         kind, value, key = self
         if type(value) is dict and type(kind) is str:
             fields = SCHEMA[kind]
@@ -277,7 +277,7 @@ class ProgramValue(NamedTuple):
         return []
 
     def may_be(self, *classes: str) -> bool:
-        """Return True for a dict whose schema class is one of `classes`, or unknown."""
+        """Return True for a dict if its schema class is one of `classes` or is unknown."""
         if type(self.value) is not dict or isinstance(self.kind, DictOf):
             return False
         return self.kind in classes if type(self.kind) is str else True

@@ -50,7 +50,7 @@ def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
 
 
 def is_python_state(state: Value) -> bool:
-    """Return True if Python writes this state for `random.Random`. With version 2, Python computes with any object."""
+    """Return True if Python writes this state for `random.Random`. Python computes with a version 2 state unchecked."""
     match state:
         case (2 | 3, tuple(numbers), None | float()):
             is_plain = type(state) is tuple and type(state[0]) is int

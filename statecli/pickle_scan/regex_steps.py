@@ -1,4 +1,4 @@
-"""Count the steps to compile a regular expression of a pickle; five million steps take about a second.
+"""Count the steps to compile a regular expression from a pickle. Five million steps take about a second.
 
 Most classes, such as `[a-z0-9_]`, take microseconds. `re` reads each character of a range. For a class that reaches
 beyond Latin-1, `re` reads a map of 65,536 characters. `[s]` is such a class if case is ignored, because `ſ` is an S.

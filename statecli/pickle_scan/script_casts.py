@@ -29,14 +29,14 @@ _CALL = compile_on_use(r"\w\(")
 
 
 class UncheckedCast(msgspec.Struct, frozen=True):
-    """Cast without a check: in line `line` of text `number` of an archive. Its value may not have the cast's type."""
+    """Unchecked cast in line `line` of an archive's text `number`. The value may not have the type of the cast."""
 
     number: int
     line: int
 
 
 def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Steps) -> Iterator[UncheckedCast]:
-    """Yield the casts to a class or a tuple whose value is not declared as Optional of this type. Raises OutOfSteps."""
+    """Yield the casts to a class or tuple, unless the value is declared as Optional of this type. Raises OutOfSteps."""
     for number, code in enumerate(codes):
         if b"unchecked_cast" not in code:
             continue
@@ -56,7 +56,7 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
 
 
 def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]) -> bool:
-    """Return True if all values assigned to a name in a function are declared as Optional of the type.
+    """Return True if every value assigned to a name in a function is declared as Optional of the type `declared`.
 
     `visited_names`: names that get their value from this name.
     """
@@ -88,7 +88,7 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
 def _is_value(
     value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]
 ) -> bool:
-    """Return True if an assigned value is None, declared as Optional of the type, or a cast checked separately."""
+    """Return True if an assigned value is None, is declared as Optional, or is a cast (each cast is checked itself)."""
     if value["attribute"]:
         return is_optional_attribute(types, value["attribute"], f"Optional[{declared}]")
     if value["name"] in (None, "None") or value["name"] in visited_names:

@@ -254,7 +254,7 @@ class _Source:
 
 
 class _Function(NamedTuple):
-    """Function in text `number` of an archive, from byte `at` on. `text` has words for strings, blanks for comments."""
+    """Function in text `number` of an archive, from byte `at` on. In `text`, strings are words and comments blank."""
 
     number: int
     name: str
@@ -297,10 +297,10 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
 
 
 def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]]:
-    """Yield the parts that loading evaluates without calling the function, each with the harm that a call in it does.
+    """Yield the parts of a function that loading evaluates, each with the harm of a call in this part.
 
-    These parts are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of
-    parameters has no other values than defaults. `float("inf")` is a value.
+    These parts are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. Every value in a
+    list of parameters is a default. `float("inf")` counts as a value, not as a call.
     """
     parameters = _extract_parameters(function.text) if function.name else ""
     if "=" in parameters:
@@ -420,7 +420,7 @@ def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) ->
 def _is_from_attribute(
     expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0
 ) -> bool:
-    """Return True if an expression, list or variable takes its values only from this attribute of the module."""
+    """Return True if all values of an expression, a list or a variable come from this attribute of the module."""
     steps.take(Budget.TEXT, 1 + len(expression) // 8)
     expression = expression.strip().rstrip(",").strip()
     if expression.startswith("[") and expression.endswith("]"):
@@ -511,7 +511,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the offset after the string at `at`. For a string without end, skip a quote (two of three)."""
+        """Return the offset after a string, or after its quote if it does not end (after two of three quotes)."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):

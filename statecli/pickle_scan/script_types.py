@@ -51,7 +51,7 @@ class ScriptType(NamedTuple):
 
 
 class ScriptClass(msgspec.Struct, frozen=True):
-    """Class in TorchScript code. Its base is Module, NamedTuple, Enum, an interface or None.
+    """Class in TorchScript code. `base` is the name of its base (Module, NamedTuple, Enum, an interface); else None.
 
     `methods` has the parameters and the result of each method as text; `members` the values of an Enum as text.
     """
@@ -96,7 +96,7 @@ def read_types(codes: Iterable[tuple[str, bytes]], steps: Steps) -> ScriptTypes:
 
 
 def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | None]]:
-    """Yield the name and the definition of each class. The definition is None if torch never writes a line of it.
+    """Yield each class's name and definition. The definition is None if torch cannot have written the class.
 
     `blank` is the text without strings and comments.
     """
@@ -251,7 +251,7 @@ def find_mismatch(calls: Iterable[Obj], builds: Iterable[Build], types: ScriptTy
 
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
-    """Return True if torch's C++ code also creates an object for the call. An Enum needs a known member's value."""
+    """Return True if torch's C++ code creates an object for the call, like Python. An Enum needs a member's value."""
     if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None

@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError
 
 
 class Budget(Enum):
-    """Kind of step, and the number of such steps that a file may cause: 10 to 30 seconds of work at most."""
+    """Kind of step, with the limit for a file. Each limit stands for at most 10 to 30 seconds of work."""
 
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.
@@ -73,11 +73,11 @@ class Steps:
                 raise self.exceeded
 
     def set_unfinished(self, count: Callable[[], int]) -> None:
-        """Set the function that counts the current pickle's opcodes. `take` counts them only at the pickle's end."""
+        """Set the function that counts the opcodes of the current pickle; `take` adds them at the pickle's end."""
         self._unfinished, self._flow_limit = count, 0
 
     def get_limit(self, budget: Budget) -> int:
-        """Return how many steps of this kind the file may take, given the opcodes read so far."""
+        """Return how many steps of this kind the file may take. The limit for FLOW grows with the opcodes read."""
         if budget is not Budget.FLOW:
             return budget.limit
         opcodes = self.counts[Budget.OPCODES] + self._unfinished()

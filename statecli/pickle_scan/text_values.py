@@ -1,4 +1,4 @@
-"""Read the texts that objects of a pickle stand for, such as a `numpy.str_`, which Python accepts as a text."""
+"""Read the texts of a pickle, also from objects that Python uses like a text, such as a `numpy.str_`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_bytearray(value: Value) -> bytes | None:
 
 
 def _unwrap(node: Obj) -> Value:
-    """Return the value that a call passes on, such as the text in `str('a')`; the call itself for other calls."""
+    """Return the value inside a call, such as the text in `str('a')`; the call itself if it has no such value."""
     name, args = split_call(node)
     attributes = node.state if type(node.state) is dict else {}
     if name in TEXT_CLASSES:

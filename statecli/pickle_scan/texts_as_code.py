@@ -89,10 +89,10 @@ def check_class_path(where: str, name: str) -> Hazard | None:
 
 
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a text that LightningCLI gives to an argument; for a YAML list, the hazards of each name.
+    """Yield the hazards of a text that LightningCLI passes as an argument. In a YAML list, check each name.
 
     Only the type of the argument decides whether jsonargparse imports the text, reads the file or takes the text as is.
-    Honest hyperparameters name files: names of files are notes.
+    Names of files are reported as notes, because honest hyperparameters contain them.
     """
     names: Iterable[str] = (text,)
     if _COLLECTION.search(text):
@@ -207,7 +207,7 @@ def _list_registered_names() -> frozenset[str]:
 
 
 def _read_config(text: str) -> tuple[str | None, Iterable[str], Iterable[str]]:
-    """Return the problem of a configuration (None if it only assigns plain values), its types and its scopes."""
+    """Return (problem, types, scopes) of a configuration. The problem is None if the code only assigns plain values."""
     # MMEngine replaces `{{ ... }}` before Python parses the text, and Python's parser normalizes names.
     if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text or unicode_forms.has_too_many_marks(text):
         return "is a configuration that statecli cannot check", (), ()
@@ -237,7 +237,7 @@ def _has_plain_keys(node: ast.AST) -> bool:
 
 
 def _iter_texts(node: ast.AST, requested_key: str) -> Iterator[str]:
-    """Yield the text of each value at this key of a dict; for a value that is not a constant, a description."""
+    """Yield the text of each value that a dict has at this key. For a computed value, yield a description."""
     pairs: Iterable[tuple[object, ast.expr]] = ()
     if isinstance(node, ast.Call):
         pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)

@@ -35,7 +35,7 @@ _MAX_COMMENTS, _MAX_CHARACTERS, _MAX_PLACES = 8, 4096, 2000
 
 
 def has_code(content: bytes) -> bool:
-    """Return True if an `activation` may call more than a class of torch.nn with literal arguments."""
+    """Return True if an `activation` may call anything but a class of torch.nn with literal arguments."""
     text = _REMOVED.sub("", content.decode("utf-8", "ignore"))
     text = _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else "", _LINE_BREAK.sub("\n", text))
     if "activation" not in text:
