@@ -12,7 +12,7 @@ class TruncatedPickle(MalformedError):
 
 
 class ComputedName(MalformedError):
-    """Error for an import whose name is computed (another import such as `posix.__name__`, or a call's result)."""
+    """Error for an import whose name is computed, by another import (`posix.__name__`) or by a call."""
 
 
 class OverBudget(MalformedError):

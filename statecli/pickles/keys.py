@@ -40,7 +40,7 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Cache of tokens: bytes for a container. Tokens are equal exactly if the containers are equal as dictionary keys.
+    """Cache of tokens (bytes) for containers. Two tokens are equal exactly if the containers are equal as keys.
 
     Each container is read once, without recursion. Only bytes are hashed: a file cannot predict their hashes.
     """
@@ -53,7 +53,7 @@ class Tokens:
         self.is_partial = False
 
     def compute_plain(self, value: Value) -> Value:
-        """Return the value to store in `Key.plain`: the value itself or a token; None if the key equals only itself."""
+        """Return the value for `Key.plain`: the value itself or a token. None means that the key equals only itself."""
         if type(value) is tuple and id(value) in self._cached_tokens:
             return "token", self._cached_tokens[id(value)][1]
         value = _get_spelled_value(value)
@@ -188,7 +188,7 @@ def _get_python_name(name: Value) -> str:
 
 
 def _create_leaf_token(value: Value) -> bytes:
-    """Return the token of a value that is not a container. The token of NaN has its id: NaN equals only itself."""
+    """Return the token of a value that is not a container. The token of NaN is its id: NaN equals only itself."""
     if value is None:
         return b"N"
     if type(value) is float and value.is_integer():

@@ -220,7 +220,7 @@ class Machine(MachineState):
         return True
 
     def take_similar_records(self, pos: int) -> int:
-        """Read tensor records from byte `pos` that make the same calls as the last record; return the byte after them.
+        """Read further tensor records that make the same calls as the last one; return the position after them.
 
         Each entry counts as many opcodes as without this method.
         """
@@ -236,7 +236,7 @@ class Machine(MachineState):
         return pos
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:  # noqa: ARG002  # for machines that note calls
-        """Return True if tensor records with these calls may be read without calling `take_record` for each."""
+        """Return True if further tensor records with these calls need no call of `take_record`."""
         return True
 
 

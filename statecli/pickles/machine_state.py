@@ -50,7 +50,7 @@ CALLABLE_TYPES = frozenset([Global, Obj])
 
 
 def is_enum_call(function: Value, args: Value) -> bool:
-    """Return True for the call of a TorchScript Enum, in which a value stands in place of the tuple of arguments."""
+    """Return True for a call of a TorchScript Enum: its argument is a value, not a tuple of arguments."""
     return (
         type(args) in (int, float, str) and type(function) is Global and f"{function.module}.".startswith("__torch__.")
     )
@@ -326,7 +326,7 @@ class MachineState:
 
 
 def _count_values(value: Value) -> int:
-    """Return the number of values in a container, or in the chain of containers that fill the result of a call."""
+    """Return the number of values in a container, or in all containers that fill the result of a call."""
     size = 0
     for _ in range(MAX_NESTED_COPIES):
         if type(value) is not Obj:

@@ -58,7 +58,7 @@ class Obj(_Node):
 
 
 class Key(_Node, eq=False):
-    """A dictionary key that must not be hashed unchanged: a tuple, a float, a node, a huge integer.
+    """Wrapper of a dictionary key that is not safe to hash: a tuple, a float, a node or a huge integer.
 
     Keys are equal if they are equal in Python. `plain` is compared: a number, text, bytes, or ("token", bytes) for a
     container or a huge integer; None for a key that equals only itself.
@@ -79,7 +79,7 @@ class Key(_Node, eq=False):
 
 
 class Build(NamedTuple):
-    """Object and the state that the opcode BUILD sets on it (the argument of `__setstate__`)."""
+    """Effect of the opcode BUILD: an object, and the state to set on it (the argument of `__setstate__`)."""
 
     target: Value
     state: Value
@@ -98,7 +98,7 @@ class SetOf(_Node):
 
 
 class Pickle(_Node):
-    """One pickle: its `root`, the `globals` and the storages in order of first mention.
+    """A parsed pickle: its root node, and its names (`globals`) and storages in order of first mention.
 
     `end` is the first byte after the pickle. `duplicate_keys` are up to 100 dictionary keys that are set twice; the
     last value wins, as in torch.
