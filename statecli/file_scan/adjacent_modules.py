@@ -31,12 +31,12 @@ class ModuleFinder:
 
     @cached_property
     def _roots(self) -> tuple[str, ...]:
-        """Audited folders and the current folder. Computed at first use, after all URLs have been opened together."""
+        """Audited folders and the current folder, computed at first use, after all URLs were opened together."""
         folders = (os.curdir, *filter(files.is_folder, self._targets))
         return tuple(map(files.make_absolute, folders))
 
     def mark_pickles(self, pickles: Iterable[ScannedPickle]) -> tuple[ScannedPickle, ...]:
-        """Return the pickles; mark names as misused if Python may import their modules from files next to a pickle."""
+        """Return the pickles, with names marked as misused if Python may import them from files next to a pickle."""
         return tuple(map(self._mark_pickle, pickles))
 
     def _mark_pickle(self, pickle: ScannedPickle) -> ScannedPickle:

@@ -137,7 +137,7 @@ class CodeScan:
         self._add_code(pieces[0], Mention(module, "py", 0, called=True, misuse=why), pieces)
 
     def _add_code(self, main: Piece, name: Mention, pieces: Sequence[Piece]) -> None:
-        """Report code that loading runs. The report has the place of the main file and the digest of all files."""
+        """Report code that loading runs, at the place of the main file and with one digest of all files."""
         digest = self.result.compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
         exact, doer = main.region.base is not None, "loading the file"
         self.result.add(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer=doer, digest=digest))

@@ -65,7 +65,7 @@ def may_hold_objects(region: Region) -> bool:
 
 
 def may_be_pickle(name: str, head: bytes, size: int) -> bool:
-    """Return True for a small record other than a storage, and for the beginning of a pickle, archive or array."""
+    """Return True for a small record that is not a storage, and for bytes that begin a pickle, archive or array."""
     small = size <= FIRST_WINDOW_BYTES and not _STORAGE.search(name)
     return small or PICKLE_BEGINNING.match(head) is not None or head.startswith((ZIP_START, MAGIC))
 

@@ -66,7 +66,7 @@ class RecordUse(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_place(cls, where: str) -> RecordUse:
-        """Return how a program uses the pickle. `where` has the names of the pickle's record and archives."""
+        """Return how a program uses the pickle. `where` consists of the names of its record and archives."""
         if not _ANY_USE.search(where):
             return _NO_USE
         names = (_EXAMPLE_INPUTS, _CONSTANTS, _TENSORS, _OBJECTS, _LOCATIONS)

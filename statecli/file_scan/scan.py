@@ -134,7 +134,7 @@ def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
 
 
 def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
-    """Yield the hazards of a file whose name, first or last bytes make some loaders read it as another format."""
+    """Yield the hazards of a file that some loaders read as another format, because of its name or its bytes."""
     head = file_region.head
     if (reason := find_code_in_text(file_region.path, file_region)) is not None:
         yield Hazard(reason, help="remove the file unless you trust its author")
@@ -242,7 +242,7 @@ class FileScan:
         return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
-        """Scan stored archives, which loaders load as separate files, unless `scan` has already scanned them."""
+        """Scan the archives stored inside the file (torch.distributed.checkpoint), unless `scan` has scanned them."""
         file_piece = Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
         transformed = [archive for archive in places if archive.transforms]
         if transformed:
@@ -394,7 +394,7 @@ class FileScan:
         return scanner.end
 
     def _read_storage(self, piece: Piece, key: str, read_keys: list[str]) -> bytes | None:
-        """Return the bytes of a small storage with this key in the archive, or None; append the key to `read_keys`."""
+        """Return the bytes of the small storage with this key; None if unreadable. Append the key to `read_keys`."""
         read_keys.append(key)
         folder, _, suffix = piece.where.rpartition(".")
         records = self._list_small_records()
@@ -673,7 +673,7 @@ def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
 
 
 def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> list[ScannedPickle]:
-    """Set `by_torch_load` on the pickles that `torch.load` of the file unpickles.
+    """Set `by_torch_load` on the pickles that `torch.load` unpickles if it loads the file.
 
     The pickles are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with
     `constants.pkl`), or the first five pickles of a legacy file.
@@ -698,7 +698,7 @@ def _explain_unread(scanner: Scanner, error: MalformedError | None) -> str | Non
 
 
 def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:
-    """Return the cache key of a small pickle, else None. Tensors of the same shape have equal pickles.
+    """Return the cache key of a small pickle, because tensors of the same shape have equal pickles; else None.
 
     The key has the bytes, and the use of the pickle by a program according to the record's name.
     """

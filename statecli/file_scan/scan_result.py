@@ -15,7 +15,7 @@ _MAX_DIGESTED_BYTES, _DIGEST_READ_BYTES = 1 << 30, 1 << 22
 
 
 class Piece(NamedTuple):
-    """Bytes to scan. `is_pickle`: the name or the place implies a pickle; `records`: records of the archive."""
+    """Bytes to scan. `is_pickle`: their name or place says that they are a pickle. `records`: the archive's records."""
 
     region: Region
     where: str
@@ -56,7 +56,7 @@ class ScanResult:
 
 
 def hash_regions(regions: Sequence[Region], names: Sequence[str]) -> str:
-    """Return the SHA-256 of the names and the regions, each with its length."""
+    """Return the SHA-256 of the names and the regions' bytes, each after its length."""
     import hashlib  # loads OpenSSL, which no other command has to wait for
 
     hashed = hashlib.sha256()

@@ -15,7 +15,7 @@ from statecli.storage.checkpoint_names import METADATA, drop_current_folder
 
 
 def find_stored_archives(path: str) -> dcp.StoredPlaces:
-    """Return the archives listed in the metadata of a folder, by file, and the files that cannot be read.
+    """Return the archives listed in the metadata of a folder (a dict by file), and the files that cannot be read.
 
     A metadata file that names an archive outside the folder also counts as unreadable.
     """
@@ -84,12 +84,12 @@ def _iter_shards(path: str, data: bytes) -> Iterator[str]:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Return True for the name of a file in the folder itself; readers refuse paths that leave the folder."""
+    """Return True for a file name without a folder. Readers refuse paths that lead out of the folder."""
     return files.get_name(name) == name and "\0" not in name
 
 
 def is_system_error(error: Exception) -> bool:
-    """Return True for a system error that may not occur in a later attempt; False for a missing file."""
+    """Return True for a system error that a retry may avoid. A missing file is not such an error."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 

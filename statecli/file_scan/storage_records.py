@@ -33,7 +33,7 @@ class ArchiveRecords(msgspec.Struct, frozen=True):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """Storage whose size differs from its record's. `claimed` is -1 if its class is not a storage class."""
+    """Storage whose size in the pickle differs from its record. `claimed` is -1 if the class is not a storage class."""
 
     record: str
     claimed: int
