@@ -66,7 +66,7 @@ class ByteSource:
 
     @property
     def is_trusted(self) -> bool:
-        """True if offsets from an archive's directory are checked only when the bytes are read, to save requests."""
+        """True if a reader may delay checks of an archive's offsets until it reads the bytes, to save requests."""
         return self.reads_are_requests and not files.is_strict()
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
@@ -117,7 +117,7 @@ def read_small_file(path: str, longest: int) -> bytes:
 
 @contextmanager
 def add_subject_to_errors(label: str) -> Iterator[None]:
-    """Add `label` to the message of each UnreadableError of the block, as `quoting.append_reason` does."""
+    """Add `label` to each UnreadableError that the block raises, as `quoting.append_reason` does."""
     try:
         yield
     except UnreadableError as error:

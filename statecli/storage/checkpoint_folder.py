@@ -78,7 +78,7 @@ def choose_checkpoint(path: str) -> Choice:
 
 
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
-    """Return the candidate that `config.json` names as the weights; None if `config.json` names no candidate.
+    """Return the weight file that `config.json` names, if it is one of the candidates; else None.
 
     Does not read `config.json` if the only safetensors files are one usual file, or a usual index and its shards. The
     reader then fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
@@ -121,7 +121,7 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
 
 
 def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
-    """Return an oddity if the folder has weights that were not read (not in `members`); else None."""
+    """Return an `Oddity` if the folder has weight files that are not among the files read (`members`); else None."""
     other_weights = [
         name
         for name in list_files(path)
@@ -250,7 +250,7 @@ EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the inner folders, hidden or not, from which a library loads modules: module files name these folders.
+    """Return the inner folders, hidden or not, that files such as `modules.json` name: libraries load from these.
 
     `names` are the files of the folder.
     """
@@ -272,7 +272,7 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
 
 
 def split_module_folder(folder: str) -> list[str] | None:
-    """Return the folder and its parents, outermost first; None for a path that leads out of its base folder.
+    """Return a folder's path and its parents, outermost first; None for an absolute path, a URL or a path with `..`.
 
     Returns no folder for a path of more than MAX_PATH_CHARACTERS, and at most MAX_FOLDER_DEPTH parents, the limit of a
     walk.
@@ -336,7 +336,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
 
 
 def advise_class(path: str) -> str:
-    """Return the advice to name the model class too, because config.json does not name a class."""
+    """Return the advice to name a model class on the command line, because config.json does not name one."""
     line = quote_for_shell(f"transformers:BertModel(config={path!r})")
     return f"name the class too, for example {line}"
 

@@ -13,7 +13,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 class Checksums:
-    """The end and the CRC-32 of each piece read so far, by the start of the piece."""
+    """CRC-32 of each piece read so far. `_pieces` has the end and the CRC-32 of a piece by its start."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}

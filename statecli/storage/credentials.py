@@ -21,7 +21,7 @@ class InvalidUrl(UnreadableError):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """Headers with credentials, and text about where the credentials come from. Both are empty without credentials.
+    """Headers with credentials, and text about their source. Both are empty if the server gets no credentials.
 
     `why_not` is the error that prevented reading credentials.
     """

@@ -30,7 +30,7 @@ read_version = files.get_version
 
 
 def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
-    """Return the version of each path that is not a folder. Use `files.record_opened_files` for files in folders."""
+    """Return the version of each path, except folders. For files in folders, use `files.record_opened_files`."""
     return {path: read_version(path) for path in paths if not os.path.isdir(path)}
 
 

@@ -188,7 +188,7 @@ def mask_urls(text: str) -> str:
 
 
 def _hide_typo(text: str) -> str:
-    """Hide a possible password in all later text, unless `text` names a file. Return `text` unchanged."""
+    """If the text is a misspelt URL, hide its possible password in all later text. Return `text` unchanged."""
     if ":" in text and _MISSPELT_URL.match(text) and not os.path.lexists(text.partition("#")[0]):
         storage.masked_url.hide_in_typo(text)
     return text

@@ -90,7 +90,7 @@ def parse_range(
 
 
 class BucketAnswer(msgspec.Struct, frozen=True):
-    """Answer of a bucket before its body is read: range and length, the `marker` of its `FileVersion`, and the body."""
+    """Answer of a bucket before its body is read. `marker` is the marker of its `FileVersion`."""
 
     content_range: str | None
     content_length: int | None
@@ -215,7 +215,7 @@ def _list_folder(instance: _Instance, url: str) -> Listing:
 
 
 def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
-    """Add the names on a page of a bucket listing to `folders`, with True for a folder. `prefix`: the listed folder."""
+    """Add the names on a listing's page to `folders`, with True for each folder. `prefix` is the listed folder."""
     folders.update((key[len(prefix) :], False) for key in keys)
     for folder_prefix in prefixes:
         name = folder_prefix[len(prefix) : -1]

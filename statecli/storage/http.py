@@ -105,7 +105,7 @@ class Http:
         return VersionedBytes(data[offset : offset + length], confirm_version(expected, version))
 
     def listing(self, url: str) -> Listing:
-        """See `ObjectStore.listing`: parses the page of links that servers generate for a folder."""
+        """See `ObjectStore.listing`. Reads the HTML page of links with which servers list a folder."""
         folder = _add_slash(url)
         page, answer = self.body(folder)
         names = None
@@ -170,7 +170,7 @@ class Http:
 
     @contextmanager
     def request(self, url: str, headers: dict[str, str]) -> Iterator[Response]:
-        """Request a URL and follow redirects. After the block, release the connection as `_release` does."""
+        """Request a URL and follow redirects. After the block, return the connection to its pool or close it."""
         redirected = self._redirected.get(url)
         answer = self._follow(url, redirected, headers)
         if redirected is not None and answer.response.status in _EXPIRED_STATUSES:
@@ -279,7 +279,7 @@ def _check_range(response: BaseHTTPResponse, offset: int, length: int) -> int:
 
 
 def _parse_length(response: BaseHTTPResponse) -> int | None:
-    """Return the length of an answer with the whole file; None if chunked. Raises UnreadableError if too long."""
+    """Return the length of an answer with a whole file; None if it is sent in chunks. Raises UnreadableError."""
     length = response.headers.get("Content-Length", "")
     if not length and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
@@ -293,7 +293,7 @@ def _parse_length(response: BaseHTTPResponse) -> int | None:
 
 
 def _parse_empty_size(answer: Response, offset: int) -> int:
-    """Return the size of a file that ends before the requested range, 0 for an empty file. Raises RangeRefused."""
+    """Return the size of a file that ends before the requested range (HTTP 416). Raises RangeRefused."""
     match = _EMPTY_RANGE.fullmatch(answer.response.headers.get("Content-Range", ""))
     if match is None or int(match["size"]) > offset:
         raise RangeRefused(
@@ -350,7 +350,7 @@ def _add_slash(url: str) -> str:
 
 
 def _has_same_path(url: str, requested: str) -> bool:
-    """Return whether an answer's URL has the path of the requested folder, on any server."""
+    """Return whether an answer's URL has the same path as the requested folder; the server may differ."""
     return parse_url(url).path.partition("/")[2].rstrip("/") == parse_url(requested).path.partition("/")[2].rstrip("/")
 
 
@@ -413,7 +413,7 @@ def _is_other_server(at: str, url: str) -> bool:
 
 
 def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
-    """Add to an error the name of the server to which a redirect led, or advice about TLS."""
+    """Return the error with the name of the server after a redirect, or with advice about TLS."""
     was_redirected = at != credentials.strip_user(url)
     if not was_redirected and isinstance(why, ConnectionCut) and url[:5].lower() == "http:":
         return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.retry_after_s)

@@ -168,7 +168,7 @@ class Hub:
 
 
 def _parse_places(url: str) -> list[HubPath]:
-    """Return the paths that a URL may mean, the likeliest first. Raises UnreadableError without a repository."""
+    """Return the repository paths that a URL may mean, the likeliest first. Raises UnreadableError if it names none."""
     path = url.partition("://")[2]
     first_step, _, remaining_path = path.partition("/")
     kind, path = (first_step, remaining_path) if first_step in _TYPES else ("models", path)

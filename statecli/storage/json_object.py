@@ -121,7 +121,7 @@ def is_deeper(node: object, levels: int) -> bool:
 
 
 def _list_parts(node: object) -> Iterable[Any]:
-    """Return the items of a list or dict; (None,) for an empty one, because an empty container counts as a level."""
+    """Return the items of a list or dict; (None,) if it has none, because an empty container counts as a level too."""
     if type(node) is dict:
         return node.values() or (None,)
     if type(node) is list:

@@ -1,4 +1,4 @@
-"""Objects that live as long as a command or as the process. Each is found by its factory function.
+"""Objects that live as long as a command or as the process. Each object belongs to the factory that creates it.
 
 A module keeps its state in an object that it gets here, so a single assignment in `forget_command` drops the state of a
 command. The module uses no lock, because a fork could leave a lock locked. If two threads both call the factory, both

@@ -89,7 +89,7 @@ def explain_process_link(path: str) -> str | None:
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
-    """Return the folder (/proc, /sys, /dev) that contains an absolute path, else None. `is_last`: no step follows."""
+    """Return which of /proc, /sys and /dev contains an absolute path; else None. `is_last`: the path ends here."""
     if not path.startswith(_PROCESS_FOLDERS):
         return None
     if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):
@@ -144,7 +144,7 @@ class LocalStore:
         return os.listdir(folder)
 
     def list_entries(self, folder: str) -> FolderEntries:
-        """See `Store.list_entries`. Raises OSError. `scandir` returns each name with its kind, without a `stat`."""
+        """See `Store.list_entries`. Raises OSError. `os.scandir` returns names with kinds, which saves `stat` calls."""
         entries = FolderEntries([], [])
         with os.scandir(folder) as directory:
             for entry in sorted(directory, key=lambda entry: entry.name):
@@ -184,7 +184,7 @@ class LocalStore:
         """See `Store.find_crc32`."""
 
     def confirm_guards(self, path: str) -> None:
-        """See `Store.confirm_guards`. A local file checks guards at once."""
+        """See `Store.confirm_guards`. Does nothing, because a local file checks guards at once."""
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -37,7 +37,7 @@ _URL_IN_TEXT = compile_on_use(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
 
 
 class TypedUrl(NamedTuple):
-    """A URL as typed. `start` ends with the path; `suffix` is the query or the rest of a chain."""
+    """URL as typed. `start` is the text up to the end of the path; `suffix` is the query or the rest of a chain."""
 
     start: str
     suffix: str
@@ -53,7 +53,7 @@ class PlainUrl(msgspec.Struct, frozen=True):
 
 
 class _TypedUrls(dict[str, TypedUrl]):
-    """Typed URLs by their masked names, including the folders around each file."""
+    """Typed URLs by masked name. They include the URLs of the folders around each file."""
 
 
 def typed_urls() -> dict[str, TypedUrl]:

@@ -121,7 +121,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """HTTPS connection. `_Plain.__init__` calls `HTTPSConnection.__init__` (see the base classes)."""
+    """HTTPS connection with a minimum speed; `_Plain.__init__` calls `HTTPSConnection.__init__`."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):

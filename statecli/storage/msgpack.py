@@ -147,7 +147,7 @@ class Parser:
         return items
 
     def _mend(self, error: Truncated) -> Truncation:
-        """Return a `Truncation` in place of a truncated entry. Raises the error if `mends` is False."""
+        """Record that an entry is truncated and return a `Truncation` for it. Raises `error` if `mends` is False."""
         if not self.mends:
             raise error
         self.truncation = Truncation(str(error))

@@ -44,7 +44,7 @@ _ZIP_MAGIC = b"PK\3\4"
 
 
 class ShiftedRun(NamedTuple):
-    """Bytes, up to the stated offset `stop`, that begin `distance` bytes later than the archive's directory states."""
+    """Bytes that lie `distance` bytes after the offsets in an archive's directory, up to the stated offset `stop`."""
 
     stop: int
     distance: int
@@ -191,7 +191,7 @@ class RemoteFile:
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> Span:
-        """Return the span to fetch for the missing bytes: often longer, but never beyond the next cached byte."""
+        """Return the span to fetch for missing bytes. It may be longer than these, but contains no cached bytes."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -275,7 +275,7 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> Span:
-        """Return the actual span in the file of the bytes that the archive's directory places at `offset` to `stop`.
+        """Return the actual span of the bytes for which the archive's directory states the offsets `offset` to `stop`.
 
         The span ends before the first byte that is shifted by another distance; see `ShiftedRun`.
         """
@@ -296,7 +296,7 @@ class RemoteFile:
         return self.checksums.combine(offset, end, self.read_cached if is_confirmed else lambda *_: None)
 
     def read_window(self, offset: int, stop: int) -> memoryview:
-        """Return bytes from `offset` on, up to `stop` at most: cached bytes, or fetched bytes that are not cached."""
+        """Return bytes from `offset` to at most `stop`. They are either all cached or all fetched together."""
         actual_offset, stop = self._locate(offset, min(stop, self.size))
         if actual_offset != offset:
             return memoryview(self.request(actual_offset, stop - actual_offset))
@@ -314,7 +314,7 @@ class RemoteFile:
         return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
-        """Return the part of `data` (which begins at `begin`) from `offset` on, up to the first shifted bytes."""
+        """Return the part of `data` from `offset` to the first shifted bytes. `data` begins at offset `begin`."""
         for guard in self._find_guards(offset, stop):
             header_view = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:
@@ -441,7 +441,7 @@ class _Windows(threading.local):
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop finished windows, then the least recently used windows. If unread bytes are lost, shrink new windows."""
+        """Drop finished windows, then the least recently used. If unread bytes are dropped, halve new windows."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)

@@ -1,4 +1,4 @@
-"""Protocol of a server of objects (remote files), and the choice of the server by URL."""
+"""Protocol of a server that stores objects (remote files), and the choice of a server for a URL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Listing(NamedTuple):
 
 
 def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVersion:
-    """Return a version with the markers of both versions. Raises UnreadableError if these contradict each other."""
+    """Return a version with the markers of both versions. Raises UnreadableError if the file has changed."""
     if expected is None:
         return actual
     old, new = ((marker or "").split("\n") for _, marker in (expected, actual))
@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
 
 
 class _Stores:
-    """Object stores of a command. The next command looks for credentials again."""
+    """Object stores of one command. The next command opens new stores, so that it reads credentials again."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, ObjectStore] = {}

@@ -22,7 +22,7 @@ def report_prefetch(total: int) -> AbstractContextManager[Callable[[], None]]:
 
 @contextmanager
 def watch_prefetch(watch: Watch) -> Iterator[None]:
-    """Call `watch` when the block prefetches several files."""
+    """Call `watch` each time that the block begins to prefetch several files, to report the progress."""
     token = _watch.set(watch)
     try:
         yield
@@ -31,7 +31,7 @@ def watch_prefetch(watch: Watch) -> Iterator[None]:
 
 
 class FetchedValues:
-    """Number of value bytes that this command received. Counted without a lock, as a lost count does little harm."""
+    """Number of value bytes that this command received. It needs no lock, because a small error does little harm."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -258,7 +258,7 @@ class RemoteStore:
         return _MISSING if why is None or isinstance(why, Missing) else _FILE
 
     def _is_absent_from_listing(self, path: str) -> bool:
-        """Return whether a fetched listing of the folder lacks the name; False for dot files: servers may hide them."""
+        """Return whether the folder's fetched listing lacks the name; False for dot files, which servers may hide."""
         folder, name = url.split(path)
         listing = self._listings.get(folder)
         return isinstance(listing, Listing) and name not in listing.folders and not name.startswith(".")

@@ -31,7 +31,7 @@ class ListingBudget:
         return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
 
     def exhaust(self, folder: str) -> None:
-        """Use up the budget if a folder is nested too deeply, because the server may list folders without end."""
+        """Use up the budget at a remote folder nested too deeply, because the server may list folders without end."""
         if is_remote(folder):
             self._names = MAX_LISTED_NAMES + 1
 
@@ -70,7 +70,7 @@ class FolderEntries(NamedTuple):
 
 
 class Guard(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `start` to `stop`. An archive's directory states their place, which is not confirmed yet.
+    """Bytes `start` to `stop`. So far, only the archive's directory states that the data begins at `start`.
 
     A header from `header` up to `start` confirms the place. `check` takes the bytes of the header and returns the
     number of bytes by which the data begins later than `start`, mostly 0. `check` raises MalformedError for a wrong
@@ -104,7 +104,7 @@ class File(Protocol):
         """Return the requested bytes; None if reading them takes a request."""
 
     def guard(self, guards: Iterable[Guard]) -> None:
-        """Before bytes of a guarded range are returned, check the header of its guard."""
+        """Check the headers of the guards, at the latest before bytes of the guarded ranges are returned."""
 
     def measure(self) -> int:
         """Return the present size, for the message about a file truncated while open."""
@@ -148,7 +148,7 @@ class Store(Protocol):
         """Return True for a file, a folder and a broken link."""
 
     def has_file(self, path: str) -> bool:
-        """Return whether the file exists, for a path that cannot name a folder. Does not request a folder."""
+        """Return whether a file of this name exists. Folders are not requested, so the path must name a file."""
 
     def is_folder(self, path: str) -> bool:
         """Return True for a folder."""

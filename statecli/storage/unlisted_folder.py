@@ -65,7 +65,7 @@ def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tu
 
 
 def _classify(error: UnreadableError) -> Hashable:
-    """Return a key that is equal for answers with the same meaning."""
+    """Return a key by which errors are grouped: the class and the HTTP status."""
     return Missing if isinstance(error, Missing) else (type(error), getattr(error, "status", 0))
 
 

@@ -91,9 +91,9 @@ _MENTION_BYTES = 64 * 1024
 
 
 def mentions(path: str, *names: bytes) -> bool:
-    """Return whether one of the names appears near the beginning or end of the directory of a zip file.
+    """Return whether one of the names appears near the beginning or the end of a zip file's central directory.
 
-    This is a guess at the kind of archive, which the reader must check. False for other files.
+    This is a guess at the kind of archive, which the reader must check. Returns False for other files.
     """
     try:
         with ByteSource(path) as source:
@@ -209,7 +209,7 @@ class Archive:
         return data
 
     def verify(self, record: Record) -> None:
-        """Verify a record's checksum in pieces. Raises ChecksumMismatch; a recorded 0 is not a checksum."""
+        """Check a record's CRC-32 piece by piece. Raises ChecksumMismatch. A recorded 0 means: no checksum."""
         if not record.crc32:
             return
         crc = size = 0
@@ -236,7 +236,7 @@ class Archive:
         self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
 
     def _read_end(self) -> _End:
-        """Return the values of the zip64 end record; without this record in the file, those of the end record."""
+        """Return the values of the zip64 end record or, if the file has none, of the plain end record."""
         source = self._source
         for reach in (_USUAL_END_BYTES, FARTHEST_END):
             tail_at = max(0, source.size - reach)
@@ -384,10 +384,10 @@ class Archive:
             yield _find_data(record, window.read)
 
     def _place_as_torch(self, sorted_records: list[Record], end: int) -> Iterator[int] | None:
-        """Return where each record's data begins if aligned as torch does, without reading local headers.
+        """Return the offset of each record's data as torch aligns it. Local headers are not read yet.
 
-        None if bytes other than descriptors would lie between the records. Cached headers are checked at once, others
-        when the record is read.
+        Returns None if bytes other than descriptors would lie between the records. Cached headers are checked at once,
+        other headers when their record is read.
         """
         guards = []
         for record, following in zip_longest(sorted_records, sorted_records[1:]):
@@ -472,7 +472,7 @@ def _decode_name(name: bytes, flags: int) -> str:
 
 
 def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Return size, compressed size, offset and disk. Values that do not fit come from the zip64 extra field.
+    """Return size, compressed size, offset and disk of an entry; too large values are in its zip64 extra field.
 
     The field contains only the overflown values, in this order: 8, 8, 8 and 4 bytes.
     """
@@ -545,7 +545,7 @@ def _create_outside_error(name: str, end: int, records_end: int) -> MalformedErr
 
 
 def _create_reader(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Return a function with the arguments of `ByteSource.read` that reads from `data`, which begins at `start`."""
+    """Return a function that reads from `data` like `ByteSource.read`. `data` begins at offset `start` of the file."""
     return lambda offset, length: data[offset - start : offset - start + length]
 
 
