@@ -35,7 +35,7 @@ def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iter
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
-    """Yield the changes with this field or status. If the reference has a model, skip the sections not compared.
+    """Yield changes in this field, or with this status, in the sections that `_find_compared_sections` returns.
 
     Shapes and dtypes of an optimizer's tensors are always compared.
     """
@@ -57,7 +57,7 @@ _FIELDS_OF_OPTIMIZER_PAIRS = (Field.SHAPE, Field.DTYPE)
 
 
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
-    """Return the compared sections of models: sections that are paired, and sections that a load would read.
+    """Return the sections of models that are compared: paired sections, and sections that a load would read.
 
     An averaged model without a counterpart is not compared. If the reference has no model, return an empty set: then
     all sections are compared.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Issue(msgspec.Struct, frozen=True):
-    """One result of a rule. `message` is one line with the tensor's name; `severity` None is the rule's default.
+    """One result of a rule. `message` is one line with the tensor's name. `severity` None: the rule's default.
 
     `content` is a digest of the checked data, if the message does not show all of the data. A baseline accepts a
     finding only with the same content, or else with the same message. `wording` has the parts of the message, if they
@@ -69,7 +69,7 @@ Find = Callable[["Subject"], Iterator[Issue]]
 
 
 class AuditRule(Rule, frozen=True, kw_only=True):
-    """A rule of `audit`. `find` yields its issues; the functions in `needs` check that the subject has the data."""
+    """Rule of `audit`. `find` yields its issues. Each function in `needs` returns why a subject cannot be checked."""
 
     find: Find
     needs: tuple[Need, ...] = ()

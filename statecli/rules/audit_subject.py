@@ -73,7 +73,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
 
     def member(self, place: Place | None) -> str:
-        """Return the path of a place's file, relative to the target's folder; "" if the file is the target itself."""
+        """Return the path of the file in `place`, relative to the target's folder; "" if that file is the target."""
         path, _ = split_section(self.target)
         if place is None or not place.path or place.path == path:
             return ""

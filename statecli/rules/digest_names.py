@@ -29,7 +29,7 @@ class NamedFile(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A named file and the digest of its content; `digest` is None if the file was not read (`unread_because`)."""
+    """A named file and the digest of its content. `digest` is None if the file was not read (see `unread_because`)."""
 
     file: NamedFile
     digest: str | None = None

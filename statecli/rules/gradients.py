@@ -84,7 +84,7 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
-    """Return an issue if the target does not record requires_grad. A lock checks frozen tensors by their values."""
+    """Return an issue if requires_grad is not recorded. With a lock, frozen tensors are checked by their values."""
     globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
     keys = [
         f"policy.{key}"
@@ -122,7 +122,7 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
 
 
 def _find_unmatched(names: Iterable[str], others: set[str]) -> Iterator[str]:
-    """Yield the names that match none of `others`, even without the prefix of a wrapper."""
+    """Yield the names that equal none of `others`, even after removal of wrapper prefixes."""
     tails = {tail for other in others for tail in _list_tails(other)}
     return (name for name in names if name not in tails and others.isdisjoint(_list_tails(name)))
 

@@ -86,9 +86,9 @@ def _describe_file(change: FileChange) -> str:
 
 
 def _compute_content(pair: LockMatch) -> str | None:
-    """Return a digest of the differences from the lock and of the actual values.
+    """Return a digest of a tensor's differences from the lock and of its actual values.
 
-    Returns None without values. Returns "" for values without a digest, so that a baseline never accepts the finding.
+    None if it has no values; "" if its values have no digest, so that a baseline never accepts the finding.
     """
     line = pair.locked
     if pair.digest:
@@ -118,7 +118,7 @@ def _describe_pair(pair: LockMatch) -> str:
 
 
 def _describe_only_values(pair: LockMatch) -> str | None:
-    """Describe a difference in values, to be shown below the rule's heading; None if other fields differ too."""
+    """Describe a difference in values as a line below the rule's heading; None if other fields differ too."""
     if pair.locked is None or pair.digest is None or pair.differ != ("values",):
         return None
     return f"values differ: {_describe_digests(pair.locked, pair.digest)}"

@@ -34,7 +34,7 @@ def _locate_byte(pickle: ScannedPickle, position: int) -> Place:
 
 
 def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
-    """Return the names not known as harmless, each with its known harm or None. For code, all names are returned."""
+    """Return each name that is not known as harmless, with its harm (None if unknown). For code, return all names."""
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
     names = [name if of_script else _mark_foreign_script_class(name) for name in pickle.names]
@@ -42,7 +42,7 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
 
 
 def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
-    """Yield all names in pickles that are not known as harmless, each with its pickle and its known harm or None."""
+    """Yield each name in a pickle that is not known as harmless, with its pickle and its harm (None if unknown)."""
     listed_members = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
     for pickle in subject.pickles:
         folder = pickle.where.rpartition("/")[0]
@@ -68,7 +68,7 @@ def _describe_load(pickle: ScannedPickle) -> str:
 
 
 def _describe_place(subject: Subject, pickle: ScannedPickle, *, says_record: bool = False) -> str:
-    """Return text that names the file inside the target, and the pickle inside the file.
+    """Return text with the name of the pickle's file in the target, and of the pickle in this file.
 
     With `says_record`, the word `record` precedes a record of an archive, whose name looks like the path of a file.
     """
@@ -412,7 +412,7 @@ def _describe_opcode(code: int) -> str:
 
 
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
-    """Return the advice: data to save instead of each refused object, or a warning not to load the file."""
+    """Return advice for a refused file: imports, data to save instead, or a warning not to load the file."""
     if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load the file with weights_only=False; contact its publisher"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))

@@ -51,7 +51,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 class Stack(msgspec.Struct, frozen=True, dict=True):
-    """The layers of a module list: index -> rest of a tensor's name -> position of the tensor in the state."""
+    """Layers of a module list: layer index -> tensor name inside the layer -> position of the tensor in the state."""
 
     section: str
     prefix: str

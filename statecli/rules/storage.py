@@ -44,7 +44,7 @@ def _needs_all_tensors(subject: Subject) -> str | None:
 
 
 def _select_storages(subject: Subject) -> Iterator[Storage]:
-    """Yield the storages that several tensors share or that are not fully used, if they contain a selected tensor."""
+    """Yield the storages with a selected tensor that are shared by several tensors or not fully used."""
     shared = subject.divided_storages
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared
@@ -233,7 +233,7 @@ def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
 
 
 def _pair_with_class(subject: Subject) -> dict[TensorKey, TensorInfo]:
-    """Return the tensor of the class that receives the values, by (section, name) of the checkpoint tensor."""
+    """Map each checkpoint tensor, by (section, name), to the tensor of the class that receives its values."""
     changes = subject.load_diff.changes if subject.load_diff else ()
     return {change.before.key: change.after for change in changes if change.before and change.after}
 

@@ -31,7 +31,7 @@ class StorageView(msgspec.Struct, frozen=True):
 
 
 class Storage(msgspec.Struct):
-    """A storage of `size` bytes, and the tensors that use it, each with its piece of data.
+    """A storage of `size` bytes. `users`: the tensors that use the storage, each with its `TensorData`.
 
     `byte_range` and the pieces are None for the storage of a live tensor.
     """
@@ -50,12 +50,12 @@ class Storage(msgspec.Struct):
 
     @property
     def views(self) -> dict[StorageView, list[TensorInfo]]:
-        """Return the tensors of each view."""
+        """Map each view to the tensors that use exactly its bytes."""
         return self._group_by_view(self.users)
 
     @property
     def named_views(self) -> dict[StorageView, list[TensorInfo]]:
-        """Return the tensors of each view. Leave out views that are used only by attributes of a tensor."""
+        """Map each view to its tensors. Views that only attributes of tensors use are left out."""
         return self._group_by_view(user for user in self.users if not _is_attribute(*user))
 
     def _group_by_view(
@@ -142,7 +142,7 @@ def _view_of_piece(piece: TensorData) -> StorageView:
 
 
 def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...] | None:
-    """Return (count, stride in bytes) for each dimension, after a merge of adjacent dimensions; None if packed."""
+    """Return (count, stride in bytes) of the merged dimensions; None for strided values that are packed in bytes."""
     size = ELEMENT_BITS.get(piece.dtype, 0) // 8
     if not size or piece.dtype in VALUES_PER_BYTE:
         return None if piece.strides else ((nbytes(piece.dtype, elements), 1),)
@@ -200,14 +200,14 @@ def _split_by_period(views: list[StorageView]) -> list[list[StorageView]]:
 
 
 def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple[int, int]:
-    """Return the first byte and the end of a view in each period; (0, period) if the view crosses a period's end."""
+    """Return where a view begins and ends within each period of bytes; (0, period) if it crosses a period's end."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)
 
 
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
-    """Return whether two views have a common byte; None if the search needs more steps than `work[0]`.
+    """Return whether two views have a common byte; None if the search takes too many steps. `work[0]`: steps left.
 
     The bytes of a view are its start plus 0 to count - 1 times each stride. So a common byte exists exactly if the
     distance of the starts is a sum of steps of `view` minus a sum of steps of `other`. The steps of `other` are
