@@ -328,7 +328,7 @@ class Allocations:
         return max(0, -(-reached_elements // VALUES_PER_BYTE.get(name, 1)) * item - stored)
 
     def _count_reached_elements(self, offset: Value, shape: Value, strides: Value) -> int:
-        """Return the number of elements that a storage needs for a tensor of this offset, shape and strides."""
+        """Return how many elements a storage needs to hold a tensor with this offset, shape and strides."""
         if not self._count_elements(shape):
             return 0
         sizes, steps = self._read_numbers(shape), self._read_numbers(strides)
@@ -339,7 +339,7 @@ class Allocations:
         return _clamp(offset + 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)))
 
     def _count_state(self, target: Value, state: Value) -> None:
-        """Count the bytes added to a storage by a tensor's state, which has an offset, a shape and strides."""
+        """Count the bytes that a tensor's state (offset, shape and strides) adds to the tensor's storage."""
         is_tensor = type(target) is Obj and type(target.cls) is Global and type(state) is tuple and len(state) in (4, 5)
         if is_tensor and get_plain_name(target.cls).startswith("torch."):
             self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))
@@ -403,7 +403,7 @@ class Allocations:
 
 
 def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:
-    """Return True for arguments without nesting: plain values, and short lists or tuples of plain values."""
+    """Return True for arguments with little nesting: plain values, and short lists or tuples of plain values."""
     return type(values) is tuple and all(
         type(value) not in CONTAINER_TYPES
         or (type(value) in (tuple, list) and len(value) < _FLAT_LENGTH and _PLAIN_TYPES.issuperset(map(type, value)))
@@ -417,7 +417,7 @@ def _is_written_out(value: Obj) -> bool:
 
 
 def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
-    """Return the name of a call with more than `_MAX_NESTING` nested calls; None without such a call.
+    """Return the name of a call with more than `_MAX_NESTING` nested calls; None if no call has so many.
 
     Objects of Python classes keep their state in a dict. Python frees dicts, lists and tuples without recursion, but
     not slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.
@@ -455,7 +455,6 @@ def _list_owned_values(value: Value) -> Sequence[Value]:
 
 
 def _get_storage_key(pid: tuple[Value, ...]) -> Value:
-    """Return the key of a storage as a hashable value."""
     return pid[2] if type(pid[2]) in (str, int, bytes) else id(pid[2])
 
 

@@ -157,7 +157,7 @@ def _is_compiled(name: str) -> bool:
 
 
 def _normalize_name(name: str) -> str:
-    """Return a name in the form in which torch's zip reader compares names."""
+    """Return a record's name as torch's zip reader compares names: up to the first NUL, with ASCII in lower case."""
     name = name.partition("\0")[0]
     return name.lower() if name.isascii() else name.translate(_ASCII_LOWER_CASE)
 
@@ -178,7 +178,7 @@ class _Declared(msgspec.Struct, frozen=True):
 
 
 def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declared | None, str | None]:
-    """Return the records that the configurations declare; None and the reason if a configuration cannot be read.
+    """Return (records that the configurations declare, None), or (None, reason) for an unreadable configuration.
 
     `names`: the records' names below the archive's folder, as torch compares names, without numbered storages.
     """
@@ -203,7 +203,7 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
 
 
 def _resolve_payload(folder: str, entry: object) -> str | None:
-    """Return the normalized path of the record that an entry of a configuration names; None if it has no name."""
+    """Return the normalized path of the record named by an entry of a configuration; None if the entry has no name."""
     name = entry.get("path_name") if type(entry) is dict else None
     return _normalize_name(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
 

@@ -309,7 +309,7 @@ class Flow:
         return None
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
-        """Check a call, and calls of the functions among its arguments."""
+        """Check a call, and the calls that it makes of functions among its arguments."""
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,
@@ -445,7 +445,7 @@ class Flow:
         )
 
     def _check_rebuild(self, name: Global, plain_name: str, args: Any) -> None:
-        """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
+        """Check that a tensor is rebuilt from a storage or a tensor: torch would call methods of any other object."""
         if plain_name == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
             if type(args[2]) is not tuple:
                 self._note_object(name)
@@ -793,7 +793,7 @@ def _is_dict(flow: Flow, value: Value) -> bool:
 
 
 def _is_param_groups(flow: Flow, value: Value) -> bool:
-    """Return True for a list of plain dicts, not of defaultdicts, because these call a factory for a missing key."""
+    """Return True for param groups that are plain dicts, because a defaultdict calls a factory for a missing key."""
     flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
     return type(value) is list and all(
         type(group) is dict and _are_parameters(flow, group.get("params", [])) for group in value

@@ -107,7 +107,7 @@ def explain_unsafe_step(value: Value) -> str | None:
 
 
 def describe_computed_text(where: str) -> Hazard:
-    """Return the hazard of a text that the pickle computes, so that statecli cannot check the text."""
+    """Return the hazard of a text that statecli cannot check, because the pickle computes the text."""
     return Hazard(f"{where} is a string that the pickle computes during loading, so statecli cannot check the string")
 
 

@@ -65,7 +65,7 @@ _NOT_CALLABLE_PREFIXES = (
 
 
 class DeferredCalls:
-    """Deferred calls of a pickle. A container shared by several calls is checked once."""
+    """Checker of the functions that a pickle stores for later calls. A container that several share is checked once."""
 
     def __init__(self, root: RootLookup, steps: Steps) -> None:
         self._root = root

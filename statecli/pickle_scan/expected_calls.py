@@ -43,7 +43,7 @@ def get_plain_name(name: Global) -> str:
 
 
 def is_copyreg_call(value: Obj) -> bool:
-    """Return True for a call of copyreg's functions that create an object of their first argument."""
+    """Return True for a call of a function of copyreg that creates an object of its first argument, a class."""
     return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
 
 
@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True for a call of `dict`, `int` or the like with an object, because they call the object's methods.
+    """Return True if a class such as `dict` or `int` gets an object as argument, so that it calls the object's methods.
 
     Picklers pass literals. A range or a tensor as argument may produce any number of elements.
     """

@@ -101,7 +101,7 @@ _TEXT_AND_OBJECT_FIELDS = frozenset(
 
 
 def _explain_unexpected_object(target: str, inputs: object, given_objects: frozenset[str], steps: Steps) -> str | None:
-    """Return the problem with a node's arguments that torch never writes; None for the usual arguments.
+    """Return the problem with an operator's arguments that torch never writes; None for the usual arguments.
 
     If an object is not a value of the graph, torch takes the object from the constants of the file. torch writes its
     `repr`, possibly any text, into the source of `forward`. An operator that another operator calls gets unchecked

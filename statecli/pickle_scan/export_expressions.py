@@ -153,7 +153,7 @@ class _Unmeasurable(Exception):
 
 
 class _Cost(NamedTuple):
-    """Upper bounds of the work of computing an expression.
+    """Upper bounds of the work to compute an expression.
 
     `bits` of its largest number, `terms` once multiplied out, its `degree`, and the degree of its `denominator`.
     `algebra`: why sympy takes too long with its polynomials; None otherwise.
@@ -190,7 +190,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
 
 
 def _measure_node(node: ast.AST) -> _Cost:
-    """Return the cost of a node. Raises _Unmeasurable."""
+    """Return the cost of a node of the expression's syntax tree. Raises _Unmeasurable."""
     if isinstance(node, ast.Constant):
         return _Cost(_count_bits(node.value))
     if isinstance(node, (ast.Name, ast.Subscript)):  # a symbol; an input of a guard
@@ -285,7 +285,7 @@ def _count_bits(value: object) -> float:
 
 
 def _count_digit_bits(digits: str) -> float:
-    """Return the bits of a number in a text. Raises _Unmeasurable for other texts, because sympy evaluates them."""
+    """Return the bits of a number given as text. Raises _Unmeasurable for other texts, because sympy evaluates them."""
     match = _NUMBER.fullmatch(digits)
     if match is None:
         raise _Unmeasurable(f"evaluates the text {quoting.quote(digits)}, which torch never writes")

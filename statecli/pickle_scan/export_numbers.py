@@ -30,7 +30,7 @@ _TEST_FUNCTIONS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_no
 
 
 class Misuse(msgspec.Struct, frozen=True):
-    """Operator called with arguments that torch never writes, and the reason."""
+    """Call of an operator with arguments that torch never writes, and why this is unsafe."""
 
     target: str
     why: str

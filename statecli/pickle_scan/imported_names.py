@@ -121,7 +121,7 @@ class Scanner(Machine):
 
     @property
     def refused_opcode(self) -> int | None:
-        """Opcode in the pickle that `torch.load(path)` does not know; None without such an opcode."""
+        """Opcode in the pickle that `torch.load(path)` does not know; None if it knows all opcodes."""
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
@@ -582,7 +582,7 @@ def _do_persistent(m: Any, pos: int) -> int:
 
 
 def _is_written_by_torch(pid: Value) -> bool:
-    """Return True for a persistent id as torch writes it: of a tensor, a storage, or a class with its source code."""
+    """Return True for a persistent id of a tensor, a storage or a class with its source, as torch writes such ids."""
     if type(pid) is not tuple:
         return type(pid) in (str, bytes, int)
     if pid[:1] == ("storage",):

@@ -21,7 +21,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, Value
 
-#: Keys and values of a dict, in the order in which they were set.
+#: Keys and values of a dict, in the order in which the pickle sets them.
 Pairs: TypeAlias = list[tuple[Value, Value]]
 
 #: Attributes of torch's classes that are functions or callable objects in pickles of torch.

@@ -119,7 +119,6 @@ def _is_hashed_by_address(name: str) -> bool:
 
 
 def _get_class_name(call: Obj) -> str:
-    """Return the `module.name` of an object's class; "" for an unknown class."""
     cls = call.args[0] if is_copyreg_call(call) else call.cls
     return get_plain_name(cls) if type(cls) is Global else ""
 

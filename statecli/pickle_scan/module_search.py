@@ -48,7 +48,7 @@ class ModuleSearch:
         self._find_in_folder = lru_cache(_MAX_RESULTS)(self._search_folder)
 
     def find_import(self, module: str, name: str, folders: Sequence[str], *, by_torch_load: bool = False) -> str | None:
-        """Return the first file in the folders that Python imports for a name; None without such a file.
+        """Return the first file in the folders that Python imports for a name; None if no folder has such a file.
 
         The path is relative to the folder. Some modules import further modules. `by_torch_load`: torch loads the
         pickle, and has imported numpy before.

@@ -17,7 +17,7 @@ def _read_sections(file: str) -> dict[str, str]:
 
 
 def read_lines(file: str, section: str) -> list[tuple[str, str]]:
-    """Return the lines of a section, each as the text before and the text after its colon."""
+    """Return the lines of a section, each as a pair: the text before and the text after its colon."""
     lines = (line.partition(":") for line in _read_sections(file)[section].split("\n") if line and line[0] != "#")
     return [(before, after.strip()) for before, _, after in lines]
 

@@ -29,7 +29,7 @@ def may_be_nested_data(data: bytes) -> bool:
 
 
 def _mentions_name(data: bytes) -> bool:
-    """Return True if the bytes may have an opcode that imports a name, in time linear in their length."""
+    """Return True if the bytes may have an opcode that imports a name. The check takes linear time."""
     return _STACK_GLOBAL in data or any(_MODULE.search(words[1]) for words in _TWO_WORDS.finditer(data))
 
 

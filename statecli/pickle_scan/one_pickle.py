@@ -101,7 +101,7 @@ class Region(ByteSource):
 
 
 class PickleScan(NamedTuple):
-    """Scanner after reading a pickle, and the error at which it stopped (None if it read to the end)."""
+    """Result of scanning a pickle: the scanner, and the error at which it stopped (None if it read to the end)."""
 
     scanner: Scanner
     error: MalformedError | None

@@ -331,7 +331,6 @@ class _Walk:
                     yield describe_computed_text(where)
 
     def _find_nested(self, value: Value, key: str) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings that a loader may find at this key of the value."""
         for items in self.find_mappings(value):
             yield from self.find_mappings(items.get(key))
 
@@ -559,7 +558,7 @@ _MAX_POWER = 1000
 
 
 def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
-    """Return the values in a container or an object with their keys; the key of an attribute is a tuple (name,)."""
+    """Return (key, value) for each value in a container or object. The key of an attribute is a tuple (name,)."""
     if type(node) is dict:
         return node.items()
     if type(node) in (list, tuple):
@@ -598,7 +597,6 @@ def _is_true(value: Value) -> bool:
 
 
 def _format_subscript(key: Value) -> str:
-    """Return a key as a Python subscript, truncated if long."""
     text = f"[{quoting.quote(key)}]" if type(key) is str else format_subscript(key)
     return text if text and len(text) <= _MAX_SUBSCRIPT_CHARACTERS else "[…]"
 

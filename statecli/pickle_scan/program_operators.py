@@ -97,6 +97,6 @@ def is_listed(operator: str) -> bool:
 
 
 def is_shipped(operator: str) -> bool:
-    """Return True if torch, torchvision or torchaudio has this namespace."""
+    """Return True if torch, torchvision or torchaudio defines operators in this namespace."""
     namespace = operator.partition("::")[0]
     return namespace in _LISTED_OPERATORS or namespace in _UNLISTED_NAMESPACES

@@ -90,7 +90,7 @@ def list_stack_paths(text: str) -> list[str | None]:
 
 
 def _split_entry(entry: str) -> list[str]:
-    """Split an entry at the commas outside of brackets."""
+    """Split an entry of `nn_module_stack` at the commas outside of brackets."""
     if not _BRACKET.search(entry):
         return entry.split(",")
     parts, begin, depth = [], 0, 0
@@ -123,7 +123,7 @@ def strip_call_numbers(path: str) -> str:
 
 
 def _are_origins(text: str) -> bool:
-    """Return True if no text in the JSON can end the source code's string literal around the JSON."""
+    """Return True if no text in the JSON can end the string literal in which torch writes the JSON."""
     if "\\" not in text and "'''" not in text:  # without escapes, a JSON string has no quote and no line break
         return True
     try:

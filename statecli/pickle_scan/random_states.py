@@ -89,7 +89,7 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
 
 
 def read_number(value: Value) -> int | float | None:
-    """Return the number that a value, such as a scalar of numpy, stands for; None for other values."""
+    """Return a value, such as a scalar of numpy, as a number; None for a value that is not a number."""
     key = wrap_key(value) if type(value) is Obj else value
     number = key.plain if type(key) is Key else key
     return number if type(number) in (int, float, bool) else None

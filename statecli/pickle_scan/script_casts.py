@@ -23,7 +23,7 @@ _DEF = compile_on_use(r"^ *def \w+", re.MULTILINE | re.ASCII)
 _TARGETS = compile_on_use(r"([^=]*[^=!<>])=(?!=)")
 #: Characters of code in which one step finds all mentions of a name.
 _CHARACTERS_SEARCHED_PER_STEP = 100
-#: Largest number of names that pass a value on.
+#: Largest number of variables through which a value is followed.
 _MAX_NAMES = 8
 _CALL = compile_on_use(r"\w\(")
 
@@ -97,7 +97,6 @@ def _is_value(
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text; join lines inside of brackets."""
     parts: list[str] = []
     depth = 0
     for line in text.split("\n"):

@@ -123,7 +123,7 @@ _NAMES = compile_on_use(r"(?<![\w.])(?P<names>\w+(?: *, *\w+)*) *,? *(?P<assigne
 #: Longest line, and longest arguments of a call that packs a convolution, in characters; torch writes some dozens.
 _MAX_PACKING_CHARACTERS = 1000
 _DIVISOR_CONSTANT = compile_on_use(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
-#: Largest number of names that pass a number on.
+#: Largest number of variables through which a number is followed.
 _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = (
     "may get other numbers from __setstate__ than the file saves for the quantized convolution; statecli checked "
@@ -164,7 +164,7 @@ def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
 
 
 def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None = None) -> Iterator[Call]:
-    """Yield once each call that may do more than compute. Raises OutOfSteps.
+    """Yield each call that may do more than compute. Repeated calls are yielded once. Raises OutOfSteps.
 
     `defined_names` has the names of all functions of the archive; None for the functions of this text.
     """
@@ -445,7 +445,7 @@ def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, 
 
 
 def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
-    """Yield calls of the operators in bytecode that are harmful or unknown. Raises OutOfSteps."""
+    """Yield calls of harmful or unknown operators in bytecode. Raises OutOfSteps."""
     yielded_operators: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)

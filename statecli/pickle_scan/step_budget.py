@@ -21,7 +21,7 @@ class Budget(Enum):
     OPCODES = ("pickle instructions", 12_000_000)
     #: Calls, except calls that rebuild tensors: 50,000 a second. Calls in a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
-    #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.
+    #: Values that are searched for names, a million a second. A longer pickle may have more such values.
     FLOW = ("values to check", 1_000_000)
     #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
     TEXT = ("code tokens", 4_000_000)

@@ -56,7 +56,7 @@ def find_escape(template: str) -> str | None:
 
 
 def describe_escape(name: str, escape: str) -> str:
-    """Return a line of text about a template that uses the attribute or filter `escape`."""
+    """Return text that explains the danger of a template with the attribute or filter `escape`."""
     return f"{name}: the chat template uses {quoting.name(escape)}, which gives access to all functions of Python"
 
 
