@@ -125,7 +125,7 @@ class Machine(MachineState):
             )
 
     def _run_burst(self, pos: int) -> int:
-        """Read up to `BURST_OPCODES` opcodes from byte `pos`, and return the byte after them."""
+        """Read up to `BURST_OPCODES` opcodes from byte `pos`, and return the position after them."""
         data, stack, memo, sparse_memo, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:

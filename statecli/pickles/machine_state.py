@@ -152,7 +152,7 @@ class MachineState:
         return self.data[start : start + length]
 
     def read_line(self, pos: int) -> tuple[bytes, int]:
-        """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
+        """Return the text argument at byte `pos`, without its newline, and the position after the newline."""
         end = self.data.find(b"\n", pos)
         if end < 0:
             raise self.build_truncated_error(NO_LINE_BREAK)

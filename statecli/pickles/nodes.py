@@ -41,7 +41,7 @@ class Global(_Node):
 
 
 class Obj(_Node):
-    """A call that the pickle would make, and the changes to its result.
+    """A call that the pickle would make, with the state, items and elements that the pickle adds to the result.
 
     `cls` is the callee, nearly always a Global. `how` is reduce, newobj, obj or inst, or enum for a member of an Enum
     of TorchScript, whose argument is not a tuple. `kwargs` is a dict for NEWOBJ_EX, `state` is the argument of the last
@@ -92,7 +92,7 @@ class Persistent(_Node):
 
 
 class SetOf(_Node):
-    """A set or a frozenset, as the list of its elements."""
+    """A set or a frozenset, stored as the list of its elements."""
 
     elems: list[Value]
 

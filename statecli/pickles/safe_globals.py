@@ -94,7 +94,7 @@ def find_foreign_names(names: list[str]) -> list[str]:
 
 
 def find_refused_names(names: Iterable[str]) -> list[str]:
-    """Return the names for which `torch.load(path)` refuses a file, in order and once each.
+    """Return the names for which `torch.load(path)` refuses a file, each name once and in order.
 
     The names are as Python 3 calls them (`python2_names.rename_python2`).
     """
