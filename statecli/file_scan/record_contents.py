@@ -46,7 +46,7 @@ def split_consecutive_archives(region: Region) -> list[Region]:
 
 
 def find_local_header(region: Region, at: int) -> int:
-    """Return the offset of the next zip local header from `at` on; -1 without such a header."""
+    """Return the offset of the next zip local header from `at` on; -1 if not found."""
     step = 2**20
     while at < region.size:
         offset = region.read(at, min(step + 3, region.size - at)).find(ZIP_START)

@@ -690,7 +690,6 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> 
 
 
 def _explain_unread(scanner: Scanner, error: MalformedError | None) -> str | None:
-    """Return why a pickle was not read to its end; None without an error."""
     if error is None:
         return None
     is_joblib = any(name.qualified == _JOBLIB_ARRAY for name in scanner.globals.values())

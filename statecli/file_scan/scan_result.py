@@ -40,7 +40,7 @@ class ScanResult:
         self.steps.take(Budget.PICKLES)
 
     def compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
-        """Return the SHA-256 of the regions; "" if this scan has already digested _MAX_DIGESTED_BYTES.
+        """Return the SHA-256 of the regions; "" if this scan has already digested _MAX_DIGESTED_BYTES bytes.
 
         `names`: the names of the regions, if the names decide on the code to run.
         """

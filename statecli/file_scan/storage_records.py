@@ -22,7 +22,7 @@ _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
 
 
 class ArchiveRecords(msgspec.Struct, frozen=True):
-    """Record of a pickle, and the sizes of all records of its archive by lower-case name.
+    """Name of a pickle's record, and the size of each record in its archive, by the record's name in lower case.
 
     `types` are the classes of a TorchScript archive, None of other archives.
     """
