@@ -208,7 +208,7 @@ def decode_tracker(raw: bytes) -> str:
 
 
 def list_tracked_folders(path: str) -> set[str]:
-    """Return the names of folders in `path` to which a tracker file refers."""
+    """Return the names that tracker files in `path` refer to, such as the folder of the latest checkpoint."""
     tracked = set()
     for name in TRACKERS:
         if name in list_files(path):

@@ -102,12 +102,12 @@ confirm_guards = _call_store(Store.confirm_guards)
 
 
 def get_folder(path: str) -> str:
-    """Return the folder of a file, as `os.path.dirname`."""
+    """Return the folder of a file, like `os.path.dirname`."""
     return split(path)[0]
 
 
 def get_name(path: str) -> str:
-    """Return the name of a file, as `os.path.basename`."""
+    """Return the name of a file, like `os.path.basename`."""
     return split(path)[1]
 
 

@@ -434,7 +434,7 @@ def _is_page(response: BaseHTTPResponse) -> bool:
 
 
 def _refuse_page(answer: Response, data: bytes, url: str) -> None:
-    """Raise NoFile for an HTML page; format readers refuse other wrong files."""
+    """Raise NoFile for an HTML page. Format readers refuse other wrong files."""
     if not _is_page(answer.response) or not html_listing.is_html(data):
         return
     was_redirected = answer.url != credentials.strip_user(url)

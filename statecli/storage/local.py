@@ -245,7 +245,7 @@ class LocalFile:
 
 
 class _ReadErrors:
-    """Context manager that converts an OSError to an UnreadableError without the path.
+    """Context manager that converts an OSError to an UnreadableError whose text does not name the path.
 
     A class and not a generator, because every read enters the context and a generator takes four times as long.
     """

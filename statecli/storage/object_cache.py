@@ -231,7 +231,6 @@ class RemoteFile:
             self._spans[offset] = data
 
     def _evict(self, limit: int) -> None:
-        """Drop the largest spans until at most `limit` bytes are cached."""
         for start in sorted(self._starts, key=lambda start: -len(self._spans[start])):
             if self._cached_bytes <= limit:
                 break
@@ -289,7 +288,7 @@ class RemoteFile:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def find_crc32(self, offset: int, end: int) -> int | None:
-        """Return the CRC-32 of the bytes `offset` to `end`; None unless all were read as values or are cached."""
+        """Return the CRC-32 of the bytes `offset` to `end`; None unless all bytes were read as values or are cached."""
         if self.checksums is None:
             return None
         is_confirmed = self._locate(offset, end) == (offset, end) and not self._find_guards(offset, end)

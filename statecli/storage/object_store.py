@@ -57,7 +57,7 @@ def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVe
 
 
 class ObjectStore(Protocol):
-    """Server with objects. Methods raise UnreadableError without the URL; `Missing` if the object does not exist."""
+    """Server with objects. Errors do not name the URL: UnreadableError, or `Missing` if the object does not exist."""
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         """Return the bytes from `offset` on and the version; fewer than `length` bytes only at the end of the object.

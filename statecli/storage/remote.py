@@ -78,7 +78,7 @@ class RemoteStore:
     # --- names --------------------------------------------------------------------------------------------------------
 
     def exists(self, path: str) -> bool:
-        """See `Store.exists`. A path that cannot be requested counts as present, and opening the path raises."""
+        """See `Store.exists`. A path that cannot be requested counts as present; opening this path raises the error."""
         return self._get_kind(path) != _MISSING
 
     def has_file(self, path: str) -> bool:
@@ -99,7 +99,7 @@ class RemoteStore:
         return self._get_kind(path) == _FOLDER
 
     def is_file(self, path: str) -> bool:
-        """See `Store.is_file`. A path that cannot be requested counts as a file, and opening the path raises."""
+        """See `Store.is_file`. A path that cannot be requested counts as a file; opening this path raises the error."""
         return self._get_kind(path) == _FILE
 
     def is_link(self, path: str) -> bool:  # noqa: ARG002 - a URL is not a link
@@ -200,7 +200,7 @@ class RemoteStore:
         )
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
-        """See `Store.find_crc32`: for bytes that were read as values or are cached."""
+        """See `Store.find_crc32`. Only bytes that were read as values or are cached have a CRC-32."""
         return self._get_file(path).find_crc32(offset, offset + length)
 
     def confirm_guards(self, path: str) -> None:

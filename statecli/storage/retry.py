@@ -85,7 +85,6 @@ def _explain_failure(why: Transient, retries: int) -> str:
 
 
 def _find_server(url: str) -> str:
-    """Return the scheme and the host or bucket of a URL."""
     parts = split_url(url)
     return parts.scheme + parts.path.partition("/")[0]
 

@@ -107,7 +107,7 @@ class File(Protocol):
         """Check the headers of the guards, at the latest before bytes of the guarded ranges are returned."""
 
     def measure(self) -> int:
-        """Return the present size, for the message about a file truncated while open."""
+        """Return the file's present size, to report that the file was truncated while open."""
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -178,7 +178,7 @@ class Store(Protocol):
         """Return the reason why the names of a folder are incomplete; None if they are complete."""
 
     def match_glob(self, pattern: str) -> list[str]:
-        """Return the matching paths, with `**` and hidden names.
+        """Return the paths that match a glob, which may contain `**`. Hidden names match too.
 
         Matches hidden folders themselves, but enters them only if a step of the glob begins with a dot.
         """
@@ -186,7 +186,7 @@ class Store(Protocol):
     # Methods that read bytes.
 
     def open(self, path: str) -> File:
-        """Open a file. Raises UnreadableError, without the path, for a missing file, a folder or a device."""
+        """Open a file. Raises UnreadableError for a missing file, a folder or a device; the text has no path."""
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
@@ -201,4 +201,4 @@ class Store(Protocol):
         """Return the CRC-32 of a byte range if all of its bytes were read before; else None."""
 
     def confirm_guards(self, path: str) -> None:
-        """Check the guards of a file that are not confirmed yet. Raises MalformedError without the path."""
+        """Check the guards of a file that are not confirmed yet. Raises MalformedError; the text has no path."""
