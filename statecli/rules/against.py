@@ -21,7 +21,6 @@ from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
 def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
-    """Yield the findings of `rule` that a strict load into the class reports."""
     for finding in subject.load_diff.findings if subject.load_diff else ():
         if finding.rule == rule.name:
             yield convert_finding(replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)))
@@ -83,7 +82,6 @@ def _name_reference(subject: Subject) -> str:
 
 
 def _describe_reference(subject: Subject, change: Change) -> str:
-    """Return the name of the reference, with `#section` if the reference has several sections."""
     has_sections = subject.reference_diff is not None and len(subject.reference_diff.before.sections) > 1
     return _name_reference(subject) + (f"#{change.section}" if has_sections else "")
 

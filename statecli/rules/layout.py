@@ -27,7 +27,6 @@ def _needs_file(subject: Subject) -> str | None:
 
 
 def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
-    """Yield an issue for each oddity of these kinds that the reader has recorded."""
     return (_build_issue(oddity, help) for oddity in subject.state.oddities if oddity.kind in kinds)
 
 

@@ -86,7 +86,6 @@ def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Is
 
 
 def _find_settings(values: Mapping[str, Scalar], module: str) -> dict[str, Scalar]:
-    """Return the sizes and the mode in the settings of a module."""
     prefix = "".join(f"_modules.{part}." for part in module.split(".")[:-1])
     names = ("hidden_size", "input_size", "proj_size", "mode")
     return {name: values[prefix + name] for name in names if prefix + name in values}

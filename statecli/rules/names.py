@@ -88,7 +88,6 @@ def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
 
 
 def _list_loaded_sections(subject: Subject) -> set[str]:
-    """Return the sections of the checkpoint that the class would load."""
     return {
         change.before.section for change in (subject.load_diff.changes if subject.load_diff else ()) if change.before
     }
@@ -103,7 +102,6 @@ def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Ite
 
 
 def _list_registered_names(subject: Subject) -> set[TensorKey]:
-    """Return (section, name) of each checkpoint tensor that the class registers under the same name."""
     pairs = [(change.before, change.after) for change in (subject.load_diff.changes if subject.load_diff else ())]
     return {row.key for row, class_row in pairs if row and class_row and row.fqn == class_row.fqn}
 

@@ -64,7 +64,7 @@ class Stack(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def positions(self) -> dict[str, dict[int, int]]:
-        """For each tensor name inside a layer, the positions of these tensors by layer index."""
+        """Positions of tensors by layer index, for each tensor name inside a layer."""
         positions: dict[str, dict[int, int]] = {}
         for index, layer_positions in self.layers.items():
             for name, position in layer_positions.items():
@@ -353,7 +353,6 @@ def _is_lost(facts: Facts, inner_name: str) -> bool:
 
 
 def _list_common(stack: Stack) -> Iterator[tuple[str, dict[int, int]]]:
-    """Yield each tensor name that at least `MIN_LAYERS` layers have, with its positions by layer index."""
     return ((name, positions) for name, positions in stack.positions.items() if len(positions) >= MIN_LAYERS)
 
 

@@ -221,7 +221,7 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
 
 
 def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
-    """Remove float32 vectors and scalars from the rows if all matrices have narrower dtypes."""
+    """Remove float32 vectors and scalars from a list of tensors if all its matrices have narrower dtypes."""
     others = [row for row in rows if row.dtype != "float32" or len(row.shape or ()) > 1]
     matrices = {row.dtype for row in others if len(row.shape or ()) > 1}
     narrow = (

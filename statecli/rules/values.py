@@ -57,14 +57,12 @@ def _list_facts(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
 
 
 def _describe_count(count: int, facts: Facts, value_name: str) -> str:
-    """Return `1 of 2 values is NaN`, `3 of 4 values are NaN` or `the only value is NaN`."""
     if facts.elements == 1:
         return f"the only value is {value_name}"
     return f"{count:,} of {facts.elements:,} values {'is' if count == 1 else 'are'} {value_name}"
 
 
 def _describe_all(facts: Facts, value_name: str) -> str:
-    """Return `all 16 values are zero`."""
     return (
         _describe_count(1, facts, value_name)
         if facts.elements == 1
