@@ -213,7 +213,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
-        """Count the bytes allocated by a call, and by calls of the functions among its arguments."""
+        """Count the bytes that a call allocates, also through the functions among its arguments that it calls."""
         plain_name = get_plain_name(name)
         self._steps.take(Budget.FLOW)
         if plain_name == "re._compile" and call.args:

@@ -30,7 +30,7 @@ MAX_CONFIG_BYTES = 128 * 2**20
 
 
 class LoaderUse(Enum):
-    """Use of a record by torch's loaders."""
+    """Ways in which torch's loaders use a record of an archive."""
 
     #: Unpickled by torch.load or pickle.loads, from the first byte on.
     PICKLE = auto()
@@ -93,7 +93,7 @@ class RecordUses(NamedTuple):
 
 
 def classify_records(archive: Archive) -> RecordUses:
-    """Return how loaders use each record. If a configuration is unreadable, all records but code count as pickles."""
+    """Return how loaders use each record. If a configuration is unreadable, every record except code is a pickle."""
     folder = _normalize_name(f"{archive.folder}/")
     numbered_storages = _list_numbered_storages(archive)
     names = {

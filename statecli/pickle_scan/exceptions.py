@@ -20,7 +20,7 @@ _UNICODE_ERRORS: dict[str, type[bytes] | type[str]] = {
 
 @lru_cache(maxsize=1024)
 def is_exception(name: str) -> bool:
-    """Return True if this is the `module.name` of one of Python's built-in exceptions."""
+    """Return True for the `module.name` of a built-in exception of Python."""
     return isinstance(_find_class(name), type)
 
 

@@ -37,7 +37,7 @@ class Misuse(msgspec.Struct, frozen=True):
 
 
 def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[Misuse]:
-    """Yield the first node of a graph that computes a too large number. Raises OutOfSteps."""
+    """Yield the first node of a graph that computes a number too large for Python. Raises OutOfSteps."""
     bits: dict[str, float] = {}
     total = 0.0
     for node in graph["nodes"]:

@@ -221,7 +221,7 @@ def is_clean_mention(mention: Mention) -> bool:
 
 
 def find_harm(mention: Mention) -> str | None:
-    """Return the known harm of a name that is not clean or is misused; None if nothing is known."""
+    """Return the known harm of a name that is misused or not clean; None if no harm is known."""
     harm = None
     if not is_clean_mention(mention):
         for module, name in (rename_python2(mention.module, mention.name), (mention.module, mention.name)):

@@ -74,7 +74,7 @@ def is_convolution(name: str) -> bool:
 
 
 def defines_convolution(record: str) -> bool:
-    """Return True if the name of a TorchScript code record is that of quantized convolutions."""
+    """Return True if the TorchScript record of this name has the code of quantized convolutions."""
     path = record.partition("/code/")[2].removesuffix(".py")
     return _CONVOLUTION_MODULE.fullmatch(f"{path.replace('/', '.')}.Conv") is not None
 
