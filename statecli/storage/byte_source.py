@@ -125,7 +125,7 @@ def add_subject_to_errors(label: str) -> Iterator[None]:
 
 
 class Window:
-    """Buffer for many small reads close together, in rising order."""
+    """Buffer for many small reads that are close together, at rising offsets."""
 
     __slots__ = ("_data", "_source", "_span", "_start")
 

@@ -203,7 +203,7 @@ TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointe
 
 
 def decode_tracker(raw: bytes) -> str:
-    """Return the text of a tracker file as loaders read it: universal newlines, stripped."""
+    """Decode a tracker file, which names the latest checkpoint, as loaders do: universal newlines, stripped."""
     return raw.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n").strip()
 
 

@@ -452,7 +452,7 @@ def _suggest_url(url: str) -> str:
 
 
 def _parse_retry_after(text: str | None) -> float | None:
-    """Return the wait in seconds that the header Retry-After requests; None without a valid header."""
+    """Return the wait in seconds that the header Retry-After requests; None if the header is missing or invalid."""
     if not text:
         return None
     if text.strip().isdecimal():

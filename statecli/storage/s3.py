@@ -297,7 +297,7 @@ def _explain_setup_error(why: Exception) -> Exception | None:
 
 
 def _walk_frames(why: Exception) -> Iterator[FrameType]:
-    """Yield the frames of an error and of its causes, because s3fs replaces causes by Python errors."""
+    """Yield the frames of an error and of its causes: s3fs raises a Python error whose cause is the real error."""
     error: BaseException | None = why
     while error is not None:
         yield from (frame for frame, _ in walk_tb(error.__traceback__))
