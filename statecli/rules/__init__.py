@@ -1,4 +1,4 @@
-"""The rules of `audit`, a module for each subject; `dictionary` joins them with the rules of the other commands.
+"""The rules of `audit`, a module for each topic; `dictionary` joins them with the rules of the other commands.
 
 Importing this package imports no rule.
 """

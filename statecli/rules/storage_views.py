@@ -33,7 +33,7 @@ class StorageView(msgspec.Struct, frozen=True):
 class Storage(msgspec.Struct):
     """A storage of `size` bytes. `users`: the tensors that use the storage, each with its `TensorData`.
 
-    `byte_range` and the pieces are None for the storage of a live tensor.
+    `byte_range` and each `TensorData` are None for the storage of a live tensor.
     """
 
     size: int
@@ -164,8 +164,8 @@ _MAX_SPLIT_ROUNDS = 8
 def split_disjoint_groups(views: Sequence[StorageView]) -> Iterator[list[StorageView]]:
     """Yield groups of views, each sorted by start; views in different groups do not share a byte.
 
-    Groups are split by extents, then by the part of the view in each period of the outermost stride. So the columns of
-    a matrix are separate groups, although their extents overlap.
+    Groups are split by start and end, then by the bytes that a view uses in each period of the outermost stride. So the
+    columns of a matrix are separate groups, although their bytes alternate.
     """
     waiting = [(list(views), 0)]
     while waiting:
@@ -209,9 +209,9 @@ def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
     """Return whether two views have a common byte; None if the search takes too many steps. `work[0]`: steps left.
 
-    The bytes of a view are its start plus 0 to count - 1 times each stride. So a common byte exists exactly if the
-    distance of the starts is a sum of steps of `view` minus a sum of steps of `other`. The steps of `other` are
-    reversed, to count up from the last byte of `other`.
+    A byte of a view is at its start plus, for each step, the stride times a number from 0 to count - 1. So a common
+    byte exists exactly if the distance of the starts is a sum of strides of `view` minus a sum of strides of `other`.
+    The search counts the strides of `other` down from its last byte, so that all terms are positive.
     """
     if view.end <= other.start or other.end <= view.start or not (view.byte_count and other.byte_count):
         return False
