@@ -213,7 +213,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
-        """Count the bytes that a call allocates, also through the functions among its arguments that it calls."""
+        """Count the bytes that a call allocates itself, or by calling functions among its arguments."""
         plain_name = get_plain_name(name)
         self._steps.take(Budget.FLOW)
         if plain_name == "re._compile" and call.args:
@@ -279,7 +279,7 @@ class Allocations:
         return self._count_written_bytes(first) if _COPYING_FUNCTIONS.fullmatch(name) else 0
 
     def _count_written_bytes(self, tensor: Value) -> int:
-        """Return how many more bytes a copy of all elements needs than the tensor's storage in the file has."""
+        """Return how many bytes a copy of all elements needs beyond the bytes of the tensor's storage in the file."""
         size = self._measure_tensor(tensor)
         stored = 0 if size.key in self._copied_storages else size.stored_elements
         self._copied_storages.add(size.key)
@@ -312,7 +312,7 @@ class Allocations:
     def _count_grown_bytes(
         self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None
     ) -> int:
-        """Return how many more bytes a tensor needs than its storage has. `dtype` None: the storage's dtype.
+        """Return how many bytes a tensor needs beyond the bytes of its storage. `dtype` None: the storage's dtype.
 
         Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
         archive do not grow, but no honest tensor is larger than its storage either.
@@ -345,7 +345,7 @@ class Allocations:
             self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))
 
     def _count_repeated_bytes(self, storage: Value, shape: Value) -> int:
-        """Return how many more bytes torch allocates for a quantized tensor than the tensor's storage has."""
+        """Return how many bytes torch allocates for a quantized tensor beyond the bytes of the tensor's storage."""
         pid = _read_storage(storage)
         values_per_byte, stored_elements = (
             (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)

@@ -421,7 +421,7 @@ class Flow:
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
-        """Check the arguments of a functools.partial of a clean function. Other functions are always reported."""
+        """Check the arguments of a functools.partial with a clean function. Other functions are always reported."""
         name = self._get_root_name(function[0]) if function else None
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "is the function of a functools.partial whose arguments are not plain data"
@@ -478,7 +478,7 @@ class Flow:
             self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
-        """Report a sparse tensor if its indices or values are not storages of the file: no rule can check those.
+        """Report a sparse tensor whose indices or values are not storages of the file, because no rule checks them.
 
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """

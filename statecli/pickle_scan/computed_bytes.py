@@ -146,7 +146,7 @@ def _is_numbers(value: Value) -> bool:
 
 
 def _read_data(value: Value) -> bytes | None:
-    """Return the data in an array's state as bytes, or None. A text holds one byte per character (Python 2)."""
+    """Return the data in an array's state as bytes; None if it has another form. A text is bytes of Python 2."""
     if type(value) is str:
         return value.encode("latin-1", "replace")
     return read_raw_bytes(value)

@@ -65,7 +65,7 @@ _NOT_CALLABLE_PREFIXES = (
 
 
 class DeferredCalls:
-    """Checker of the functions that a pickle stores for later calls. A container that several share is checked once."""
+    """Checker of the functions that a pickle stores for later calls. Shared containers are checked once."""
 
     def __init__(self, root: RootLookup, steps: Steps) -> None:
         self._root = root
@@ -123,7 +123,7 @@ def is_callable(value: Value, root: RootLookup) -> bool:
 
 
 def is_callback(name: str) -> bool:
-    """Return True for a function or class that a pickle may store but not call. Functions of tensors return False."""
+    """Return True for a function or class that a pickle may store but not call; False for functions of tensors."""
     is_stored = known_names.may_be_named(name) and not known_names.computes_tensors(name)
     return is_stored and not name.startswith(("typing.", "types."))
 

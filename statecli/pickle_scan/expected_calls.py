@@ -298,7 +298,7 @@ CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribut
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return True if a class such as `dict` or `int` gets an object as argument, so that it calls the object's methods.
+    """Return True if a class such as `dict` or `int` gets an object as argument, and so calls the object's methods.
 
     Picklers pass literals. A range or a tensor as argument may produce any number of elements.
     """

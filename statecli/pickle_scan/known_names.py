@@ -271,7 +271,7 @@ def _look_up_alias(parts: list[str]) -> str | None:
 
 
 def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:
-    """Return the harm of a name in torch or numpy. Most classes are harmless if they are not called (None)."""
+    """Return the harm of a name in torch or numpy; None for most classes, which are harmless unless called."""
     if parts[0] == "torch" and parts[-1] in _GRAPH_CLASSES:
         return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name

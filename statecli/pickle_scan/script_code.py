@@ -254,7 +254,7 @@ class _Source:
 
 
 class _Function(NamedTuple):
-    """Function in text `number` of an archive, from byte `at` on. In `text`, strings are words and comments blank."""
+    """Function in text `number` of an archive, from byte `at` on. `text` has the words of strings and no comments."""
 
     number: int
     name: str
