@@ -697,7 +697,7 @@ def _explain_unread(scanner: Scanner, error: MalformedError | None) -> str | Non
 
 
 def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:
-    """Return the cache key of a small pickle, because tensors of the same shape have equal pickles; else None.
+    """Return a small pickle's cache key; else None. Pickles are cached because many tensors have equal pickles.
 
     The key has the bytes, and the use of the pickle by a program according to the record's name.
     """
