@@ -250,9 +250,9 @@ EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the inner folders, hidden or not, that files such as `modules.json` name: libraries load from these.
+    """Return the inner folders that files such as `modules.json` name, because libraries load modules from them.
 
-    `names` are the files of the folder.
+    `names` are the files of the folder. Hidden folders count too.
     """
     import json
 

@@ -148,7 +148,7 @@ class Store(Protocol):
         """Return True for a file, a folder and a broken link."""
 
     def has_file(self, path: str) -> bool:
-        """Return whether a file of this name exists. Folders are not requested, so the path must name a file."""
+        """Return whether the file exists. Folders are not requested, so use `exists` if the path may be a folder."""
 
     def is_folder(self, path: str) -> bool:
         """Return True for a folder."""

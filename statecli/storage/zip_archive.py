@@ -472,7 +472,7 @@ def _decode_name(name: bytes, flags: int) -> str:
 
 
 def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Return size, compressed size, offset and disk of an entry; too large values are in its zip64 extra field.
+    """Return size, compressed size, offset and disk of an entry. Larger values come from its zip64 extra field.
 
     The field contains only the overflown values, in this order: 8, 8, 8 and 4 bytes.
     """
