@@ -134,7 +134,7 @@ def _dedent(docstring: str) -> str:
 
 
 def rule_for(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
-    """Return a decorator for a function with which `audit` reports findings of another command, under its rule."""
+    """Return a decorator for a function with which `audit` reports findings of another command's rule."""
 
     def build(find: Find) -> AuditRule:
         return AuditRule(*msgspec.structs.astuple(entry), find=find, needs=needs)
