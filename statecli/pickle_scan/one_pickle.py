@@ -203,9 +203,9 @@ def is_harmless(
 ) -> bool:
     """Return True if data that begins like a pickle is harmless text or numbers, with no import and no call.
 
-    An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
-    text without calls is harmless, because a list of packages begins like an import (`click`). The text is not harmless
-    if Python may import a file next to it. `is_storage`: no loader unpickles its bytes.
+    An import runs even if the data breaks off after it, with any name: `torch.ops` has an attribute for any text. Only
+    text without calls is harmless, because a list of packages begins like an import (`click`). Even such text is not
+    harmless if Python may import a file next to it. `is_storage`: no loader unpickles the bytes.
     """
     # Unpicklers read other opcodes from a damaged frame. Random bytes may begin with FRAME, but a frame longer than the
     # file is not ambiguous: the unpickler in C raises there, and the scanner reads on as the unpickler in Python.
