@@ -1,7 +1,7 @@
 """Find Python modules next to a pickle that may be imported in place of the installed packages.
 
 A pickle names a class, and Python looks for its module in the working directory first: in a notebook, with `python -c`
-and with `python -m`. A clean name of a package not installed, or not imported yet, then runs a file of the folder.
+and with `python -m`. If the package of a clean name is not installed or not imported yet, Python runs a file there.
 """
 
 from __future__ import annotations
