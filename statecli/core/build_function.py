@@ -23,7 +23,7 @@ _AUTO_FOLDER = "auto"
 
 
 def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> str | None:
-    """Describe the arguments that cannot be typed on a command line, and write a function for the first class.
+    """Describe the classes whose arguments cannot be typed, and write a function that builds the first of them.
 
     A class that is built by a function of the file needs no other function.
     """
@@ -42,7 +42,7 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
 
 
 def write_for_class(module: str, name: str, file: str) -> str | None:
-    """Return advice on building a class of a file with its arguments; None if the class or arguments are unknown."""
+    """Return advice on the arguments that build a class of a file. Return None if class or arguments are unknown."""
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     if model is None:
         return None
@@ -59,14 +59,14 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
 
 
 def spell(line: str) -> str:
-    """Return the advice to type a line that builds a class; `...` in the line stands for a value to fill in."""
+    """Return the advice to type a line that builds a class. In the line, `...` stands for a value to fill in."""
     with_values = ", with a value for each `...`" if "..." in line else ""
     or_file = f", or give {option('--config-json', 'FILE')}" if with_values and _CONFIGURATION.search(line) else ""
     return f"write {quote_for_shell(line)}{with_values}{or_file}"
 
 
 def write_for_name(module: str, name: str, file: str) -> str | None:
-    """Return advice on building a class (installed or in a file), with its arguments; None if unknown."""
+    """Return which arguments a class needs, and advice on building the class. Return None if these are unknown."""
     if module == "transformers":
         config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
         if config is None:
@@ -82,7 +82,7 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
 def write_function(
     module: str, call: str, names: Sequence[str], used_names: Sequence[str] | set[str] = (), imports: str = ""
 ) -> str:
-    """Return the line of Python that builds a model by `call`, the file for this line, and the target to type.
+    """Return text for the user: a function that builds a model by `call`, the file for it, and the target to type.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `used_names`: names of functions of the file. `imports`: lines of other imports, which end in "; ".

@@ -55,7 +55,7 @@ def list_ancestors(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> l
 
 
 def _list_receivers(init: ast.FunctionDef, argument: str) -> list[str]:
-    """Return the classes that `__init__` calls with the argument; "super" for the constructor of the base class."""
+    """Return the classes to which `__init__` passes the argument. "super" stands for the base class's constructor."""
     calls = [
         node
         for node in ast.walk(init)
@@ -72,7 +72,7 @@ def _is_argument(node: ast.expr, argument: str) -> bool:
 
 
 def fits(read_fields: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
-    """Return True if a class with these fields may be the class of the configuration argument.
+    """Return True if a class with `fields` may be the class of an argument whose `read_fields` the code reads.
 
     `is_complete`: the class has no other fields; else a single known field is enough.
     """

@@ -118,7 +118,7 @@ def nbytes(dtype: str, elements: int) -> int:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a C-contiguous tensor. A dimension of size 0 counts as 1, as torch does."""
+    """Return the strides, in elements, of a C-contiguous tensor. As in torch, a size of 0 counts as 1."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

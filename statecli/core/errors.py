@@ -64,7 +64,7 @@ class StateError(Exception):
 
     @property
     def message(self) -> str:
-        """The message without choices and advice, for use in another error. Its options are marked (see `option`)."""
+        """The message without the list of choices and the advice. Options in the message are marked (see `option`)."""
         return super().__str__()
 
     def describe(self) -> str:
@@ -106,7 +106,7 @@ _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 
 def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
-    """Return an option with marks, for the message of a `StateError`.
+    """Return an option with markers, which a `StateError` replaces by the spelling for the command line or for Python.
 
     The error writes the option as `--device gpu` for the command line and as `device='gpu'` for Python.
 
@@ -158,7 +158,7 @@ class UnreadableError(StateError):
 
 
 class PlaceUnreadable(UnreadableError):
-    """The whole server or bucket cannot be read; report this once, not for every file."""
+    """The server or bucket as a whole cannot be read, so that one report is enough for all its files."""
 
 
 class BarePickle(UnreadableError):

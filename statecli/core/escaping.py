@@ -29,7 +29,7 @@ def escape(text: str) -> str:
 
 
 def escape_path(text: str) -> str:
-    """Return `escape(text)` with unchanged line breaks and tabs, for an output that encodes these itself."""
+    """Return `escape(text)`, but leave line breaks and tabs unchanged for an output that encodes them itself."""
     return _UNSAFE.sub(lambda match: match[0] if match[0] in "\t\n\r" else _escape_character(match), text)
 
 

@@ -1,4 +1,4 @@
-"""Language in which users filter tensors: the fields, their other spellings, and the texts about a wrong word.
+"""Language in which users filter tensors: the fields, their synonyms, and the messages about unknown words.
 
 `browse/filter.py` and `render/filter.js` read filters; the page gets this table as data. `tests/filter_cases.py` has
 cases on which both must agree.

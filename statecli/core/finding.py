@@ -33,7 +33,7 @@ class Severity(str, Enum):
 
 
 class Consequence(msgspec.Struct, frozen=True, gc=False):
-    """Consequence of a problem. Reports join consequences that differ only in operators or in lines of a file.
+    """Consequence of a problem. Reports join consequences that differ only in `operators` or `lines`.
 
     Attributes:
         text: The consequence without the operators and the lines.
@@ -51,7 +51,7 @@ class Consequence(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def message(self) -> str:
-        """The consequence: `on cpu while x is on cuda:0, in addmm at net.py:16, 18`."""
+        """The consequence as text, such as `on cpu while x is on cuda:0, in addmm at net.py:16, 18`."""
         operators = f", in {', '.join(self.operators)}" if self.operators else ""
         return f"{self.text}{operators}" + (f" at {self.file}:{', '.join(map(str, self.lines))}" if self.lines else "")
 
@@ -128,7 +128,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def wording(self) -> Wording:
-        """Parts of the message. A finding without known parts has the whole message as its only part."""
+        """Parts of the message. If the parts are unknown, the whole message is the only part."""
         return Wording(self.message)
 
     def reword(self, wording: Wording) -> WordedFinding:
@@ -147,7 +147,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         origin: Origin | UnsetType,
         about: str | UnsetType,
     ) -> Finding:
-        """Return a finding that stands for this finding and others with the same cause, at this finding's place."""
+        """Return one finding for this finding and others with the same cause. Target and place stay the same."""
         return Finding(
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )

@@ -1,4 +1,4 @@
-"""Traits of a format: all that commands know about a state's format, besides the name of the format.
+"""Traits of a format: everything that commands know about the format of a state, apart from its name.
 
 Each reader fills in its traits, so that a new format is one module. This module imports nothing of ours.
 """

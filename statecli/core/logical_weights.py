@@ -91,7 +91,7 @@ class _FlattenedWeight(msgspec.Struct):
 
 
 class _Facts(NamedTuple):
-    """Description of a weight from its tensors. Without `shape`, `elements` is an upper limit."""
+    """Facts about a weight, derived from its tensors. If `shape` is None, `elements` is only an upper limit."""
 
     dtype: str
     bits: int | None
@@ -181,7 +181,7 @@ def _describe_scaled(source: _Source) -> _Facts:
 
 
 def _find_target_dtype(text: Scalar) -> str | None:
-    """Return the type of a weight's codes (`int4` for codes in bytes) by torchao's JSON text; None if not recorded."""
+    """Return the dtype of a weight's codes, such as `int4`, from torchao's JSON text. Return None if not recorded."""
     if not isinstance(text, str) or "target_dtype" not in text:
         return None
     try:
@@ -252,7 +252,7 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
 
 
 def _describe_gptq(source: _Source) -> _Facts:
-    """Describe a GPTQ weight. qzeros [groups, out * bits / 32] give the bits; act-order only reorders the groups."""
+    """Describe a GPTQ weight. The bits follow from qzeros [groups, out * bits / 32]; act-order only reorders groups."""
     weight = source.weight
     codes = weight.codes.shape or ()
     zeros, scales, groups = (

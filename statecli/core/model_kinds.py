@@ -25,7 +25,7 @@ from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 def classify_by_model(
     state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
 ) -> tuple[ModelState, list[Finding]]:
-    """Return the checkpoint with the kinds that the class registers, and findings about entries that fail to load.
+    """Return the checkpoint with the kinds of the class, and a finding for each entry that fails to load.
 
     `model` is the state of the class. Entries of optimizer and other sections are unchanged. The prefix of a wrapper is
     stripped from names and reported, since loading would fail. `renamed` maps names of entries to the names expected by
@@ -89,7 +89,7 @@ def _pair_names(
     registered: Collection[str],
     renamed: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
-    """Return the class's names for each entry, and the entries' names that differ by a wrapper's prefix."""
+    """Return the names in the class for each entry, and the entries whose names differ only by a wrapper's prefix."""
     names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
     matchable_rows = [n for n in rows if tensors[n].fqn not in renamed]
     renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}

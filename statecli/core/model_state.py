@@ -98,14 +98,14 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def place(self) -> Place | None:
-        """Bytes of a file that hold the storage (in packed form, if packed); None if no file holds all of it."""
+        """Range of a file that contains the whole storage, possibly packed. None if no single range does."""
         if not self.path or self.boxes is not None:
             return None
         return Place(self.path, self.offset, self.length if self.packing is None else self.packing.length)
 
 
 class Boxes(msgspec.Struct, frozen=True, gc=False):
-    """Storage assembled from boxes: a C-contiguous array of `shape`, with elements of `itemsize` bytes.
+    """Storage assembled from boxes of a C-contiguous array. The array has `shape`; an element has `itemsize` bytes.
 
     Together the boxes hold each element exactly once.
     """
@@ -116,7 +116,7 @@ class Boxes(msgspec.Struct, frozen=True, gc=False):
 
 
 class Box(msgspec.Struct, frozen=True, gc=False):
-    """Part of an array in the shape of a box: it begins at index `start` and has the shape `data.shape`."""
+    """Box-shaped part of an array, which begins at the index `start` and has the shape `data.shape`."""
 
     start: tuple[int, ...]
     data: TensorData
@@ -171,10 +171,10 @@ class After(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stats(msgspec.Struct, frozen=True, gc=False):
-    """Statistics over the finite values of a tensor, accumulated in float64; null if no value is finite.
+    """Statistics over the finite values of a tensor, accumulated in float64.
 
-    `std` divides by n - 1, as `torch.std` does. `zeros`, `nan` and `inf` count elements. If the values could not be
-    read as numbers, the other fields are null and `reason` says why.
+    `min` to `std` are null if no value is finite. `std` divides by n - 1, as `torch.std` does. `zeros`, `nan` and `inf`
+    count elements. If the values could not be read as numbers, the other fields are null and `reason` says why.
     """
 
     min: float | None = None
@@ -283,7 +283,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_in_state_dict(self) -> bool:
-        """False for a tensor that is in no state_dict, only in the class or the whole module."""
+        """False for a tensor that a class or a whole pickled module has outside of its state_dict."""
         return self.kind is not Kind.UNREGISTERED and self.persistent is not False and self.saved is not False
 
 
@@ -408,7 +408,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
     @property
     def whole_modules(self) -> tuple[str, ...]:
-        """Sections whose module was pickled whole, so that they contain more than a state_dict."""
+        """Sections that contain a whole pickled module, with more than its state_dict."""
         return tuple(
             state_dict.section
             for state_dict in self.state_dicts

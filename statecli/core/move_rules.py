@@ -79,17 +79,17 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def map_stale_views(state: ModelState) -> dict[str | None, Finding]:
-    """Return, by name, the finding about each stale view: a name or view that keeps the old memory after a move."""
+    """Map each name to the finding about its stale view, which keeps the old memory after the model moves."""
     return {finding.fqn: finding for finding in report_broken_ties(state) if finding.rule == STALE_VIEW.name}
 
 
 def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:
-    """Return, by name, the finding about each tied name whose tie a move breaks."""
+    """Map each tied name to the finding about the tie that a move of the model breaks."""
     return map_tied_names(report_broken_ties(state), state.tensors)
 
 
 def map_tied_names(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> dict[str | None, Finding]:
-    """Return, by tied name, the finding about the broken tie; if a name has several findings, the first."""
+    """Map each tied name to the first finding about its broken tie."""
     finding_by_name: dict[str | None, Finding] = {}
     for finding in findings:
         finding_by_name.setdefault(finding.fqn, finding)

@@ -42,7 +42,7 @@ def match_equal_names(before: Sequence[str], after: Sequence[str]) -> list[Link]
 
 
 def _list_unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
-    """Return a unique key for each name; a repeated name (two paths of a pickle may look alike) gets a count."""
+    """Return a unique key for each name. A repeated name gets a counter: two paths of a pickle may look alike."""
     if len(set(names)) == len(names):
         return names
     counts: Counter[str] = Counter()
@@ -66,7 +66,7 @@ def _match_cores(
 
 
 def _index_unique(cores: list[str]) -> dict[str, int | None]:
-    """Return the position of each name without its prefixes (core); None for a core that occurs several times."""
+    """Map each core (name without wrapper prefixes) to its position, or to None if it occurs several times."""
     at: dict[str, int | None] = {}
     for n, core in enumerate(cores):
         at[core] = None if core in at else n
@@ -110,7 +110,7 @@ def _join_parts(parts: Iterable[str]) -> str:
 
 
 def _find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """Return the shortest common prefix without which at least one name is registered; "" if there is none."""
+    """Return the shortest common prefix without which a name is registered. Return "" if no prefix fits."""
     prefix = ""
     for _ in range(MAX_PREFIX_PARTS):
         if not names or any(name[len(prefix) :] in registered for name in names):

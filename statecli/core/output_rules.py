@@ -65,5 +65,5 @@ RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ, SKIPPED)
 
 
 def choose_case(entries: Iterable[NotChecked]) -> str | None:
-    """Return the case of the rule NOT_CHECKED for these entries: "tensors" if tensors are unread, else None."""
+    """Return the case of the rule NOT_CHECKED: "tensors" if the entries contain unread tensors, else None."""
     return "tensors" if has_unread_tensors(entries) else None

@@ -100,7 +100,7 @@ def list_model_sections(state: ModelState) -> list[str]:
 
 
 def classify_tensors(state: ModelState) -> ModelState:
-    """Return the state with new kinds where the kind was only assumed. The best evidence decides each kind."""
+    """Return the state with decided kinds for tensors whose kind was only assumed. The best evidence decides."""
     tensors = list(state.tensors)
     parameter, assumed = Kind.PARAMETER, Evidence.ASSUMED
     unclassified = [
@@ -153,7 +153,7 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[TensorKey, Kin
 
 
 def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the positions of tensors that are buffers by dtype (integers, bool), by name or as spectral_norm vectors.
+    """Return the positions of tensors that are buffers by dtype, by name, or as vectors of spectral_norm.
 
     The vectors of spectral_norm stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
     """
@@ -239,7 +239,7 @@ def _find_all_trained(
 
 
 def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
-    """Return one optimizer merged from all optimizers, in a list; [] if there is only one, or too many.
+    """Return a list with all optimizers merged into one. Return [] if there is only one optimizer or too many.
 
     The merged optimizer counts only if it trains a whole model: a single optimizer may train too few to match.
     """
@@ -345,7 +345,7 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
 
 
 def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> bool:
-    """Return True if the shapes of the optimizer's moments fit some of the tensors in `rows`, in their order.
+    """Return True if the shapes of the optimizer's moments occur in the same order among the tensors in `rows`.
 
     If the optimizer saved names, shapes must also fit by name, although its `load_state_dict` matches by order alone.
     """
@@ -368,7 +368,7 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
 
 
 def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the positions of trained tensors by the counts of shapes, because safetensors loses the order.
+    """Return the positions of trained tensors by counting shapes, because safetensors does not keep the order.
 
     All rows of a shape are returned if the optimizer trains as many tensors of that shape as there are. All rows are
     returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
@@ -394,7 +394,7 @@ def _strip_wrappers(fqn: str) -> str:
 
 
 def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the positions that `parameters()` yields, and for each of them the positions of the tied tensors.
+    """Return the positions that `parameters()` yields, and map each position to the positions of its tied tensors.
 
     `parameters()` yields a tied tensor once, under its first name.
     """
@@ -417,7 +417,7 @@ def _has_shapes(claimed_shapes: Sequence[Shape], row_shapes: Sequence[Shape]) ->
 
 
 def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
-    """Return the leftmost and the rightmost positions at which the group's shapes fit in order; else None."""
+    """Return the leftmost and the rightmost positions at which the group's shapes occur in order, or None."""
     leftmost = _find_subsequence(group.shapes, shapes)
     rightmost = _find_subsequence(group.shapes[::-1], shapes[::-1])
     if leftmost is None or rightmost is None:
@@ -461,7 +461,7 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
 
 
 def match_optimizer_entries(state: ModelState) -> dict[TensorKey, str]:
-    """Return the parameter's name for each unnamed optimizer tensor, by section and name, if order and shapes allow it.
+    """Map each unnamed optimizer tensor to the name of its parameter, if order and shapes decide this.
 
     An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. Empty for formats
     that sort their tensors, and for several models or optimizers.

@@ -1,4 +1,4 @@
-"""Build the row of a part of a tensor, as if the part were a tensor."""
+"""Build the `TensorInfo` of a part of a tensor, as if the part were a tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.core.model_state import TensorData, TensorInfo
 
 
 def replace_data(row: TensorInfo, data: TensorData) -> TensorInfo:
-    """Return the row with other data, such as those of an inner tensor; dtype, shape and sizes come from `data`.
+    """Return the `TensorInfo` with other data, for example of an inner tensor. `data` sets dtype, shape and sizes.
 
     A type of unknown size has 0 bytes.
     """

@@ -1,4 +1,4 @@
-"""Arguments of the running Python API function, which messages name instead of command-line options."""
+"""Arguments of the Python API function that is running. Messages name them instead of command-line options."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def takes_object(name: str, annotation: str) -> bool:
 
 
 def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str | None:
-    """Return the code of an example object if the argument takes any module or a known base class; else None.
+    """Return code of an example object for an argument that takes any module or a known base class, else None.
 
     `names`: all arguments of the function.
     """
@@ -276,7 +276,7 @@ def _format_annotation(argument: ast.arg) -> str:
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class whose instance `owner`'s constructor takes as `argument`; None for a class outside the file.
+    """Return the class of the file whose instance `owner`'s constructor takes as `argument`, else None.
 
     The class is the annotation, or the only configuration with the fields that the code reads from the argument.
     """
@@ -352,7 +352,7 @@ def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]
 
 
 def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[ast.arg]:
-    """Return the arguments without a default, after the first `skip`."""
+    """Return the arguments without a default, except the first `skip` positional arguments."""
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[skip : len(positional) - len(arguments.defaults)]
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)

@@ -173,13 +173,13 @@ class _WholeWeights:
     def has_sibling(
         self, module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int
     ) -> bool:
-        """Return True if the block has a complete weight of the layout, or half of all such weights are complete."""
+        """Return True if a complete weight of the layout is in the same block, or if at least half are complete."""
         dtype = tensors_by_name[names.codes].dtype
         is_same_block = (id(names), dtype, _name_group(module)) in self._groups
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
 
     def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
-        """Return the last name of a tensor that loaders need and only other weights of the layout have; else None."""
+        """Return the last name component of a tensor that loaders need and only other weights have, or None."""
         needed_part = _NEEDED_BY_LOADERS.get(names.layout)
         if needed_part is None or any(
             part is needed_part and name in tensors_by_name for name, part in names.optional.items()
@@ -231,7 +231,7 @@ def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorIn
 
 
 def _split_name(fqn: str) -> tuple[str, str]:
-    """Split a name into its module and its last name, which is `weight.…` if the name has a component `weight`.
+    """Split a tensor's name into its module and its last part, such as `weight.absmax` for bitsandbytes.
 
     `experts.down_proj_blocks` is `_blocks` of `experts.down_proj`.
     """
@@ -271,7 +271,7 @@ def _build_weight(
 
 
 def _list_nested_names(names: LayoutNames, parts: Mapping[QuantizedPart, TensorInfo]) -> tuple[str, ...]:
-    """Return the names of the two tables for the scales if bitsandbytes quantized the scales too; else ()."""
+    """Return the names of both tables for quantized scales, if bitsandbytes quantized the scales too, else ()."""
     if names.layout is not QuantizedLayout.BITSANDBYTES:
         return ()
     scales = parts.get(QuantizedPart.SCALES)
@@ -308,7 +308,7 @@ def _has_layout(layout: QuantizedLayout, parts: Mapping[QuantizedPart, TensorInf
 
 
 def _choose_incomplete(tensors_by_name: Mapping[str, TensorInfo], whole_weights: _WholeWeights) -> LayoutNames | None:
-    """Return the layout of codes whose weight lacks tensors or has misfitting tensors; None for a plain weight.
+    """Return the layout of a weight that lacks tensors or whose tensors do not fit. Return None for a plain weight.
 
     A tensor called `weight` is codes if other tensors of the layout belong to the tensor. It is also codes if its dtype
     is an integer or float8, and if whole weights have the layout.

@@ -25,7 +25,7 @@ def name(text: str) -> str:
 
 
 def append_reason(noun: str, reason: object) -> str:
-    """Return the noun and the reason: `x.json is empty`, or `x.json: …` if the reason does not begin with a verb."""
+    """Join a noun and a reason: `x.json is empty`, or `x.json: …` if the reason does not begin with a verb."""
     return f"{noun} {reason}" if starts_with_verb(str(reason)) else f"{noun}: {reason}"
 
 

@@ -1,4 +1,4 @@
-"""The dtype of numpy's records as a text: fields, their types, byte orders and offsets, as numpy prints them.
+"""Text form of numpy's record dtypes, as numpy prints them: fields with types, byte orders and offsets.
 
 Two records with equal bytes have different values if their fields differ, so the whole dtype is compared.
 """
@@ -23,7 +23,7 @@ class RecordField(msgspec.Struct, frozen=True):
 
 
 def format_fields(fields: Iterable[RecordField], size: int) -> str:
-    """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes outside fields are unnamed void.
+    """Format the fields of a record of `size` bytes as `dtype.descr` does. Unused bytes become unnamed void fields.
 
     A field that overlaps the field before is written with its offset: `dtype.descr` has no form for overlaps.
     """

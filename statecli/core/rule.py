@@ -87,7 +87,7 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` is from its case, `configured` from the configuration."""
+        """Build a finding of this rule. `severity` belongs to this case, `configured` is set in the configuration."""
         decided_severity = decide_severity(self.severity, severity, configured)
         text = message.message if isinstance(message, Wording) else message
         finding = Finding(self.name, decided_severity, text, target, fqn, help, section, origin, place, about, content)
@@ -95,7 +95,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rule]:
-    """Return the rule with this name, or all rules of this group; if there are none, rules with this former name.
+    """Return the rule or the rules of the group with this name. Otherwise return the rules that formerly had the name.
 
     A name with both meanings stands for the rules that the command reports.
     """

@@ -8,7 +8,7 @@ import msgspec
 
 
 class NotChecked(msgspec.Struct, frozen=True):
-    """Things not checked by a run: `count` of `what` (a singular noun), with a common reason.
+    """Things that a run did not check for a common reason: `count` times `what`, a singular noun.
 
     `NotChecked("tensor", 12, "values not read: larger than 256 MiB")`
     """

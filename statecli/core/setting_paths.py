@@ -25,7 +25,7 @@ def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
-    """Return the settings with new path prefixes. `renaming` returns (old prefix, new prefix); None drops the path."""
+    """Return the settings with new path prefixes. `renaming`: path -> (old prefix, new prefix), or None to drop it."""
     prefixes_by_key = {
         key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None
     }
@@ -52,7 +52,7 @@ def put_below(settings: Settings, prefix: str) -> Settings:
 
 
 def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
-    """Return the settings for whose path `is_wanted` returns a true value."""
+    """Return the settings whose paths satisfy `is_wanted`."""
     return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
 
 
@@ -86,7 +86,7 @@ def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
 
 
 def read(path: str) -> str:
-    """Return the key types that a path seems to have, in the letters of `Settings.types`."""
+    """Guess the key types of a path from its spelling, as letters of `Settings.types`."""
     return ".".join(_choose_letter(step) * len(step) for step in path.split("."))
 
 

@@ -46,7 +46,7 @@ def _count_common(first: str, second: str) -> int:
 
 
 def shorten_name(name: str, ends: CommonEnds, width: int) -> str:
-    """Return the name, cut to the width with `…`: its numbers stay as long as possible."""
+    """Shorten a name to the width with `…`. Its numbers are kept as long as possible."""
     if len(name) <= width:
         return name
     keeps = bytearray(b"\1" * len(name))
@@ -81,7 +81,7 @@ def _list_cuts(name: str, ends: CommonEnds) -> Iterator[tuple[int, int]]:
 
 
 def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
-    """Return the longest range of kept characters without a digit; None if it is too short to cut."""
+    """Return the longest range of kept characters without digits, or None if every such range is too short to cut."""
     masked_name = "".join(character if keep else "0" for character, keep in zip(name, keeps, strict=True))
     texts = [match.span() for match in _TEXT.finditer(masked_name)]
     start, end = max(texts, key=lambda span: span[1] - span[0], default=(0, 0))

@@ -22,7 +22,7 @@ def append_suggestion(problem: str, path: str) -> str:
 
 
 def find_similar_paths(path: str, extension: str = "") -> list[str]:
-    """Return existing paths that differ from a missing path by an omitted extension or by similar names.
+    """Return existing paths with names similar to a missing path, or with the file extension that the path lacks.
 
     The name of the file ends with `extension`; a folder of the path may be missing too.
     """

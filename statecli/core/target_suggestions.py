@@ -95,7 +95,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 def suggest_for_missing(path: str) -> Suggestion:
-    """Return `did you mean weights.pt?` or how to name a class, for a nonexistent path; else nothing."""
+    """Suggest a similar path or how to name a class, for a nonexistent path. The suggestion may be empty."""
     if url := _ONE_SLASH.fullmatch(path):
         return Suggestion(f"did you mean {url['scheme']}://{url['rest']}?")
     if hub := _HUB_NAME.fullmatch(path):
@@ -158,7 +158,7 @@ def find_model_in_code(text: str) -> str | None:
 
 
 def _correct_punctuation(path: str) -> Suggestion | None:
-    """Suggest `net.py:Net` for `net.py::Net`; likewise `torch-geometric:GCNConv`, `timm:resnet-50`; else None."""
+    """Suggest the target with correct punctuation, such as `net.py:Net` for `net.py::Net`, else return None."""
     head, parenthesis, call = path.partition("(")
     module, colon, name = head.partition(":")
     module = module if module.endswith(".py") else module.replace("-", "_")
@@ -315,7 +315,7 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
 
 
 def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
-    """Suggest how to name a class whose name or call is in no file and in no installed module."""
+    """Suggest how to name a class if neither the file nor the module of the typed name was found."""
     module, _, attribute = name.rpartition(".")
     top = name.partition(".")[0]
     if not module and (call or name[:1].isupper()):
@@ -364,7 +364,7 @@ def is_layer(name: str) -> bool:
 
 
 def _find_layer(name: str) -> bool:
-    """Return True for the name of a class of torch.nn; torch is not imported."""
+    """Return True for the name of a class in torch.nn. Reads torch's files and does not import torch."""
     spec = next(_find_modules(["torch"]), None)
     path = os.path.join(os.path.dirname(spec.origin), "nn", "modules", "__init__.py") if spec and spec.origin else ""
     return os.path.isfile(path) and name in python_names.list_exported(path)
@@ -399,14 +399,14 @@ class ModuleName(msgspec.Struct, frozen=True):
 
 
 def split_module_name(name: str) -> ModuleName | None:
-    """Split a dotted name after its longest module, without an import; None if no package has the name."""
+    """Split a dotted name after its longest existing module, without importing it. Return None if no module exists."""
     parts = name.split(".")
     count = len(list(_find_modules(parts)))
     return ModuleName(".".join(parts[:count]), ".".join(parts[count:])) if 0 < count < len(parts) else None
 
 
 def split_loaded_class(name: str) -> ModuleName | None:
-    """Split `AutoModel.from_pretrained` (without a module) into transformers and the name; None for other names."""
+    """Split `AutoModel.from_pretrained` into the module `transformers` and this name. Return None for other names."""
     class_name, _, method = name.partition(".")
     if method not in ("from_pretrained", "from_config") or not _CLASS_NAME.fullmatch(class_name):
         return None

@@ -1,4 +1,4 @@
-"""Normalize texts of Unicode in a time proportional to their length.
+"""Normalize Unicode text in time proportional to its length.
 
 `unicodedata.normalize` sorts the combining marks after a letter by insertion, so that 200,000 marks take a minute. A
 text with more marks in a row than any language needs is not normalized. Source: Unicode Standard Annex 15, "Stream-Safe
@@ -38,5 +38,5 @@ def has_too_many_marks(text: str) -> bool:
 
 
 def _begins_with_mark(character: str) -> bool:
-    """Return whether a character decomposes to text that begins with a mark, such as U+0F73 and U+FF9E."""
+    """Return whether a character's decomposition begins with a combining mark, as for U+0F73 and U+FF9E."""
     return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0

@@ -28,7 +28,7 @@ def format_kind(tensor: TensorInfo) -> str:
 
 
 def format_kind_with_evidence(pair: tuple[Kind, Evidence]) -> str:
-    """Return the kind of a tensor, with a question mark if the kind is only assumed."""
+    """Return the kind from a pair (kind, evidence), with a question mark if the kind is only assumed."""
     kind, evidence = pair
     return f"{kind.value}?" if evidence is Evidence.ASSUMED else kind.value
 
@@ -66,7 +66,7 @@ def format_count(count: int) -> str:
 
 
 def _format_scaled(count: int, units: tuple[str, ...]) -> str:
-    """Format the count with the first unit that leaves at most three digits; `units` are thousands of each other."""
+    """Format a count with the first unit that leaves at most three digits. A unit is 1,000 times the previous unit."""
     size, power = float(count), 0
     while size >= 999.5 and power < len(units) - 1:
         size, power = size / 1000, power + 1
@@ -90,7 +90,7 @@ def format_origin(origin: Origin) -> str:
 
 
 def describe_not_checked(entries: Sequence[NotChecked], limit: int = 8) -> str:
-    """Return `2 files (text file), 1 file (7z archive)`, and how many things were not checked for other reasons."""
+    """Return text such as `2 files (text file), 1 file (7z archive) and 5 more`. `limit`: number of entries to list."""
     parts = [f"{plural(entry.count, entry.what)} ({entry.why})" for entry in entries[:limit]]
     further_count = sum(entry.count for entry in entries[limit:])
     return ", ".join(parts) + (f" and {further_count:,} more" if further_count else "")

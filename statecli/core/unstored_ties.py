@@ -1,4 +1,4 @@
-"""Tied weights that a checkpoint does not store, such as `lm_head.weight`, saved only as the embedding.
+"""Tied weights that a checkpoint does not store. For example, `lm_head.weight` is saved only as the embedding.
 
 transformers' `save_pretrained` stores a tied weight once. The tie is known from `config.json`: `tie_word_embeddings` is
 true, and `architectures` is a class of the list below (`tests/test_unstored_ties.py` compares them with transformers).
@@ -67,7 +67,7 @@ def add_unstored_ties(state: ModelState) -> ModelState:
 
 
 def mark_unstored_ties(tensor: TensorInfo, names: Sequence[str]) -> TensorInfo:
-    """Return the tensor with aliases (tied names that its checkpoint does not store), and with a note about them."""
+    """Return the tensor with `names`, the tied names that its checkpoint does not store, as aliases and in a note."""
     are = "is" if len(names) == 1 else "are"
     note = f"tied to {' and '.join(names)}, which {are} not stored"
     return replace(tensor, aliases=(*tensor.aliases, *names), note="; ".join(filter(None, (tensor.note, note))))

@@ -146,7 +146,7 @@ def _build_removal(names: Sequence[tuple[str, str]], kept_names: Iterable[str]) 
 
 
 def _remove_parts(name: str, prefix: str) -> str:
-    """Return the name without the parts of the prefix, each at its first place."""
+    """Return the name without the parts of the prefix. Each part is removed once, where it first occurs."""
     *path, last = name.split(".")
     for part in prefix.split("."):
         if part in path:
@@ -155,7 +155,7 @@ def _remove_parts(name: str, prefix: str) -> str:
 
 
 def _format_source(state_dict: StateDict) -> str:
-    """Return the expression for the state_dict: `state`, or its place in the loaded object, `checkpoint['model']`."""
+    """Return the code for the state_dict: `state`, or its place in the loaded object, such as `checkpoint['model']`."""
     if not state_dict.keys:
         return "state"
     keys = "".join(f"[{key!r}]" for key in state_dict.keys)

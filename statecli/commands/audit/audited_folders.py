@@ -20,7 +20,7 @@ def is_judged_with(folder: str, target: str) -> bool:
 
 
 def is_at_target(folder: str, target: str) -> bool:
-    """Return the result of `is_judged_with`, but do not count the folder in which the user typed `../target`."""
+    """Return whether the folder is at, above or below the target. A folder left by `../` in the path does not count."""
     start = _find_start(target)
     if start is None:
         return False

@@ -43,7 +43,7 @@ _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An accepted finding. For rules about registration and moves, the entry is an accepted tensor.
+    """An accepted finding, or an accepted tensor for rules about registration and moves.
 
     If `content` is set, `message` is only for the reader of the file. The entry of a tensor has neither.
     """
@@ -190,7 +190,7 @@ def join_baselines(
 
 
 def find_existing_file(path: str | None) -> str | None:
-    """Return `path` if the file exists, else None. A new baseline keeps the reasons of an existing file."""
+    """Return `path` if the file exists, else None, because only an existing baseline has reasons to keep."""
     return path if path is not None and os.path.lexists(path) else None
 
 
@@ -261,17 +261,17 @@ def _is_missing(target: str, folders: Sequence[str]) -> bool:
 
 
 def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
-    """Return whether the baseline accepts the finding. It never accepts a bug in a rule: the rule checked nothing."""
+    """Return whether the baseline accepts the finding. Bugs in rules are not accepted: the rules checked nothing."""
     return key[1] != INTERNAL_ERROR_RULE and key[5] is not None and key in accepted_keys
 
 
 def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[str]:
-    """Return the rules that checked the whole target, so that a baseline entry without a finding is outdated."""
+    """Return the rules that checked the whole target. Only the baseline entries of these rules can be outdated."""
     return frozenset(target.ran if unfiltered and target.status is TargetStatus.AUDITED else ())
 
 
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
-    """Return the note about an entry without a finding. `remaining` are keys of remaining findings, without content."""
+    """Return a note that a baseline entry matches no finding. `remaining`: keys of other findings, without content."""
     _, rule, _, fqn, about, content = key
     remedy = "but the target no longer has this finding; remove the entry from the baseline"
     if (fqn or about) and key[:5] in remaining:

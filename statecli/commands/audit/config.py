@@ -96,7 +96,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     @property
     def protected_rules(self) -> frozenset[str]:
-        """Rules about pickles and code, and of plugins, which a configuration next to audited files cannot weaken."""
+        """Rules (about pickles and code, and of plugins) that a configuration next to audited files cannot weaken."""
         protected_names = {rule.name for rule in join_rules(()) if rule.group in _CODE_GROUPS} | {_TRAILING_BYTES_RULE}
         return frozenset(protected_names | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
@@ -375,14 +375,14 @@ def expand_rules(
 
 
 def map_to_rules(settings: Iterable[tuple[str, T]], origin: str, known_rules: Collection[Rule]) -> dict[str, T]:
-    """Return the setting of each rule: its own setting, else that of its group. The last of several settings counts."""
+    """Return the setting of each rule. A rule's own setting overrides its group's, and later settings win."""
     groups = {rule.group for rule in known_rules}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
     return {rule: value for name, value in own_last for rule in expand_rules((name,), origin, known_rules)}
 
 
 def suggest_names(word: str, candidates: Iterable[str]) -> str:
-    """Return a suggestion such as `; did you mean select?`, or ""."""
+    """Return similar names as a suggestion, such as `; did you mean select?`. Return "" if no name is similar."""
     from difflib import get_close_matches
 
     matches = get_close_matches(word, list(dict.fromkeys(candidates)), n=3)

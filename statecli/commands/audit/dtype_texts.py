@@ -31,7 +31,7 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
 
 
 def _explain_unsafe(tensor: TensorInfo) -> str | None:
-    """Return why a tensor's text may be code; None for the name of a dtype, and for floats, which chr() refuses."""
+    """Return why the tensor's text may be code, or None if the text names a dtype or the elements are not integers."""
     if tensor.data is None:
         return (
             "stores a string as character codes, which statecli cannot read, because the tensor is not a plain dense "

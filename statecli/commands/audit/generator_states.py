@@ -21,7 +21,7 @@ _TABLE_LENGTH = 624
 
 
 def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield a hazard for each state that torch accepts and then reads past its end. Raises UnreadableError."""
+    """Yield a hazard for each accepted state that makes torch read past the state's end. Raises UnreadableError."""
     for tensor in state.tensors:
         if tensor.dtype == "uint8" and tensor.elements == _STATE_BYTES and tensor.data is not None:
             _, remaining, seeded, following = _STATE_HEADER.unpack_from(read_bytes(tensor))

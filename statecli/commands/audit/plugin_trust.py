@@ -114,7 +114,7 @@ def _is_declared(name: str) -> bool:
 
 
 def _find_files(name: str, origin: str) -> list[str]:
-    """Return the files that `import name` would run: `__init__.py` of each parent, and the module. Imports nothing."""
+    """Return the files that `import name` would run (each parent's `__init__.py`, then the module). Import nothing."""
     files: list[str] = []
     folders: Sequence[str] | None = None
     parts = name.split(".")
@@ -167,7 +167,7 @@ def _is_in_checkout(file: str) -> bool:
 
 
 def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
-    """Return a target at, above or below the folder of the file, whose author may have written the file; else None.
+    """Return a target whose author may have written the file, or None. The target is at, above or below its folder.
 
     A target that contains site-packages does not count: every package of this Python would.
     """

@@ -22,7 +22,7 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class PluginRequest(msgspec.Struct, frozen=True):
-    """Plugins that a run requests, and the data to decide whether each of them may be imported.
+    """Plugins that a run requests, and the facts that decide whether each plugin may be imported.
 
     Attributes:
         typed: Modules and files typed by the user.
@@ -45,6 +45,6 @@ def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
 
 
 def list_entries(plugins: Iterable[Plugin]) -> tuple[Rule, ...]:
-    """Return the rules of the plugins as plain data, in the form of entries of the dictionary of findings."""
+    """Return the rules of the plugins as plain `Rule` objects, as `statecli rules` lists them."""
     fields = Rule.__struct_fields__
     return tuple(Rule(*(getattr(rule, field) for field in fields)) for plugin in plugins for rule in plugin.rules)

@@ -103,7 +103,7 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
 
 
 def _compare(before: ReferenceSide, after: ReferenceSide, request: Request, *, target: ReferenceSide) -> Diff:
-    """Return the diff. Raises UnreadableError for a tensor that cannot be compared, unless rules report the tensor.
+    """Return the differences. Raises UnreadableError if a tensor cannot be compared and no rule will report this.
 
     Damage in the target itself makes the target fail elsewhere; rules report inconclusive values.
     """

@@ -51,7 +51,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def lock_count(self) -> LockCount:
-        """Over all targets: the number of tensors compared with the lock, and the number of tensors that match."""
+        """Number of tensors that were compared with the lock, and number of tensors that match, over all targets."""
         counts = [target.lock_count for target in self.targets if target.lock_count is not None]
         return LockCount(sum(count.compared for count in counts), sum(count.matching for count in counts))
 
@@ -83,7 +83,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
         return (*on_none.values(), *on_some)
 
     def find_unrun_rules(self, requested: Collection[str]) -> tuple[Skipped, ...]:
-        """Return the requested rules that ran on no target, else the first skipped rule if no rule ran at all."""
+        """Return the requested rules that ran on no target. If no rule ran at all, return at least one skipped rule."""
         ran = frozenset(self.ran)
         skipped = {entry.rule: entry for entry in reversed(self.skipped_rules) if entry.rule not in ran}
         matching = tuple(entry for rule, entry in skipped.items() if rule in requested)

@@ -171,7 +171,7 @@ class _Run:
         return replace(result, reason=reason, not_checked=())
 
     def check_settings_file(self, result: TargetResult) -> TargetResult:
-        """Check the Python code and chat templates in a skipped settings file, which still counts as not checked."""
+        """Check the Python code and chat templates in a skipped settings file. The file's status stays `skipped`."""
         rules = [rule for rule in self.rules if rule in model_code.RULES]
         if result.status is not TargetStatus.SKIPPED or result.same_as or not rules:
             return result
@@ -184,7 +184,7 @@ class _Run:
         return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
 
     def check_adjacent_settings(self, targets: Sequence[TargetResult]) -> list[TargetResult]:
-        """Return the checked settings files with findings next to weights that the user named without their folder.
+        """Check the settings files next to weights that the user named as files. Return the results with findings.
 
         `from_pretrained` loads the weights of these names together with the settings.
         """
@@ -201,7 +201,7 @@ class _Run:
         return [checked for result in results if (checked := self.check_settings_file(result)) != result]
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
-        """Yield the files of a target that are named by their digest, hashed as long as the budget lasts."""
+        """Yield the target's files whose names are digests. Hash their contents as long as the budget lasts."""
         if not any(needs_digest_as_name in rule.needs for rule in self.rules) or load.find_class_spec(text) is not None:
             return
         for file in list_named_files(text):

@@ -81,7 +81,7 @@ def may_be_settings(path: str) -> bool:
 
 
 def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeReference]:
-    """Yield the code that a settings file of this name makes a library load."""
+    """Yield the Python code that a library would load because of the settings file `name`."""
     if name == MODULES:
         yield from _iter_modules(document)
     elif isinstance(document, dict) and name == MODEL_INDEX:
@@ -93,7 +93,7 @@ def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeRefe
 
 
 def _iter_kernels(settings: dict[str, Any], prefix: str = "") -> Iterator[CodeReference]:
-    """Yield each attention kernel in another repository, of the model and of the parts of the model."""
+    """Yield each attention kernel that the settings of a model or of its parts load from another repository."""
     for key, value in settings.items():
         if key in ATTENTION_KEYS:
             names = value.values() if isinstance(value, dict) else [value]
@@ -105,7 +105,7 @@ def _iter_kernels(settings: dict[str, Any], prefix: str = "") -> Iterator[CodeRe
 
 
 def _iter_modules(modules: Any) -> Iterator[CodeReference]:
-    """Yield the classes of sentence-transformers' modules that are in a file of the folder or of another repository."""
+    """Yield the module classes of sentence-transformers that come from the folder or from another repository."""
     for number, module in enumerate(modules if isinstance(modules, list) else ()):
         text = module.get("type") if isinstance(module, dict) else None
         if isinstance(text, str) and text.count(".") == 1:  # another class is in an installed package
@@ -113,7 +113,7 @@ def _iter_modules(modules: Any) -> Iterator[CodeReference]:
 
 
 def _iter_components(folder: str, index: dict[str, Any]) -> Iterator[CodeReference]:
-    """Yield the class of a diffusers pipeline, and of each component, that is in a file of the folder."""
+    """Yield the class of a diffusers pipeline and of each component whose code is a file in the folder."""
     for key, value in index.items():
         names = value[:2] if isinstance(value, list) else []
         if len(names) < 2 or not all(isinstance(name, str) for name in names):
@@ -132,7 +132,7 @@ def _iter_code(auto_map: object) -> Iterator[CodeReference]:
 
 
 def _iter_pipelines(pipelines: object) -> Iterator[CodeReference]:
-    """Yield the class of each task of `custom_pipelines`."""
+    """Yield the class that `custom_pipelines` names for each task."""
     for task, settings in pipelines.items() if isinstance(pipelines, dict) else ():
         text = settings.get("impl") if isinstance(settings, dict) else None
         if isinstance(text, str):

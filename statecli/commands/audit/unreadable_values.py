@@ -61,7 +61,7 @@ def _are_checksum_errors(errors: Sequence[StateError]) -> bool:
 
 
 def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
-    """Add the file and the tensor to a reason that names neither of them, such as `a worker was killed`."""
+    """Add the target and the tensor to a reason that does not name a file, such as `a worker was killed`."""
     paths = tuple(byte_range.path for byte_range in tensor.ranges if byte_range.path)
     return reason if reason.startswith((subject.target, *paths)) else f"{subject.target}: {tensor.fqn}: {reason}"
 

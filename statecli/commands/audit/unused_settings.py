@@ -34,7 +34,7 @@ def build_notes(audit: Audit, request: Request) -> list[Finding]:
 
 
 def _report_unchecked_policy(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each skipped policy rule and reason, with the targets.
+    """Yield a note for each policy rule that was skipped on some targets, with the reason and these targets.
 
     A class used only as a reference is left out.
     """
@@ -95,7 +95,7 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
 
 
 def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note if several targets were compared with the lock of a single target, and a target differs."""
+    """Yield a note if several targets were compared with a lock of one target, and differences were found."""
     if request.lock is None or not request.lock.has_no_names:
         return
     compared = [target for target in audit.targets if lock_check.LOCK_RULE in target.ran]

@@ -1,4 +1,4 @@
-"""Rule of `bisect`: the condition is false at the last checkpoint."""
+"""Rule of `bisect` for a condition that is false at the last checkpoint."""
 
 from __future__ import annotations
 

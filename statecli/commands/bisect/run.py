@@ -72,7 +72,7 @@ class _Prober:
         self.steps_of_path: dict[str, dict[str, int]] = {}
 
     def decide(self, number: int, checkpoint: Checkpoint) -> Probe:
-        """Return the result for a checkpoint, the `number`-th of the run, and read the checkpoint if necessary."""
+        """Return the result for the checkpoint at position `number` of the run. Read the checkpoint if not done yet."""
         probe = self.probes.get(checkpoint.path)
         if probe is None:
             probe = self.probes[checkpoint.path] = self._probe(number, checkpoint)

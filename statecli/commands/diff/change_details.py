@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class CheckedChanges(msgspec.Struct, frozen=True):
-    """Changes after a check, and the pairs that could not be checked."""
+    """Changes that were checked, and the pairs of tensors that could not be checked."""
 
     changes: list[Change]
     broken: list[Broken]
 
 
 def check_merge(changes: list[Change], before: ModelState, adapter: ModelState | None, jobs: int) -> CheckedChanges:
-    """Explain changes by the merge of `adapter`. Return the changes and the pairs that could not be checked."""
+    """Mark changes that merging `adapter` explains. Return all changes, and the pairs that could not be checked."""
     if adapter is None or pool.is_partial():
         return CheckedChanges(changes, [])
     merge = transformations.merges.check_adapter(changes, before, adapter, jobs=jobs)
@@ -85,7 +85,7 @@ def _build_rank_task(change: Change) -> RankTask | None:
 
 
 def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> CheckedChanges:
-    """Return the changes, and an error for each quantized weight that could not be dequantized for comparison."""
+    """Return the changes, and an error for each quantized weight whose values could not be compared."""
     settled: list[Change] = []
     undecided: list[Broken] = []
     for change in changes:

@@ -16,14 +16,14 @@ _LAYOUTS = frozenset(("strided", "sparse_coo", "sparse_csr", "sparse_csc", "spar
 
 
 def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
-    """Return the shape of a tensor (of a nested tensor, the shape of each part), or None if unknown."""
+    """Return a tensor's shape, or None if unknown. For a nested tensor, return the shape of each part."""
     if tensor.shape is None and tensor.parts:
         return tuple((name, part.shape) for name, part in tensor.parts)
     return tensor.shape
 
 
 def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
-    """Yield the differing fields in the order of `Field`, except tying and values, which the two rows do not show."""
+    """Yield the fields that differ between two rows. Tying and values are compared elsewhere."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
     if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):
@@ -43,7 +43,7 @@ def _differ_if_known(before: object, after: object) -> bool:
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """Return the differing fields of each match, except values. Return () if a side is missing or damaged.
+    """Return the differing fields (except values) of each match, or () if one of its tensors is missing or damaged.
 
     `devices` is False if a side is a class, whose devices are only those of the build.
     """
@@ -62,7 +62,7 @@ def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, de
 
 
 def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
-    """Return True if all compared fields are equal, as for nearly all pairs."""
+    """Return True if all compared fields are equal. This is a fast path, because nearly all pairs are equal."""
     return (
         before.shape is not None  # else the shapes of parts count
         and before.shape == after.shape
@@ -75,7 +75,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the indexes of matches whose old and new tensors share storage with different tensors.
+    """Return the indexes of matches whose tensors share storage with other tensors than before.
 
     Each state groups the matches by storage. The old and the new group of a match are the same if and only if each has
     as many members as their intersection.

@@ -40,7 +40,7 @@ from statecli.core.units import plural
 
 
 class ExpectationResults(msgspec.Struct, frozen=True):
-    """The findings for exit status 1, the inconclusive expectations for exit status 2, and the met expectations."""
+    """Findings that set exit status 1, inconclusive expectations that set exit status 2, and met expectations."""
 
     findings: list[Finding]
     inconclusive: list[Broken] = []
@@ -79,7 +79,7 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
         return any(matches_any(names, globs) for names in self.names_by_side)
 
     def stays_within(self, globs: Sequence[str]) -> bool:
-        """Return True if a glob matches and, for a renamed tensor, globs match the names on both sides.
+        """Return True if a glob matches the name. For a renamed tensor, globs must match both the old and the new name.
 
         A tensor moved out of the allowed part of a model is a change outside of this part.
         """
@@ -92,7 +92,7 @@ class ExpectationEntry(msgspec.Struct, frozen=True):
         return self._build_finding(rule, Wording(f"{reason}{difference}", self.name))
 
     def build_forbidden_change(self, rule: Rule, relation: str, option: str) -> Finding:
-        """Build the finding of a change that an option forbids. `relation` is `matches` or `does not match`."""
+        """Build the finding for a change that `option` forbids. `relation` is `matches` or `does not match`."""
         text = f"changed, but {relation} {option}: {self.difference}"
         return self._build_finding(rule, Wording(text, self.name, owner=option, short=self.difference))
 
@@ -144,7 +144,7 @@ _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
 
 def _explain_beyond_cast(change: Change) -> str:
-    """Return "" for an exactly rounded cast, else the start of a message, such as `is not a cast: `."""
+    """Return why the change is not an exactly rounded cast, as the start of a message. Return "" for such a cast."""
     if change.status is Status.IDENTICAL:
         return ""
     transformation = change.transformation
@@ -193,7 +193,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Return "" if the change is only the merge of the adapter, else the start of a message with the reason."""
+    """Describe how the change differs from the merge of the adapter, as the start of a message. Return "" if equal."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
@@ -214,7 +214,7 @@ def _count_exceptions(transformation: Transformation) -> str:
 
 
 def name_merged(transformation: Transformation) -> str:
-    """Describe the new value of a merged tensor: `before + 2 × B·A`, or the adapter's tensor that replaces it."""
+    """Describe the expected value of a merged tensor: `before + 2 × B·A`, or the adapter's replacement tensor."""
     return (
         f"{transformation.sources[0]} of the adapter"
         if transformation.rank is None
@@ -241,7 +241,7 @@ def _was_trained(change: Change, values: bool) -> bool | None:
 def iter_setting_entries(
     changes: Iterable[ScalarChange], compared: Iterable[str], targets: tuple[str, str]
 ) -> Iterator[ExpectationEntry]:
-    """Yield an entry for each setting that differs, then for each equal setting in `compared`."""
+    """Yield an entry for each setting that differs, then for each setting in `compared` that is equal."""
     change_of_key = {change.key: change for change in changes}
     for key in dict.fromkeys((*change_of_key, *compared)):
         change = change_of_key.get(key)
@@ -288,7 +288,7 @@ def check_expectations(
 
 
 def _list_met(request: Request, entries: Sequence[ExpectationEntry]) -> Iterator[MetExpectation]:
-    """Yield each option with globs that is met, and the evidence, such as the number of unchanged entries."""
+    """Yield each option whose globs are satisfied, with a text such as `4 tensors did not change`."""
     if request.only:
         others = [entry for entry in entries if not entry.stays_within(request.only)]
         if _are_unchanged(others):

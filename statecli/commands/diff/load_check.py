@@ -60,7 +60,7 @@ def select_expected(state: ModelState) -> NotedState:
 
 
 def select_model(state: ModelState, model: ModelState) -> NotedState:
-    """Return the section of a checkpoint that a class could load, chosen by `select_loaded_sections`.
+    """Reduce a checkpoint to the model section that `select_loaded_sections` chooses.
 
     Raises NothingMatched if the checkpoint has no model, UsageError if the checkpoint has several candidates.
     """
@@ -86,7 +86,7 @@ def select_model(state: ModelState, model: ModelState) -> NotedState:
 
 
 def pair_as_loaded(matches: list[Match], model: ModelState, built_model: BuiltModel | None) -> NotedMatches:
-    """Pair entries of a checkpoint with the model by the names under which transformers loads them. Add a note.
+    """Pair the entries of a checkpoint with the names under which transformers loads them, and add a note.
 
     Entries that transformers merges or splits stay unchanged: the notes of `check_load` report them.
     """
@@ -121,7 +121,6 @@ def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str
 
 
 def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
-    """Return the match without tensors that are now in another pair."""
     if id(match.before) not in paired_ids and id(match.after) not in paired_ids:
         return match
     before, after = (None if id(side) in paired_ids else side for side in (match.before, match.after))
@@ -168,7 +167,7 @@ FLAX_PARAMS = "params"
 
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
-    """Join the sections of a Flax model into one, named like the only model section of the other side."""
+    """Join the sections of a Flax model into a single section with the name of the other side's only model section."""
     if not state.traits.has_collections:
         return state
     own_sections, others = list_model_sections(state), list_model_sections(other)
@@ -244,7 +243,7 @@ class _Load:
         self._stored_names: dict[str, str] = {}
 
     def build_entries(self) -> Entries:
-        """Return the entries as the class expects them: without prefixes, with mapped names, with all tied names."""
+        """Return the entries under the class's names: prefixes stripped, modules mapped, tied names included."""
         paths = _map_module_paths([(row.fqn, registered.fqn) for row, registered in self.pairs if row and registered])
         others = tuple(_map_name(name, paths) for name in self.state_dict.others)
         below = tuple(f"{name}{mark}" for name in self.state_dict.holders for mark in "[.")
@@ -287,7 +286,7 @@ class _Load:
     # --- objections of the class ------------------------------------------------------------------------------------
 
     def iter_findings(self, answer: LoadReport, ignore: Sequence[Field]) -> Iterator[Finding]:
-        """Yield the errors of `load_state_dict` for the class, worded as by `classify_by_model` if possible."""
+        """Yield the errors of `load_state_dict` of the class, as findings of `classify_by_model` where possible."""
         # An entry that replaces a dropped tied name would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
         reported = (
@@ -410,7 +409,7 @@ class _Load:
 
 
 def _list_prefixed_names(matches: Iterable[Match], *, swapped: bool) -> Iterator[PrefixedName]:
-    """Yield the names of matches that differ only in a wrapper's prefix. `swapped`: the class is the old side."""
+    """Yield the pairs of names that differ only in a wrapper's prefix. If `swapped`, the class is the old side."""
     for match in matches:
         if match.stripped and match.before and match.after:
             names, stripped = (match.before.fqn, match.after.fqn), match.stripped
@@ -442,7 +441,7 @@ def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _map_name(name: str, paths: Mapping[str, str]) -> str:
-    """Translate a checkpoint's name to the class's name, by the nearest parent module in `paths`."""
+    """Translate a checkpoint's name to the class's name by the innermost parent module that `paths` maps."""
     above, suffix = name, ""
     while paths and above:
         above, _, last = above.rpartition(".")

@@ -33,7 +33,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(msgspec.Struct, frozen=True):
-    """Two optimizers with different kinds of keys. `places`: on each side, the position of each key."""
+    """Two optimizers with different kinds of keys. `places` maps the keys of each side to parameter positions."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]

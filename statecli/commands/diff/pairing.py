@@ -33,7 +33,7 @@ class MatchedBy(str, Enum):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """Old and new tensor of a pair; None for a side without the tensor. `stripped`: prefixes cut from the names."""
+    """A pair of an old and a new tensor; a missing tensor is None. `stripped`: prefixes removed from the two names."""
 
     before: TensorInfo | None
     after: TensorInfo | None
@@ -67,7 +67,7 @@ class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class SectionPairs(msgspec.Struct, frozen=True):
-    """Sections of before, each with its section of after, and notes on the sections paired by other means than name."""
+    """Map of old sections to new sections, and notes on sections that were not paired by equal names."""
 
     by_section: dict[str, str]
     notes: list[Oddity]
@@ -311,7 +311,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> NotedMatches:
-    """If one side lacks a tied name, pair the name with the tensor that this side stores under another name."""
+    """Pair a tied name that one side lacks with the tensor that this side stores under another of the tied names."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:
@@ -339,7 +339,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:
-    """Return the other side's tensor under a name to which `row` is tied, or None."""
+    """Return the tensor that the other side stores under one of the names tied to `row`, or None."""
     for name in row.tied_to:
         match = match_of_row.get((row.section, name))
         if match is None or match.before is None or match.after is None:

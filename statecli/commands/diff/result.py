@@ -66,7 +66,7 @@ class Rounding(str, Enum):
 
 
 class RowOrder(str, Enum):
-    """Order of the rows that rotary embeddings rotate together: next to each other, or half a head apart."""
+    """Order of the rows that a rotary embedding rotates in pairs: adjacent rows, or rows half a head apart."""
 
     INTERLEAVED = "interleaved"
     HALVES = "halves"
@@ -94,7 +94,7 @@ class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Transformation of a tensor, checked on every element present on both sides.
+    """Transformation of a tensor, verified on every element that exists on both sides.
 
     Attributes:
         elements: Number of checked elements.
@@ -214,7 +214,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Inconclusive(Broken, frozen=True):
-    """Pair that may differ, although both files could be read: the values or settings cannot be compared."""
+    """Pair whose values or settings cannot be compared, although both files are readable. The pair may differ."""
 
 
 class MetExpectation(msgspec.Struct, frozen=True):
@@ -225,7 +225,7 @@ class MetExpectation(msgspec.Struct, frozen=True):
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """Histogram of the differences of a changed tensor: `counts[i]` of them are in [edges[i], edges[i + 1])."""
+    """Histogram of a changed tensor's differences: `counts[i]` differences are in [edges[i], edges[i + 1])."""
 
     fqn: str
     section: str

@@ -199,7 +199,7 @@ class _Comparison:
         )
 
     def _get_comparison(self) -> CompareOptions | None:
-        """Return how values were compared (bitwise with digests), or None if they were not compared."""
+        """Return the options with which values were compared, or None if they were not. Digests compare bitwise."""
         if not self.values:
             return None
         return CompareOptions(bitwise=True) if self.digests else self.request.how
@@ -220,7 +220,7 @@ class _Comparison:
     # --- pairs of tensors -------------------------------------------------------------------------------------------
 
     def _select_states(self) -> StatePair:
-        """Return both states without the tensors that the other side cannot have.
+        """Return both states without the tensors that cannot exist on the other side.
 
         For example, drop the optimizer state if the other side is a model class.
         """
@@ -296,7 +296,7 @@ class _Comparison:
         )
 
     def _get_kind(self, match: Match) -> Kind:
-        """Return the kind of the new (or removed) tensor. If the old side is a class, return the class's kind.
+        """Return the kind that the output shows for a pair. If the old side is a class, return the class's kind.
 
         A class declares the kind; for a checkpoint, the kind may be a guess.
         """
@@ -438,7 +438,7 @@ class _Comparison:
         return replace(result, findings=tuple(selected_findings))
 
     def _explain_load(self) -> Explanation | None:
-        """Explain all load findings by one cause, if no filter and no expectation is given; otherwise return None."""
+        """Return why the checkpoint does not load into the class, or None if filters or expectations are given."""
         if not self.loads or self.selection or self.request.has_expectations or self.request.map:
             return None
         return explain.run.explain_states(self.model, self.built_models[self.model.target], self.checkpoint)
@@ -485,7 +485,7 @@ def _list_stems(key: str) -> list[str]:
 
 @lru_cache(maxsize=128)
 def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Add `Field.VALUES` to the fields. Results are cached, so that a million changes share one tuple."""
+    """Add `Field.VALUES` to the fields. The cache lets equal changes share one tuple in memory."""
     return (*fields, Field.VALUES)
 
 
@@ -531,7 +531,7 @@ def _list_unread_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file and the tensors that were not read, because many users run only `diff`."""
+    """Yield the oddities of a file, including unread tensors, because many users run only `diff`."""
     for oddity in state.oddities:
         if oddity.kind in _UNREAD_TENSOR_KINDS:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

@@ -38,7 +38,7 @@ def compare_settings(
     sections: tuple[str | None, str | None],
     section_pairs: Mapping[str, str] = {},
 ) -> SettingsComparison:
-    """Compare the settings of two checkpoints by dotted path, in the order of the old, then of the new settings.
+    """Compare the settings of two checkpoints by dotted path. Old settings come first, then added settings.
 
     For a target of a single section (`train.ckpt#optimizer`), the settings below the section are compared, by their
     paths below the section. A setting that only one side's format can record is noted, not reported. The same holds for
@@ -113,7 +113,7 @@ def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) ->
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """Map paths to values. A path includes the types of its keys if these types differ between the sides.
+    """Map each path to its value. A path shows the types of its keys only where the two sides have different types.
 
     An empty container is left out if the other side's container has entries, because the entries are reported.
     """
@@ -129,7 +129,7 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
 
 
 def _select_section(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
-    """Return the settings of a section, and the keys of left-out module attributes, which `other` may lack."""
+    """Return a section's settings, and separately the keys of module attributes that `other` may lack."""
     side = state.metadata
     start = "" if section is None else _find_section_prefix(side, state, section)
     modules = _list_modules_with_more(state, other)
@@ -149,7 +149,7 @@ def _select_section(state: ModelState, section: str | None, other: ModelState) -
 
 
 def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
-    """Return the key prefix of the attributes of each whole pickled module, or () for an exported program."""
+    """Return the setting prefix of each module that was pickled whole. Return () for an exported program."""
     side = state.metadata
     if state.traits.settings_describe_program:
         return ()
@@ -157,13 +157,13 @@ def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
 
 
 def _list_modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
-    """Return prefixes of modules with attributes that `other` may omit, for example because no code reads them."""
+    """Return prefixes of module attributes that `other` need not record, for example because no code reads them."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
     return () if alike and _list_attribute_prefixes(other) else _list_attribute_prefixes(state)
 
 
 def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
-    """Return the attributes of `state` that the modules of `other` also record, by their paths in `state`."""
+    """Return the keys in `state` of module attributes that `other` records too."""
     other_attributes = {
         key[len(start) :]
         for start in _list_attribute_prefixes(other)
@@ -202,7 +202,7 @@ def _rename_sections(
 
 
 def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
-    """Return a function that maps a key to the old and the new prefix of its innermost section."""
+    """Return a function that returns the old and the new prefix of the innermost section of a key."""
     inner_first = sorted(new_prefixes, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:
@@ -237,7 +237,7 @@ def list_format_keys(state: ModelState) -> frozenset[str]:
 
 
 def _list_dropped_names(state: ModelState) -> frozenset[str]:
-    """Return the settings that record a dropped tied name: the key is this name, the value is the stored name."""
+    """Return the settings with tied names: the key is the name that was not stored, the value is the stored name."""
     names = {tensor.fqn for tensor in state.tensors}
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 
@@ -258,7 +258,7 @@ def _is_same(before: Scalar, after: Scalar) -> bool:
 
 
 def _is_huge(text: str, number: float) -> bool:
-    """Return True if `text` is an integer too large for JSON's numbers and equals `number`."""
+    """Return True if `text` is an integer of at least 2**63 (in absolute value) that equals the float `number`."""
     return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE_INTEGER.fullmatch(text)) and int(text) == number
 
 
@@ -267,7 +267,7 @@ def _is_text_and_number(text: Scalar, value: Scalar) -> bool:
 
 
 def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
-    """Return True if `value`, from another format, equals `text`, from safetensors."""
+    """Return True if `value` equals the string `text` from safetensors, which stores settings only as strings."""
     is_spelled_alike = str(value) == str(text) and not str(value).startswith("'")
     return formats.describe_text(str(text)) == value or is_spelled_alike
 
@@ -279,7 +279,7 @@ def describe_setting_change(change: ScalarChange) -> str:
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format a change as JSON values (`3 → 4`), as the added or removed value, or as the change's detail."""
+    """Format a change of a setting: `3 → 4`, the added or removed value as JSON, or the detail of the change."""
     if change.detail is not None:
         return change.detail
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []

@@ -1,4 +1,4 @@
-"""Digests of a state, so that a later diff can show which tensors changed without the earlier values.
+"""Digests of a state's tensors, from which a later diff finds changed tensors without the old values.
 
 A digest covers the bits: -0.0 differs from 0.0. Digests do not show the size of a change.
 """
@@ -44,7 +44,7 @@ def compute_digests(tensors: Sequence[TensorInfo]) -> list[str | None]:
 
 
 class SnapshotDigests:
-    """Digests of the tensors of a diff's snapshots."""
+    """Lookup of the digests of all tensors in a diff's snapshots."""
 
     def __init__(self, snapshots: Sequence[StateDigests]) -> None:
         # By `id`, because pairing keeps the rows of a state.

@@ -31,7 +31,7 @@ def suggest_prefix_rule(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """Return a note with the `--map` rule that pairs most of the unpaired tensors, or [] without such a rule.
+    """Return a note with the `--map` rule that pairs most of the unpaired tensors, or [] if no rule pairs enough.
 
     `rules` are the rules already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no
     tensor loses its partner.
@@ -64,7 +64,7 @@ def suggest_prefix_rule(
 def _list_unpaired(
     matches: Sequence[Match], sections: Mapping[str, str], before: ModelState, names: Sequence[str]
 ) -> tuple[list[_Key], list[_Key]]:
-    """Return the unpaired tensors of both sides. `names` are the mapped names of the tensors of `before`."""
+    """Return (section, name, shape) of the unpaired tensors of each side. `names` are the mapped names of `before`."""
     name_of = dict(zip(map(id, before.tensors), names, strict=True))
     removed_keys = [row for match in matches if match.after is None and (row := match.before)]
     new = [row for match in matches if match.before is None and (row := match.after)]
@@ -75,7 +75,7 @@ def _list_unpaired(
 
 
 def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
-    """Count each prefix whose removal turns a name into a name of the other side, with equal section and shape."""
+    """Count each prefix without which a name equals a name of the other side, if section and shape are equal too."""
     return Counter(
         prefix
         for section, name, shape in rows
@@ -197,7 +197,7 @@ def _count_replacements(
 
 
 def _build_component_rules(old: str, new: str, names: Sequence[str]) -> list[str]:
-    """Return the shortest `--map` rules that replace components at one place: first, last or between two others."""
+    """Return the shortest `--map` rules that replace a component at the start, in the middle or at the end of names."""
     text, replacement = re.escape(old), new.replace("\\", r"\\")
     rules = []
     if any(name.startswith(f"{old}.") for name in names):

@@ -1,4 +1,4 @@
-"""Compare the training logs of two checkpoints of transformers' Trainer: added entries, and the course of the loss."""
+"""Compare the training logs of two checkpoints of transformers' Trainer: added entries, and how the loss changed."""
 
 from __future__ import annotations
 

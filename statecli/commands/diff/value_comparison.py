@@ -187,7 +187,7 @@ class ValueComparison:
 
 
 def describe_unknown(targets: tuple[str, str], row: TensorInfo, reason: str) -> str:
-    """Return the error message for a pair whose values may or may not differ."""
+    """Return the error message for a pair for which it is unknown whether the values differ."""
     message = (
         f"{' and '.join(dict.fromkeys(targets))}: {row.fqn}: statecli does not know whether the values differ: {reason}"
     )

@@ -100,7 +100,7 @@ def _build_tree(names: Mapping[str, Shape]) -> _Node:
 
 
 class _Aligner:
-    """Collector of the pairs of tensors from two trees of names."""
+    """Search for pairs of matching tensors in two trees of names, a checkpoint's and a model's."""
 
     def __init__(self, *, has_order: bool) -> None:
         self.has_order = has_order
@@ -121,7 +121,7 @@ class _Aligner:
                 stack.extend(self._pair_children(stored, registered))
 
     def _add_equal(self, stored: _Node, registered: _Node) -> None:
-        """Pair the tensors of two modules that have the same names and shapes inside."""
+        """Pair tensors by name in two modules that contain the same names and shapes."""
         stack = [(stored, registered)]
         while stack:
             first, second = stack.pop()
@@ -146,7 +146,7 @@ class _Aligner:
     # --- children without an equal name -----------------------------------------------------------------------------
 
     def _choose(self, stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
-        """Pair modules with the same shapes inside, then modules that share at least half of their shapes."""
+        """Pair modules that contain equal tensor shapes, then modules that share at least half of their shapes."""
         groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:
@@ -159,7 +159,7 @@ class _Aligner:
         return node_pairs + _choose_similar(*unpaired_nodes)
 
     def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair candidates of the same shapes by the words in their names, then by similar spelling and by order."""
+        """Pair modules with equal tensor shapes: by words that their names share, then by spelling, then by order."""
         stored, registered = stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
             (id(first), id(second)): _measure_evidence(first, second) for first, second in product(stored, registered)
@@ -253,7 +253,7 @@ def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
 def _find_mutual_best(
     stored: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[_Node, _Node] | None:
-    """Return two nodes that match each other better than any other candidates do, or None without such nodes."""
+    """Return two nodes that match each other better than any other node. Return None if no such pair exists."""
     for first in stored:
         ranked_nodes = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
         second = ranked_nodes[0]
@@ -267,7 +267,7 @@ def _find_mutual_best(
 
 
 def _choose_similar(stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
-    """Pair modules that differ in some tensors but share at least half of their inner names and shapes."""
+    """Pair modules that share at least half of their tensor shapes. The most similar modules are paired first."""
     node_pairs: list[tuple[_Node, _Node]] = []
     scores = []
     for first, second in product(stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
@@ -290,7 +290,7 @@ def _count_shapes(node: _Node) -> Counter[Shape | str]:
 
 
 def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Skip module levels on either side (single children, or the largest child) if more names match then."""
+    """Skip outer levels that only one of the two trees has. Return the two modules that match best."""
     for _ in range(MAX_COMPONENTS):
         first, second = _descend(stored, registered)
         current_score = _count_inner_names(first, second)
@@ -303,7 +303,7 @@ def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
 
 
 def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
-    """Skip modules that have a single child, on either side, and return the two modules that match best."""
+    """Skip single-child levels below each module, and return the two modules that match best."""
     chains = [_list_only_children(node) for node in (stored, registered)]
     if len(chains[0]) == len(chains[1]) == 1:
         return stored, registered
@@ -313,9 +313,9 @@ def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
 
 
 def _lift_largest(node: _Node) -> Iterator[_Node]:
-    """Yield the module with other children in place of its largest child: of this child, then of its only child.
+    """Yield copies of the module in which the children of its largest child replace this child.
 
-    Skips children with the names of the remaining children.
+    If the largest child has a single child, that child's children are tried too. A copy is skipped if two names clash.
     """
     if len(node.children) < 2:
         return
@@ -356,7 +356,7 @@ _NUMBERED = compile_on_use(r"(.*?)(\d{1,9})")
 
 
 def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> list[tuple[str, str]]:
-    """Pair numbered children such as `layer1` in order, if the numbers of the two sides differ.
+    """Pair numbered children such as `layer1` in order, if the two sides number these children differently.
 
     Children with the same numbers on both sides are left to the pairing by name.
     """
@@ -414,7 +414,7 @@ def _count_common_shapes(first: _Node, second: _Node) -> int:
 
 
 def _find_best_sequence(weights: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield index pairs, ascending on both sides, whose weights have the largest sum."""
+    """Yield (row, column) indexes of the table `weights` with the largest total weight, in ascending order."""
     width = len(weights[0])
     best = [[0] * (width + 1) for _ in range(len(weights) + 1)]
     for row, column in product(reversed(range(len(weights))), reversed(range(width))):

@@ -67,7 +67,7 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
 
 
 def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
-    """Yield the pairs of a group whose names cannot be distinguished by their common components."""
+    """Yield each pair of a group as undecided, unless the numbers in the group's names keep their order."""
     if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
         return
     yield from _list_rivals(members, pairs)
@@ -79,7 +79,7 @@ def _list_rivals(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[U
 
 
 def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return True if the names of each side differ only in a number, and the numbers have the same order."""
+    """Return True if the names on each side differ in a single number, and both sides order these numbers equally."""
     numbers = []
     for names in zip(*pairs, strict=True):
         components = [name.split(".") for name in names]
@@ -95,7 +95,7 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def _compare_numbers(names: Matching) -> Iterator[UndecidedPair]:
-    """Yield the pairs of numbered modules whose order changes: 1 → 1 and 2 → 0."""
+    """Yield the pairs of numbered modules whose order changes, as when modules 1 and 2 become modules 1 and 0."""
     families: dict[tuple[str, str, str, str, Shape], list[tuple[int, int, str]]] = {}
     for name, registered in names.pairs.items():
         shape = names.shapes[registered]
@@ -109,7 +109,7 @@ def _compare_numbers(names: Matching) -> Iterator[UndecidedPair]:
 
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
-    """Yield the pairs in which a name without a partner would match equally well."""
+    """Yield each pair of names for which an unpaired name of the same shape would match equally well."""
     unexpected = group_by(names.unexpected, names.own_shapes.__getitem__)
     missing = group_by(names.missing, names.shapes.__getitem__)
     budget = MAX_COMPARISONS
@@ -135,7 +135,7 @@ def _count_common(name: str, registered: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _find_common(name: str, registered: str) -> tuple[str, ...]:
-    """Return the components that both names share, with `*` in place of different components: encoder, 0, *, weight.
+    """Return the components that both names share, with `*` for differing components: `("encoder", "*", "weight")`.
 
     Components with other spellings of the same words, such as `q_proj` and `query`, are shared too.
     """

@@ -1,4 +1,4 @@
-"""Find weights that one side stores whole, while the other side stores the tensors from which torch computes them.
+"""Find weights that the file or the class stores only as the tensors from which torch computes the weight.
 
 `weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
 or a mask. An input has the shape of the weight, but a model that loads the input as the weight gives wrong values.
@@ -17,7 +17,7 @@ _PARAMETRIZED = compile_on_use(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>
 
 
 class ComputedWeight(msgspec.Struct, frozen=True):
-    """A computed weight, one of its input tensors, and the function in `torch.nn.utils` (or `a parametrization`)."""
+    """A computed weight, one of its input tensors (`part`), and the name of the function that computes the weight."""
 
     name: str
     part: str
@@ -34,7 +34,7 @@ class ComputedWeights(msgspec.Struct, frozen=True):
 def find_computed_weights(
     pairs: Mapping[str, str], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
-    """Find pairs with an input of a computed weight on only one side. `pairs`: name in file -> name in class."""
+    """Find pairs in which only one name is an input of a computed weight. `pairs`: name in file -> name in class."""
     weights = ComputedWeights([], [])
     for name, registered_name in pairs.items():
         parts = _find_part(name, stored), _find_part(registered_name, registered)

@@ -36,7 +36,7 @@ _GAINS = ("g", "v")
 
 
 class LoadSubject(msgspec.Struct, frozen=True):
-    """A class and a checkpoint to load into it: states, the built module, and the checkpoint's entries."""
+    """A class and the checkpoint to load into it, with their states, the built module and the checkpoint's entries."""
 
     model: ModelState
     built_model: BuiltModel
@@ -62,7 +62,7 @@ def is_loaded_as_is(subject: LoadSubject) -> bool:
 
 
 def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
-    """Return the integer tensors that the class registers as floating-point: quantized values of unknown scale."""
+    """Return integer tensors that are floating-point in the class: quantized values whose scale is unknown."""
     return [
         row
         for row in subject.entries.rows

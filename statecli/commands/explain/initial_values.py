@@ -50,7 +50,7 @@ def describe_initial_values(initial: Sequence[TensorInfo], built_model: BuiltMod
 
 
 def _list_statistics(tensors: Sequence[TensorInfo], built_model: BuiltModel) -> list[str]:
-    """Return the running means and variances: layers of torch update them in training and use them in eval mode."""
+    """Return the running means and variances of layers that track them, such as BatchNorm."""
     layers = {
         name for name, module in built_model.module.named_modules() if getattr(module, "track_running_stats", False)
     }
@@ -61,7 +61,7 @@ def _list_statistics(tensors: Sequence[TensorInfo], built_model: BuiltModel) -> 
 def _split_by_rebuilding(
     tensors: Sequence[TensorInfo], built_model: BuiltModel, elements: int
 ) -> tuple[list[str], list[str]]:
-    """Return tensors that differ between two builds on the CPU, and tensors that could not be compared."""
+    """Return the tensors that differ between two CPU builds of the model, and the tensors that cannot be compared."""
     names = [row.fqn for row in tensors]
     if not names:
         return [], []

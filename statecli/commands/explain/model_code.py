@@ -64,7 +64,7 @@ class _Names:
         self.doubt = ""
 
     def add(self, module: types.ModuleType, dotted: str) -> None:
-        """Import a name from the module; of `Outer.Inner`, import `Outer`."""
+        """Import a name from the module; for `Outer.Inner`, import `Outer`."""
         self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
 
     def add_objects(self, scope: Scope, value: object) -> Any:
@@ -157,7 +157,7 @@ class _ImportedFile(msgspec.Struct, frozen=True):
 def _add_configuration(
     spec: ModelSpec, loaded_object: LoadedObject, names: _Names, lines: list[str]
 ) -> tuple[str, ObjectName]:
-    """Add the lines that read the file of --config-json; return the argument's name and its value as an expression."""
+    """Add lines that read the file of --config-json. Return the argument's name and the code of its value."""
     configuration = describe_configuration(spec, loaded_object.module, loaded_object.value)
     path = spec.options.config_json or ""
     if files.is_remote(path):
@@ -238,7 +238,7 @@ def list_integer_arguments(spec: ModelSpec, loaded_object: LoadedObject | None) 
 
 
 def _get_parameters(spec: ModelSpec, loaded_object: LoadedObject | None) -> list[inspect.Parameter]:
-    """Return the parameters of the object; [] if the object has no signature."""
+    """Return the parameters in the object's signature, or [] if no signature can be read."""
     if spec.config is not None or loaded_object is None:
         return []
     try:

@@ -52,7 +52,7 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Rest(Enum):
-    """Entries that the code leaves out by comparison with the class, because not all names of the file are known."""
+    """Kind of entries that the code drops by comparison with the class, because some names in the file are unknown."""
 
     UNKNOWN = "names that the class does not have"
     OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
@@ -66,11 +66,11 @@ class LeftOut(msgspec.Struct, frozen=True):
     rest: Rest | None = None
 
     def covers(self, name: str) -> bool:
-        """Return True if the name is left out."""
+        """Return True if the entry with this name is left out."""
         return name.startswith(self.prefixes) if name not in self.names else True
 
     def format_code(self) -> tuple[str, ...]:
-        """Return the code that leaves out the entries."""
+        """Return the code that removes the entries from the dict `state`."""
         items = "name: tensor for name, tensor in state.items()"
         if self.rest is Rest.UNKNOWN:
             return "known = set(model.state_dict())", f"state = {{{items} if name in known}}"
@@ -198,7 +198,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def _list_rules(steps: Sequence[Step]) -> list[str]:
-    """Return the steps as `(pattern, replacement)` code for a loop; [] for fewer than three steps, or with a Shift."""
+    """Return code of a `(pattern, replacement)` pair for each step. Return [] for under three steps or with a Shift."""
     substitutions = [step for step in steps if isinstance(step, Substitution)]
     if len(steps) < 3 or len(substitutions) < len(steps):
         return []
@@ -234,7 +234,7 @@ def _format_source(source: StateDictSource) -> list[str]:
 
 
 def _format_dcp_folder(source: StateDictSource) -> list[str]:
-    """Return code that reads a DCP folder; if there are keys, only the tensors whose names begin with these keys."""
+    """Return code that reads a DCP folder. If keys are given, read only tensors whose names begin with the keys."""
     folder, prefix = format_text(source.files[0]), format_text("".join(f"{key}." for key in source.keys))
     test = f" and name.startswith({prefix})" if source.keys else ""
     lines = [
@@ -258,7 +258,7 @@ def _list_modules(names: Sequence[str]) -> str:
 
 
 def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None:
-    """Return how to leave out exactly these names: a few by name, else by prefix; None if the code gets too long."""
+    """Describe how to leave out exactly these names, by name or prefix. Return None if the code would be too long."""
     if len(names) <= MAX_DELETED_NAMES:
         return LeftOut(names=tuple(names))
     kept_names = list(kept_names)

@@ -48,7 +48,7 @@ class Substitution(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The `--map` rules that rename in the same way."""
+        """The `--map` rules that rename entries as this substitution does."""
         return (f"{self.pattern}={self.replacement}",)
 
 
@@ -80,7 +80,7 @@ class Shift(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The `--map` rules that rename in the same way: a rule for each index, in an order without name clashes."""
+        """The `--map` rules with the same effect, one for each index, in an order that avoids name clashes."""
         numbers = range(self.first, self.last + 1)
         ordered_numbers = reversed(numbers) if self.delta > 0 else numbers
         return tuple(rf"^({self.module}){n}\b=\g<1>{n + self.delta}" for n in ordered_numbers)
@@ -127,7 +127,7 @@ def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[St
 
 
 def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable[str]) -> bool:
-    """Return True if the steps give exactly the new names, and no step gives the same name twice."""
+    """Return True if the steps produce exactly the new names, and no step gives two entries the same name."""
     current = [*names, *others]
     for step in steps:
         current = [step.apply(name) for name in current]
@@ -169,7 +169,7 @@ def _find_hunks(name: str, new: str) -> list[_Hunk]:
 
 
 def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Step, ...]]:
-    """Yield possible lists of steps. `context`: number of unchanged components to include around a changed one."""
+    """Yield lists of steps to try. Substitutions include `context` unchanged components around each changed one."""
     prefix = _find_prefix_steps(names)
     for first in ((), *((p,) for p in prefix)):
         remaining_names = {apply_steps(first, name): new for name, new in names.items()}

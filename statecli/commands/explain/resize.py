@@ -23,7 +23,7 @@ Change = tuple[str, int, int]
 
 
 def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None:
-    """Return a diagnosis with other arguments of the class, if the class then loads the whole checkpoint."""
+    """Return the diagnosis with arguments for which the class loads the whole checkpoint. Return None if not found."""
     causes = {evidence.cause for evidence in diagnosis.causes}
     if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
         return None
@@ -50,7 +50,7 @@ def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
 
 
 def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
-    """Count the sizes (class, checkpoint) that differ: dimensions of tensors with similar names, numbers of layers."""
+    """Count the pairs of differing sizes (class, checkpoint): tensor dimensions and numbers of layers."""
     counts: Counter[tuple[int, int]] = Counter()
     tails: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name, row in subject.registered.items():
@@ -70,7 +70,7 @@ def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
 
 
 def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
-    """Yield both sizes if a missing and an extra tensor have the same last component and differ in one dimension."""
+    """Yield (size in class, size in checkpoint) for a missing and an extra tensor that differ in a single dimension."""
     names = set(subject.entries.names)
     missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra_tensors = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]
@@ -87,7 +87,7 @@ def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
 
 
 def _count_children(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of numbered children, for each module that has numbered children."""
+    """Map each module that has numbered children to the count of these children."""
     numbers: dict[str, set[str]] = {}
     for name in names:
         parts = name.split(".")

@@ -1,4 +1,4 @@
-"""Rules of `explain`. `diff` of a class and a checkpoint also reports `does-not-load`."""
+"""Rules of `explain`. The rule `does-not-load` is also reported by `diff` of a class and a checkpoint."""
 
 from __future__ import annotations
 

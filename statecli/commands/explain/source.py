@@ -129,7 +129,7 @@ def _find_source(
 def _find_dcp_folder(
     path: str, state: ModelState, rows: Sequence[TensorInfo], keys: tuple[str | int, ...]
 ) -> StateDictSource | None:
-    """Return the DCP folder if it has a single metadata file, and the keys select exactly the tensors of `rows`."""
+    """Return the DCP folder if it is undamaged and `keys` select exactly the tensors of `rows`, else None."""
     prefix = "".join(f"{key}." for key in keys)
     paths = ((name := _join_keys(tensor.fqn), f"{tensor.section}.{name}") for tensor in state.tensors)
     is_exact = sum(any(name.startswith(prefix) for name in names) for names in paths) == len(rows)

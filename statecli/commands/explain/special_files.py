@@ -1,4 +1,4 @@
-"""Recognise files that renaming cannot load (optimizers, adapters, quantised weights), and causes seen in the file."""
+"""Recognise files that renaming cannot load, such as adapters, and causes that the file alone shows."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def diagnose_without_model(state: ModelState) -> Diagnosis:
 
 
 def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[CauseEvidence]:
-    """Yield causes seen in the file alone: a nested state_dict, averaged weights, a pickled module, refused classes."""
+    """Yield the causes that the file alone shows, such as a nested state_dict, averaged weights or a pickled module."""
     source = entries.source
     if source is not None and source.loader is Loader.MODULE:
         yield CauseEvidence(

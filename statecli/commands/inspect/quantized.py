@@ -112,7 +112,7 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
 
 
 def _locate(data: TensorData) -> tuple[str, int, int] | None:
-    """Return (path, offset, length) of the bytes; None unless a file stores them as one plain little-endian part."""
+    """Return (path, offset, length) of the bytes if a file stores them as one plain little-endian block, else None."""
     storage = data.storage
     is_plain = (
         data.strides in (None, (1,)) and storage.packing is None and storage.boxes is None and len(data.shape) == 1

@@ -149,7 +149,7 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: objec
 
 
 def inspect_built_model(built_model: BuiltModel, request: Request, python_inputs: object) -> Inspection:
-    """Inspect a built model and overwrite its values after `request.stats` has read them.
+    """Inspect a model that statecli built itself, and overwrite its values after `request.stats` has read them.
 
     Raises ModelError if forward or a move would read a freed storage.
     """
@@ -219,7 +219,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
 def _select_findings(
     findings: Iterable[Finding], full_state: ModelState, state: ModelState, request: Request
 ) -> Iterator[Finding]:
-    """Yield findings about selected tensors, about selected names without a tensor, and about the whole target."""
+    """Yield the findings about selected tensors and the whole target, and about selected names that have no tensor."""
     selected_names, existing_names = (
         {tensor.fqn for tensor in tensors} for tensors in (state.tensors, full_state.tensors)
     )

@@ -113,7 +113,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | 
 
 
 def _is_same_lock(path: str, lock_file: str) -> bool:
-    """Return True if `path` is the lock file and contains a lock instead of a file of the model."""
+    """Return True if `path` is the file `lock_file` and already contains a lock."""
     if files.resolve_links(path) != files.resolve_links(lock_file):
         return False
     with ByteSource(path) as source:
@@ -167,7 +167,7 @@ def find_companion_files(folder: str) -> list[str]:
 
 
 def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
-    """Return the folders of diffusers pipelines that contain `targets`, if the user's targets `texts` reach them.
+    """Return the folders of diffusers pipelines that contain `targets` and belong to the user's targets (`texts`).
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """
@@ -277,7 +277,7 @@ def compare_companions(
 def _compare_settings(
     state: ModelState, locked: LockedSettings
 ) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
-    """Return the differing settings. Added and removed settings count only with the same format or companion file."""
+    """Return the settings that differ. An added or removed setting counts only if both sides could record it."""
     section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
     # A lock without settings does not say its format, so the present format decides which settings it could have.

@@ -174,7 +174,7 @@ def _to_state(target: LockedTarget) -> ModelState:
 
 
 def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[TensorKey]]:
-    """Group the locked names of tied tensors by their first name. Use the section names of the checkpoint."""
+    """Group the locked names of tied tensors by the tie's first name. Sections are named as in the checkpoint."""
     names_of_tie: dict[tuple[str, str | None], list[TensorKey]] = {}
     for line in target.tensors:
         section = sections.get(line.section, line.section)
@@ -184,7 +184,7 @@ def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[st
 
 
 def _has_no_ties(row: TensorInfo | None) -> bool:
-    """Return True if the tensor's format does not record tied weights; safetensors keeps one of several tied names."""
+    """Return True if the tensor's format, such as safetensors, does not record tied weights."""
     return row is not None and row.storage is None and row.device is None
 
 

@@ -1,4 +1,4 @@
-"""The lock file: sorted JSON, one tensor a line, without times and absolute paths. Equal weights give equal bytes.
+"""The lock file: sorted JSON, one line per tensor, no timestamps or absolute paths. Equal weights give equal bytes.
 
 The file does not depend on the storage of the weights. Only some formats record the fields `kind`, `requires_grad` and
 `tied`. A field that the checkpoint does not have is null or left out in the lock. Null agrees with every value.
@@ -53,7 +53,7 @@ class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The locked settings of a checkpoint, with the fields of `state.Settings`. All are empty without settings.
+    """The locked settings of a checkpoint, with the fields of `state.Settings`. Without settings, all fields are empty.
 
     `format` is the reader's name. `modules` are sections of whole modules, with attributes as settings.
     """

@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class LockInput(msgspec.Struct, frozen=True):
-    """A target that was read to be locked.
+    """A target that was read for the lock file.
 
     Attributes:
         name: Name in the lock.
@@ -106,7 +106,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
-    """Read a target. Return None for a pickle without a checkpoint, which is locked as a file of its folder."""
+    """Read a target. Return None for a pickle that is not a checkpoint: the lock covers it as a file of its folder."""
     with files.record_opened_files() as opened_files:
         before = read_versions([split_section(text)[0]])
         try:
@@ -252,7 +252,7 @@ def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[Lock
 
 
 def is_bookkeeping(tensor: TensorInfo) -> bool:
-    """Return True for a tensor that a training callback keeps, such as a score under the path of a checkpoint."""
+    """Return True for a tensor that belongs to a training callback, such as a checkpoint's score."""
     return tensor.kind is Kind.OTHER and tensor.section.partition(".")[0] == "callbacks"
 
 

@@ -1,4 +1,4 @@
-"""Cache the measured figures of checkpoints in the user's cache folder, so that values are read only once.
+"""Cache norms, counts and changes of tensors in the user's cache folder, so that values are read only once.
 
 An entry is a file of plain JSON, found by a hash of the versions of all files of a checkpoint (path, size, device,
 inode, time of the last write and of the last inode change) and of the places of its tensors. The cache is a hint, not
@@ -59,7 +59,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class Cache:
-    """Cache of figures. With `enabled` False nothing is read or written."""
+    """Cache of measurements. If `enabled` is False, nothing is read or written."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._folder = os.path.join(find_cache_folder(), "log")

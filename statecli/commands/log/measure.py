@@ -88,7 +88,7 @@ def select_model(state: ModelState) -> ModelState:
 
 
 def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
-    """Read a checkpoint, and the figures of the model's tensors, or only of the tensors that match `glob`.
+    """Read a checkpoint and measure the model's tensors, or only the tensors that match `glob`.
 
     If `reads_values` is False, the figures are empty. Raises StateError if a tensor of the model cannot be read,
     because the norm is then unknown.

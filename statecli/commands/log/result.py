@@ -14,7 +14,7 @@ NAME_SOURCE = "name"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Step of a checkpoint. `source`: the setting with the step (`global_step`), or `name` if the name has it."""
+    """Training step of a checkpoint. `source` is the setting that records the step, or `name` if the name does."""
 
     number: int
     source: str

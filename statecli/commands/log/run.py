@@ -87,7 +87,7 @@ def _describe_place(row: CheckpointRow) -> str:
 
 
 def _find_changing(rows: Sequence[CheckpointRow]) -> tuple[str, ...]:
-    """Return the settings that changed at every comparison with the previous checkpoint."""
+    """Return the keys of settings that differ in every comparison with the previous checkpoint."""
     compared = [row for row in rows if row.compared_with is not None and not row.is_copy]
     if len(compared) < MIN_COMPARISONS:
         return ()

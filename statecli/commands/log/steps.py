@@ -49,7 +49,7 @@ def _parse_integer(value: Scalar) -> int | None:
 
 
 def find_step_in_name(path: str) -> int | None:
-    """Return the step in the last part of the path that has a number: 100 of `step_100/model.pt`."""
+    """Return the step from the last path component that contains a number, such as 100 for `step_100/model.pt`."""
     parts = [part for part in path.rstrip("/").replace("\\", "/").split("/") if part not in ("", ".", "..")]
     for number, part in enumerate(reversed(parts[-3:])):
         stem = files.get_name(part).rpartition(".")[0] if number == 0 and "." in part.strip(".") else part

@@ -150,7 +150,7 @@ def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys
 
 
 def _format_help(saved_at: int, saved_texts: Sequence[str], lack_clause: str, instruction: str) -> str:
-    """Format the advice about a state. A saved state was not loaded, or was changed before the next step."""
+    """Format the advice for a state that was not resumed, depending on whether the checkpoint contains the state."""
     if not saved_texts:
         return f"{lack_clause}: {instruction}"
     texts = " and ".join(dict.fromkeys(saved_texts))
@@ -188,7 +188,7 @@ def _list_differing(first: Mapping[str, object], second: Mapping[str, object]) -
 
 
 def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
-    """Compare the models of both runs. Buffers count only after equal calls of forward, which update buffers."""
+    """Compare the models of both runs. Buffers are compared only after equal forward calls, which update buffers."""
     names = [name for name in before.parameters if name in after.parameters]
     if not names:
         return StateRow(State.MODEL, None)
@@ -205,7 +205,7 @@ def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
 
 
 def _find_same(name: str, model: object, models: Mapping[str, object]) -> str:
-    """Return the name of an equal model of the same class. Names such as `Net 2` have no fixed order."""
+    """Return the name of an equal model of the same class, because the number in names such as `Net 2` may change."""
     kind = _NUMBER.sub("", name)
     return next((other for other in models if _NUMBER.sub("", other) == kind and models[other] == model), name)
 
@@ -217,7 +217,7 @@ def _end_alike(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _has_equal_calls(before: StepRecord, after: StepRecord) -> bool:
-    """Return True if both runs made the same calls in a step, or equal last calls with equal gradients."""
+    """Return True if both runs made the same forward calls in a step, or ended with the same calls and gradients."""
     if before.batches == after.batches:
         return True
     return _end_alike(before.batches, after.batches) and before.gradients == after.gradients
@@ -259,7 +259,7 @@ def _compare_averages(before: StepRecord, after: StepRecord) -> StateRow:
 def _compare_chance(
     steps: Sequence[StepRecord], before: StepRecord, after: StepRecord, *, is_model_equal: bool
 ) -> list[StateRow]:
-    """Compare the data and the random numbers. If the batch equals that of another step, the data position is wrong."""
+    """Compare the batches and the random numbers of a step. If another step had the same batch, report that step."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
     # Generators without draws are ignored if possible, because they differ between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]

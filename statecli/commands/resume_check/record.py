@@ -11,7 +11,7 @@ UNREADABLE = "unreadable"
 
 
 class StepRecord(msgspec.Struct, frozen=True):
-    """State right before a step of the optimizer. Schedulers, scalers and averages are set only at the compared step.
+    """State right before an optimizer step. Schedulers, scalers and averages are recorded only at the compared step.
 
     Attributes:
         parameters, buffers: Tensors of each called model, by the name of a variable of the script, of its item, or of

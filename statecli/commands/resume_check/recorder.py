@@ -46,7 +46,7 @@ _MAX_ITEMS = 1000
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script. `arguments`: target, steps, save_every, save_to, checkpoint or "", file for the record."""
+    """Record a run of the script. `arguments`: target, steps, save_every, save_to, checkpoint (or ""), output file."""
     target, steps, save_every, save_to, checkpoint, path = arguments
     record = record_run(target, int(steps), int(save_every), save_to, checkpoint or None)
     with open(path, "wb") as file:
@@ -76,7 +76,7 @@ def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoin
 
 
 def _load_function(target: str) -> Callable[..., Any]:
-    """Import the script under the name of its file, so that checkpoints with its classes load again."""
+    """Import the script under its file's name, because checkpoints store its classes under this module name."""
     module_path, _, name = target.replace("::", ":").rpartition(":")
     if not module_path.endswith(".py"):
         return _find_function(importlib.import_module(module_path), name)
@@ -206,7 +206,7 @@ class Recorder:
         self._batches.clear()
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Add the calls in the optimizer's closure to the step, and forget calls made before the end of the step."""
+        """Add the forward calls in the optimizer's closure to the step, and start the next step without calls."""
         if optimizer is self._optimizer and self._batches:
             step = self.steps[-1]
             batches = (*step.batches, *self._batches)
@@ -214,7 +214,7 @@ class Recorder:
         self._batches.clear()
 
     def _read_averages(self, objects: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
-        """Read averaged models: AveragedModel, other instances of a called class, and dicts with a model's shapes."""
+        """Read averaged models: AveragedModel, copies of a called model's class, and dicts with a model's shapes."""
         part_ids = {id(part) for model in models for part in model.modules()}
         kinds = {type(model) for model in models}
         modules = [item for item in objects if isinstance(item, nn.Module) and id(item) not in part_ids]
@@ -245,7 +245,7 @@ _TRACKED_CLASSES = (
 
 
 def _find_trained_models(objects: list[Any]) -> list[nn.Module]:
-    """Return the modules whose parameters an optimizer has. A resumed run may not have called them yet."""
+    """Return the modules with parameters that an optimizer trains. A resumed run may not have called them yet."""
     optimizers = [item for item in objects if isinstance(item, torch.optim.Optimizer)]
     trained_ids = {id(parameter) for optimizer in optimizers for _, parameter in _iter_parameters(optimizer)}
     modules = [item for item in objects if isinstance(item, nn.Module)]
@@ -268,7 +268,7 @@ def _has_shape(values: dict[Any, Any], key: object, shapes: dict[str, torch.Size
 
 
 def _iter_variables() -> Iterator[tuple[str, Any]]:
-    """Yield the variables of the script's running functions and the attributes of `self`, inner functions first."""
+    """Yield the local variables of the script's running functions and the attributes of `self`, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_script(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
@@ -312,7 +312,7 @@ def _hash(*texts: str) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Return a digest of dtype, shape and bits. Of a wrapper subclass, the inner tensors are digested.
+    """Return a digest of dtype, shape and bits. For a tensor wrapper subclass, digest its inner tensors.
 
     A digest that starts with UNREADABLE does not depend on the values.
     """

@@ -32,7 +32,7 @@ class ResumeAnswer(str, Enum):
 
 
 class StateRow(msgspec.Struct, frozen=True):
-    """Whether a kind of state was resumed, seen at the first step after the resume.
+    """Whether the script resumed a kind of state, judged at the first step after the resume.
 
     Attributes:
         resumed: Whether the state equals the state of the uninterrupted training; None if the script has no such state.

@@ -38,7 +38,7 @@ _MAX_NAMES = 3
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: `target` is FILE.py::FUNCTION, `steps` an even number of optimizer steps."""
+    """Request for a check: `target` is FILE.py::FUNCTION, `steps` is an even number of optimizer steps."""
 
     target: str
     steps: int = 4
@@ -169,7 +169,7 @@ class _Comparison:
 
 
 def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeCheck:
-    """Return an inconclusive result: the runs are equal, but statecli cannot read some of their values."""
+    """Return the result as inconclusive, because statecli cannot read some values of the equal runs."""
     reason = (
         f"statecli cannot read the values of {join_names(unreadable, _MAX_NAMES)}, so a difference in these values "
         "would not be seen; statecli reads numbers, strings, tensors, arrays, containers of these, and Tensor "

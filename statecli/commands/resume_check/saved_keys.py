@@ -142,7 +142,7 @@ class SavedKeys:
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return the key for the order of batches (`is_order`) or for the position, else the first key for data."""
+        """Return the key that holds the order of batches (`is_order`) or the data position, else the first data key."""
         keys = self.states.get(State.DATA, ())
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)
@@ -171,7 +171,7 @@ class SavedKeys:
                 self._others[key] = None
 
     def describe_lack(self, word: str, step: int) -> str:
-        """Return the start of a message: the checkpoint of this step has no key for a state."""
+        """Return the start of a message that the checkpoint has no key for the state `word`."""
         checkpoint = f"the checkpoint of step {step}"
         if not self.is_readable:
             return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
@@ -238,7 +238,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _list_top_keys(state: ModelState) -> list[str]:
-    """Return the top-level keys of a checkpoint. The tensor names of a model that is a whole file are left out."""
+    """Return the top-level keys of a checkpoint, except tensor names of a state_dict that is the whole file."""
     models = _list_whole_models(state)
     tensors = [tensor for tensor in state.tensors if tensor.section not in models]
     paths = [_split_tensor_path(tensor, state) for tensor in tensors]
@@ -248,7 +248,7 @@ def _list_top_keys(state: ModelState) -> list[str]:
 
 
 def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
-    """Yield path and kind of each optimizer, scheduler, scaler and whole-file model that has a known structure."""
+    """Yield (path, kind) of each state with a known structure: optimizer, scheduler, scaler or whole-file model."""
     yield from ((_split_section(facts.section, state), State.OPTIMIZER) for facts in state.optimizers)
     yield from (((), State.MODEL) for _ in _list_whole_models(state))
     for path in state.metadata.values:
@@ -258,7 +258,7 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
 
 
 def _list_whole_models(state: ModelState) -> set[str]:
-    """Return the sections of models that are whole files. A dict with tensors among other values is not such a file."""
+    """Return the sections of models whose state_dict is the whole file, as `_metadata` or dotted names show."""
     dotted = {tensor.section for tensor in state.tensors if "." in tensor.fqn}
     whole_dicts = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
     return {facts.section for facts in whole_dicts if facts.metadata is not None or facts.section in dotted}

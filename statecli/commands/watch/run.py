@@ -141,7 +141,7 @@ def _order(paths: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def _find_number(path: str, targets: Sequence[str]) -> int | None:
-    """Return the step that the path names below the folder that the user typed."""
+    """Return the step in the part of the path below the folder that the user typed, or None."""
     folder = next((target.rstrip("/") for target in targets if path.startswith(f"{target.rstrip('/')}/")), "")
     return find_step_in_name(path[len(folder) + 1 :] if folder else shorten_paths([path])[0])
 

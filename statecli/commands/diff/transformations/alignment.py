@@ -1,4 +1,4 @@
-"""Align the rows of two tensors by checksums, if one of them lacks rows in several places."""
+"""Align the rows of two tensors by checksums if rows are missing in several places."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compute_digests_of_pairs(
 
 
 class Segment(NamedTuple):
-    """Rows that are consecutive on both sides: `size` rows of the shorter side from row `start` on.
+    """Run of `size` consecutive rows that both sides have. It begins at row `start` of the shorter side.
 
     The same rows of the longer side begin at `start + offset`.
     """
@@ -71,7 +71,7 @@ def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
 
 
 def _select_ascending(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest subsequence whose offsets never decrease."""
+    """Return the longest subsequence of (row, offset) pairs whose offsets never decrease."""
     ends: list[int] = []
     places: list[int] = []
     previous: list[int] = []

@@ -15,7 +15,7 @@ _MIN_ROUNDED = 8
 
 
 def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
-    """Return the casts, by index in `changes`. The tasks depend only on the types, so that shards can plan them.
+    """Return the casts, by index in `changes`. The check tasks depend only on dtypes, so that shards can plan them.
 
     Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
     or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the
@@ -41,7 +41,7 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
 
 def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
-    """Return True if chance cannot explain that the tensors without exceptions are equal after rounding."""
+    """Return True if it cannot be chance that the tensors without exceptions equal their rounded old values."""
     bits = 0.0
     for n, cast in casts.items():
         if not cast.exceptions:
@@ -73,7 +73,7 @@ def _count_exceptions(result: CheckResult, rounding: Rounding | None) -> int:
 
 
 def _build_cast(result: CheckResult, rounding: Rounding | None) -> Transformation:
-    """Return the cast. If `rounding`, the rule of most tensors, does not fit, use the rule that fits this tensor."""
+    """Return the cast. Prefer `rounding`, the rule that most tensors follow, over a rule that fits only this tensor."""
     rules = (rounding, Rounding.NEAREST, Rounding.TRUNCATED, Rounding.STOCHASTIC)
     fitting_rule = next((rule for rule in rules if not _count_exceptions(result, rule)), None)
     exceptions = result.not_neighbours if fitting_rule is None and rounding is not None else 0

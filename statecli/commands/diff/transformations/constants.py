@@ -13,7 +13,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
-    """Return the indexes of the tensors that are not constant. For most tensors, a sample decides."""
+    """Return the indexes of the tensors that are not constant. A sample is enough to show this for most tensors."""
     pairs = {n: pair for n, row in enumerate(rows) if (pair := _pair_neighbours(take_sample(row))) is not None}
     outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
     varied = {n for n, outcome in zip(pairs, outcomes, strict=True) if isinstance(outcome, Delta) and outcome.changed}
@@ -21,7 +21,7 @@ def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
 
 
 def _pair_neighbours(sample: TensorInfo) -> Pair | None:
-    """Pair neighbours along an axis: all elements but the last index with all elements but the first index."""
+    """Pair each element with the next element along the first axis of size 2 or more."""
     data = sample.data
     axis = next((n for n, size in enumerate(data.shape) if size > 1), None) if data is not None else None
     if data is None or axis is None:

@@ -14,10 +14,10 @@ MIN_BITS = 32
 
 
 def count_bits(data: TensorData, name: str, elements: int, exceptions: int) -> float:
-    """Return the evidence, in bits, that the elements are not equal by chance. `data` must have strides."""
+    """Return how many bits of evidence show that the elements are not equal by chance. `data` must have strides."""
     return measure_evidence(measure_bits(take_places(data), name), elements, exceptions)
 
 
 def is_evident(data: TensorData, name: str, elements: int, exceptions: int = 0, ways: int = 1) -> bool:
-    """Return True if the elements cannot be equal by chance, even if `ways` alignments were tried."""
+    """Return True if the elements cannot be equal by chance, even as the best of `ways` alignments that were tried."""
     return count_bits(data, name, elements, exceptions) >= MIN_BITS + math.log2(ways)

@@ -96,7 +96,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
 
 
 def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterator[tuple[int, CheckTask, CheckResult]]:
-    """Yield (index of the change, check, result) for each trial with few exceptions and enough evidence."""
+    """Yield (index in `changes`, check, result) for each check with few exceptions and enough evidence."""
     fitting = _try_samples(trials, jobs)
     limits = [MAX_EXCEPTIONS * math.prod(task.after.shape) for _, task in fitting]
     tasks = [replace(task, max_exceptions=limit) for (_, task), limit in zip(fitting, limits, strict=True)]
@@ -158,7 +158,7 @@ def _count_ways(task: CheckTask) -> int:
 
 
 def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[CheckTask]:
-    """Yield a check for each factor that samples of both tensors suggest."""
+    """Yield a check for each factor between old and new values that samples of both tensors suggest."""
     if before.dtype != after.dtype or "float" not in before.dtype:
         return
     for factor in _list_factors(estimate_factor(take_places(before), take_places(after), name)):
@@ -172,7 +172,7 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return, for each change, the trial whose samples fit best. Changes without a fitting trial are left out."""
+    """Return the check whose samples fit best, for each change that has a fitting check."""
     samples = [
         (number, CheckTask(task.name, task.operation, *sides, task.factor))
         for number, (_, task) in enumerate(trials)
@@ -214,7 +214,7 @@ def _list_short_factors(ratio: float) -> list[float]:
 
 
 def _list_roots(ratio: float) -> list[float]:
-    """Return the square root of the whole number nearest to the squared ratio, or the inverse of such a root.
+    """Return √n or 1/√n, where n is the whole number nearest to the squared ratio or to its inverse.
 
     An inverse is computed in two ways, because n ** -0.5 and 1 / sqrt(n) may differ in the last bit of float64.
     """

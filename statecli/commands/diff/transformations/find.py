@@ -132,7 +132,7 @@ def _is_inexact_resize(change: Change) -> bool:
 
 
 def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:
-    """Return True if the tensor is part of a recognised quantized weight: its scales, or the unquantized weight."""
+    """Return True if the tensor was added or removed with a recognised quantized weight, for example as its scales."""
     return change.status in (Status.ADDED, Status.REMOVED) and change.key in parts
 
 
@@ -141,7 +141,7 @@ def _is_open(change: Change) -> bool:
 
 
 def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return the replaced tensors whose values are as far from their old values as independent values would be."""
+    """Return replaced tensors whose cosine with the old values is as small as between independent values."""
     unrelated = {}
     for n, change in enumerate(changes):
         values = change.values

@@ -88,7 +88,7 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the rows before which a single gap leaves the most rows equal: the first and the last such row.
+    """Return the first and the last row before which a single gap makes the most rows equal.
 
     A differing row next to the gap may be on either side of the gap. A gap at the end is left out: `resizes` reports
     it. The result is empty if fewer than half of the rows of the shorter side are equal.
@@ -108,7 +108,7 @@ def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
 def _check_alignments(
     alignments: Sequence[tuple[_Pair, Sequence[Segment]]], jobs: int
 ) -> Iterator[Transformation | None]:
-    """Check every element of the aligned rows. Yield the resize, or None if the evidence is too weak."""
+    """Check every element of the aligned rows. Yield the resize of each alignment, or None for weak evidence."""
     tasks = [_build_task(pair, segment) for pair, segments in alignments for segment in segments]
     results = iter(check_elements(tasks, jobs=jobs))
     for pair, segments in alignments:

@@ -44,7 +44,7 @@ _NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
 
 class _Row(NamedTuple):
-    """A tensor on one side only. `number` is the index of its change, and `data` has strides."""
+    """A tensor that exists on only one side. `number` is the index of its change; `data` has strides."""
 
     number: int
     row: TensorInfo
@@ -56,11 +56,11 @@ class _Row(NamedTuple):
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the joined and the split tensors, by the index in `changes` of the joined tensor.
+    """Return the joined and split tensors, by the index in `changes` of the tensor that contains the parts.
 
-    Only one side has the parts: in the same module or the module above, or else under names with the same numbers. The
-    join may be transposed as a whole. The values of parts may have been rounded to another dtype. At least one part is
-    exact, and in every part at least half of the rows are equal.
+    The parts are tensors of the other side: in the same module or the module above, or else with the same numbers in
+    their names. The join may be transposed as a whole, and the values of the parts may have been rounded to another
+    dtype. At least one part is exact, and in every part at least half of the rows are equal.
     """
     added_rows, removed_rows = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
@@ -94,7 +94,7 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 def _find_concatenations_anywhere(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Find concatenations of parts of one module, then of parts of any module. Fused tensors may be transposed."""
+    """Find fused tensors made of parts of one module, then of parts of any module. A fused tensor may be transposed."""
     by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
     transposes = {
         whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
@@ -116,7 +116,7 @@ def _is_matrix(row: _Row) -> bool:
 def _find_concatenations(
     candidates: Sequence[tuple[_Row, Sequence[_Row]]], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the concatenations of parts of the same dtype, given the candidate parts of each fused tensor."""
+    """Return the concatenations among `candidates` (fused tensor, possible parts). All parts have the same dtype."""
     fitting_of = [
         (whole, same_dtype_rows)
         for whole, rows in candidates
@@ -178,7 +178,7 @@ def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
 
 
 def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
-    """Group tensors by (module, last component of the name). The module is one or two levels above the tensor's own."""
+    """Group tensors by the module one or two levels above their own module, and by the last name component."""
     groups: dict[tuple[str, str], list[_Row]] = {}
     for row in parts:
         *modules, leaf = row.fqn.split(".")
@@ -206,7 +206,7 @@ def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str]
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return possible parts of the fused tensor with the same numbers in their names, or [] if there are too many."""
+    """Return possible parts whose names contain the fused tensor's numbers. Return [] if there are too many."""
     rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
     fitting = [row for row in rows if _may_be_part(row, whole)]
     return fitting if len(fitting) <= _MAX_CANDIDATES else []
@@ -226,7 +226,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield two or three related tensors, plus the only other tensor with exactly the missing number of rows."""
+    """Yield the related tensors, plus the only other tensor with exactly the number of rows that they lack."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
@@ -317,7 +317,7 @@ def _check_interleaving(
 def _judge(
     results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
 ) -> Transformation | None:
-    """Return the join if at least one part is exact and at least half of the rows of each part are equal.
+    """Return the join if at least one part is exact and, in each part, at least half of the rows are equal.
 
     One of three or more parts, or a quarter of many parts, may differ completely if all other parts are exact.
     """
@@ -407,7 +407,7 @@ def _check_stack(
 def _check_other_order(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the stack if its items are reordered, for example as names sorted as text, else None.
+    """Return the stack if its items match the tensors in another order, for example in text order (10 before 2).
 
     Checksums of the first elements of each item decide about the order; items without a place take the remaining
     places.
@@ -443,7 +443,7 @@ def _check_other_order(
 
 
 def _add_axis(data: TensorData) -> TensorData:
-    """Return the tensor with a new first axis of size 1. `data` has strides."""
+    """Return the tensor with a new first axis of size 1."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     return replace(data, shape=(1, *data.shape), strides=(0, *data.strides))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def split_moved_layer(before: str, after: str) -> tuple[str, str] | None:
-    """Return `a.1` and `a.2` for `a.1.w` and `a.2.w`, or None if the names differ in more than one number."""
+    """Return the two layers if only a number differs: `a.1` and `a.2` for `a.1.w` and `a.2.w`. Else return None."""
     old, new = before.split("."), after.split(".")
     differing_positions = [n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
     if len(old) != len(new) or len(differing_positions) != 1:

@@ -90,7 +90,7 @@ def _compute_scale(settings: Mapping[str, Scalar], alpha: float | None, rank: in
 
 
 def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
-    """Return the alpha of the first `alpha_pattern` that the module's name ends with, or else the default."""
+    """Return the alpha of the first `alpha_pattern` entry that is a suffix of the module's name, else the default."""
     start = f"{_CONFIG}.alpha_pattern."
     patterns = {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
     if settings.get(start[:-1]) not in (None, "{}") or not all(map(_PLAIN_KEY.fullmatch, patterns)):

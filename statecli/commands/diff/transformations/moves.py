@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Map the index of each change to the first old tensor with an equal sample. Leave out unchanged samples."""
+    """Map the index of each change to the first old tensor with an equal sample. Skip unchanged samples."""
     samples = [sample(row) for _, row in (*before, *after)]
     # The dtype of a sample: blocks of GGUF are sampled as float32.
     fingerprints = _compute_fingerprints(samples, samples[len(before)].dtype, jobs)
@@ -91,7 +91,7 @@ def _find_candidates(
 
 
 def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) -> Sequence[object]:
-    """Return fingerprints of the samples. If their dtypes differ, the values are first rounded to `dtype`."""
+    """Return a fingerprint of each sample. If the dtypes of the samples differ, round the values to `dtype` first."""
     if all(sample.dtype == dtype for sample in samples):
         return compute_fingerprints(samples, jobs=jobs, derived=True)
     tasks = [RowTask(sample.fqn, data, dtype) for sample in samples if (data := sample.data) is not None]
@@ -104,7 +104,7 @@ def follow_layers(
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
-    """Return the sources of the remaining tensors in moved layers. Their values are too similar to show the layer.
+    """Find the old tensor of each remaining tensor in a moved layer. Its values alone do not show the old layer.
 
     A layer is a name up to a number. The layer moved if all of its tensors with a known source came from a single
     layer.
@@ -135,7 +135,7 @@ def group_rows(
     *,
     looks_at_renames: bool = False,
 ) -> list[tuple[Rows, Rows]]:
-    """Group old and new tensors that may have the same values, each with the index of its change.
+    """Group old and new tensors that may have equal values. Each tensor has the index of its change.
 
     The new tensors of a group have one dtype, to which the dtypes of the old tensors can be cast. New tensors are those
     that were replaced or added; old tensors are all tensors, because layers are also copied. The index of a change

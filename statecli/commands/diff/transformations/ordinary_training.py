@@ -91,7 +91,7 @@ def find_namesakes(
     all_changes: Sequence[Change],
     explained_numbers: Container[int],
 ) -> dict[int, TensorInfo]:
-    """Return, for each unexplained tensor, an old tensor of equal name in another section or under another prefix.
+    """Find an old tensor with the same name, in another section or under another prefix, for each unexplained tensor.
 
     An averaged copy (`ema`) differs little from the model, so a cosine cannot show that the copy replaced the model.
     """
@@ -118,7 +118,6 @@ def find_namesakes(
 
 
 def _list_names(row: TensorInfo) -> tuple[str, ...]:
-    """Return the name, and the name with `*` in place of its first component."""
     _, dot, tail = row.fqn.partition(".")
     return (row.fqn, f"*.{tail}") if dot else (row.fqn,)
 
@@ -158,14 +157,14 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
-    """Return True if after · before equals before · before, as when a step is orthogonal to the old values."""
+    """Return True if the projection of the new values on the old values is unchanged, as for an orthogonal step."""
     if cosine is None:
         return False
     return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))
 
 
 def _list_norm_ratios(relative: float, cosine: float) -> tuple[float, float]:
-    """Return the two values that |after| / |before| can have: the roots of x² - 2 x cosine + 1 = relative²."""
+    """Return the two possible values of |after| / |before|: the roots x of x² - 2 x cosine + 1 = relative²."""
     sine = math.sqrt(1 - cosine**2)
     root = math.sqrt(max(0.0, relative - sine)) * math.sqrt(relative + sine)
     return cosine - root, cosine + root

@@ -39,7 +39,7 @@ def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Tran
 
 
 def _list_sides(change: Change, axis: int) -> tuple[TensorData, TensorData] | None:
-    """Return both sides with `axis` in front, or None for tensors that cannot have been reordered."""
+    """Return both tensors with `axis` in front, or None if the tensor cannot have been reordered."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or before.shape != after.shape or not was_replaced(change):
         return None
@@ -98,7 +98,7 @@ def _count_exceptions(
     unmatched_after: Sequence[int],
     jobs: int,
 ) -> int:
-    """Pair each unmatched row with its most similar unmatched old row, and count the differing elements."""
+    """Pair unmatched new rows with the most similar unmatched old rows. Return the number of differing elements."""
     row_pairs = [(old, new) for new in unmatched_after for old in unmatched_before]
     tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in row_pairs]
     results = check_elements(tasks, jobs=jobs)

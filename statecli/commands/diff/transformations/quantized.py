@@ -43,7 +43,7 @@ _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "
 
 
 class _Pair(NamedTuple):
-    """A quantized weight and the dense weight on the other side. `number` is the index of the codes in `changes`."""
+    """A quantized weight and the unquantized weight on the other side. `number`: index in `changes` of the codes."""
 
     number: int
     weight: QuantizedWeight
@@ -60,7 +60,7 @@ class ComparedCodes(msgspec.Struct, frozen=True):
 
 
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
-    """Return the weights that were quantized or dequantized, by the index in `changes` of their codes.
+    """Return the weights that were quantized or dequantized, each under the index in `changes` of its codes tensor.
 
     `sections` maps old to new sections. If codes are far from the weight of the other side, all elements are
     exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
@@ -72,7 +72,7 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
 
 
 def _reverse(change: Change) -> Change:
-    """Return the change with its old and new side swapped, unless both sides are identical."""
+    """Return the change with old and new side swapped. An identical tensor is returned unchanged."""
     if change.status is Status.IDENTICAL:
         return change
     status = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}.get(change.status, change.status)
@@ -139,7 +139,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Keep only the counts of NaN and infinities, which float8 codes have too. Return None if all are finite."""
+    """Keep only the counts of NaN and infinities, which float8 codes can have. Return None if all values are finite."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}
@@ -178,7 +178,7 @@ def _may_be_dense(row: TensorInfo) -> bool:
 
 
 def _list_modules(fqn: str) -> Iterator[str]:
-    """Yield the modules that may own part `fqn` of a quantized weight, the innermost first."""
+    """Yield the names of modules that may own the tensor `fqn` of a quantized weight, innermost first."""
     for _ in range(_MAX_PART_NAMES):
         fqn = fqn.rpartition(".")[0]
         yield fqn

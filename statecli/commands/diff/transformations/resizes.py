@@ -51,7 +51,7 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_similar_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return resized tensors whose common part was then trained, with its cosine and its relative change.
+    """Return resized tensors whose common part was trained after the resize, with cosine and relative change.
 
     A sample of the common part must correlate: the cosine of any values near 1 is near 1.
     """

@@ -67,7 +67,7 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
 def _select_with_ends(
     changes: Sequence[Change], sides: dict[int, tuple[TensorData, TensorData]], jobs: int
 ) -> dict[int, tuple[TensorData, TensorData]]:
-    """Return the pairs whose first or last row is equal, because both orders keep these rows in place.
+    """Select pairs in which the first or last row is equal, because both row orders keep these rows in place.
 
     Two rows are read instead of all, but not rows that are costly to read from a remote file.
     """
@@ -88,7 +88,7 @@ def _select_with_ends(
 
 
 def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, RowOrder]]:
-    """Yield the number of heads and the row order that explain the most rows, if they explain at least half."""
+    """Yield the number of heads and the row order that make the most rows equal, if at least half become equal."""
     best = 0
     best_order: tuple[int, RowOrder] | None = None
     for size in range(_MIN_HEAD, min(_MAX_HEAD, len(old)) + 1, 2):
@@ -110,7 +110,7 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, order: RowOrder) -> CheckTask:
-    """Return the check that compares both sides in one interleaved layout: [heads, rows of a half, halves, rest]."""
+    """Return a check that compares both tensors in the same layout: [heads, rows of a half, halves, other axes]."""
     size = pair[0].shape[0] // heads
     views = []
     for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):

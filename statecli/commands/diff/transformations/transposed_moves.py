@@ -31,7 +31,7 @@ def find_transposed_moves(
 
 
 def _transpose_before(change: Change) -> Change | None:
-    """Return the change with the old matrix transposed, or None for other tensors and for a single row or column."""
+    """Return the change with its old matrix transposed, or None for other shapes and for single rows or columns."""
     row = change.before
     data = get_data(row)
     if row is None or data is None or len(data.shape) != 2 or min(data.shape) == 1 or not is_cheap_to_sample(row):

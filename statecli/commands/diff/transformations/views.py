@@ -27,7 +27,7 @@ _MAX_REMOTE_SHARE = 1 / 64
 
 
 def get_data(row: TensorInfo | None) -> TensorData | None:
-    """Return the data of a non-empty tensor of plain numbers in a single strided view, or None for other tensors."""
+    """Return the data if the tensor is a non-empty strided view of plain numbers, else None."""
     if row is None or row.data is None or row.parts or row.damage is not None or row.shape is None:
         return None
     element = find_element(row.data.dtype)
@@ -56,14 +56,14 @@ def locate(data: TensorData, name: str) -> TensorData:
 
 
 def narrow(data: TensorData, axis: int, start: int, size: int) -> TensorData:
-    """Return the part of the tensor with `size` indexes of `axis`, from `start` on. `data` must have strides."""
+    """Return the slice `start : start + size` of the tensor along `axis`. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (*data.shape[:axis], size, *data.shape[axis + 1 :])
     return replace(data, shape=shape, offset=data.offset + start * data.strides[axis])
 
 
 def permute(data: TensorData, axes: Sequence[int]) -> TensorData:
-    """Return the tensor with its axes in this order. `data` has strides."""
+    """Return the tensor with its axes in the order `axes`. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     return replace(
         data, shape=tuple(data.shape[axis] for axis in axes), strides=tuple(data.strides[axis] for axis in axes)
@@ -71,7 +71,7 @@ def permute(data: TensorData, axes: Sequence[int]) -> TensorData:
 
 
 def split_rows(data: TensorData, rows: int) -> TensorData:
-    """Return the tensor with its first axis split in two: groups of `rows`. `data` must have strides."""
+    """Return the tensor with its first axis split into groups of `rows` rows. `data` must have strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     shape = (data.shape[0] // rows, rows, *data.shape[1:])
     return replace(data, shape=shape, strides=(data.strides[0] * rows, *data.strides))
@@ -134,7 +134,7 @@ def take_second_sample(row: TensorInfo) -> TensorInfo:
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:
-    """Return the rounding of a verified copy with another dtype, or None if the dtype is the same."""
+    """Return Rounding.NEAREST for a verified copy with another dtype, or None if the dtype is the same."""
     return None if before == after else Rounding.NEAREST
 
 
