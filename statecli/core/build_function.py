@@ -110,7 +110,7 @@ def _truncate(notes: Sequence[str]) -> Iterator[str]:
 
 
 def _find_transformers_config(name: str, models_folder: str) -> str | None:
-    """Return the configuration class of a class of transformers: `BertConfig` for `BertModel`; None if unknown.
+    """Return the configuration class of a transformers class, such as `BertConfig` for `BertModel`, or None if unknown.
 
     The class is the annotation in the model's own `__init__`, or the configuration whose name begins like the model's.
     """

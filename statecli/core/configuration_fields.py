@@ -104,7 +104,7 @@ def _list_bases(node: ast.ClassDef, classes: Iterable[str]) -> list[str]:
 
 
 def write_code(node: ast.AST) -> str:
-    """Return the source code of a syntax node; "" if it is nested too deeply for `ast.unparse`."""
+    """Return the source code of a syntax node, or "" if the node is nested too deeply for `ast.unparse`."""
     try:
         return ast.unparse(node)
     except RecursionError:

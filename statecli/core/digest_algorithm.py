@@ -11,7 +11,7 @@ from statecli.core.installed_package import install_packages
 
 
 class Algorithm(str, Enum):
-    """Digest algorithm; its digests have 256 bits."""
+    """Digest algorithm. Its digests have 256 bits."""
 
     BLAKE3 = "blake3"
     SHA256 = "sha256"

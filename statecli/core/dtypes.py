@@ -105,7 +105,7 @@ SPACING = {
 
 
 def is_floating(dtype: str) -> bool:
-    """Return True for real floating-point types; complex types are not floating."""
+    """Return True for real floating-point types. Complex types are not floating."""
     return dtype.startswith(("float", "bfloat"))
 
 

@@ -72,7 +72,7 @@ class StateError(Exception):
         return spell_options(self.message)
 
     def use_arguments(self, arguments: Mapping[str, str]) -> None:
-        """Spell the message's options as Python arguments; `arguments` maps flags to argument names."""
+        """Spell the message's options as Python arguments. `arguments` maps flags to argument names."""
         self.args = (spell_options(self.message, arguments),)
         self.advice = self.advice and spell_options(self.advice, arguments)
 

@@ -68,7 +68,7 @@ def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Parse `[NAME=][DTYPE:][SHAPE][<BOUND]`; a bound alone means int64. Raises UsageError."""
+    """Parse `[NAME=][DTYPE:][SHAPE][<BOUND]`, where a bound alone means int64. Raises UsageError."""
     name, equals, type_and_shape = text.rpartition("=")
     if equals and not name.strip().isidentifier():
         raise UsageError(f"{option('--input', text)}: {name!r} is not an argument name; write name=2x3")

@@ -37,7 +37,7 @@ def install_module(module: str) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs an extra; in a pre-commit hook, the key to add to the hook's configuration."""
+    """Return the command that installs an extra. In a pre-commit hook, return the key to add to its configuration."""
     if os.environ.get("PRE_COMMIT"):
         return f"add to the hook: additional_dependencies: ['.[{extra}]']"
     return f"pip install '{DISTRIBUTION}[{extra}]'"

@@ -132,7 +132,7 @@ def describe_weight(
 
 
 def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> LogicalWeight | None:
-    """Describe a tensor subclass of torchao as a quantized weight, by its inner tensors; None for other tensors.
+    """Describe a tensor subclass of torchao as a quantized weight, by its inner tensors. Return None for other tensors.
 
     The subclass has the shape of the weight, and may record the type of its codes (`target_dtype`).
     """
@@ -161,7 +161,7 @@ def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> Logica
 
 
 def count_bits(dtype: str) -> int | None:
-    """Return the number of bits in a dtype's name: 4 for `int4`, 8 for `float8_e4m3fn`; None if it has no number."""
+    """Return the number of bits in a dtype's name, such as 4 for `int4`, or None if the name has no number."""
     digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
     return int(digits) if digits.isdigit() else None
 
@@ -191,7 +191,7 @@ def _find_target_dtype(text: Scalar) -> str | None:
 
 
 def _find_misfit(source: _Source, shape: Shape) -> str:
-    """Return the defect if the scales do not fit a weight of this shape; "" if they fit or do not exist."""
+    """Return the defect if the scales do not fit a weight of this shape, or "" if they fit or do not exist."""
     scales = source.weight.parts.get(QuantizedPart.SCALES)
     if scales is None or _fits_scales(shape, scales.shape or (), source.weight, source.settings):
         return ""

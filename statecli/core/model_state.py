@@ -318,7 +318,7 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> OddityKind | None:
-        """Kind of the oddity, if commands act on it; None if the oddity is only shown."""
+        """Kind of the oddity, or None if the oddity is only shown and does not change how commands behave."""
         return _KINDS.get(self.name)
 
 

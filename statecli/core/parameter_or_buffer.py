@@ -100,7 +100,7 @@ def list_model_sections(state: ModelState) -> list[str]:
 
 
 def classify_tensors(state: ModelState) -> ModelState:
-    """Return the state with decided kinds for tensors whose kind was only assumed. The best evidence decides."""
+    """Decide the kind of each tensor whose kind was only assumed, by the best evidence. Return the new state."""
     tensors = list(state.tensors)
     parameter, assumed = Kind.PARAMETER, Evidence.ASSUMED
     unclassified = [
@@ -300,7 +300,7 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the positions of the tensors that the optimizer certainly trains; empty if this cannot be decided.
+    """Return the positions of the tensors that the optimizer certainly trains. Empty if this cannot be decided.
 
     If the optimizer saved names, all names must be in the file. Otherwise shapes decide. The optimizer's ids follow the
     order of `parameters()`, so each group is a subsequence of the entries. The assignment is unique if the leftmost and
@@ -426,7 +426,7 @@ def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[i
 
 
 def _find_subsequence(shapes: Sequence[Shape], candidates: Sequence[Shape]) -> list[int] | None:
-    """Return the leftmost positions in `candidates` at which the shapes occur in order; else None."""
+    """Return the leftmost positions in `candidates` at which the shapes occur in order, or None."""
     positions, position = [], 0
     for shape in shapes:
         while position < len(candidates) and shape is not None and candidates[position] != shape:

@@ -25,7 +25,7 @@ _seek_lock = _thread.allocate_lock()
 
 
 def read_at(descriptor: int, length: int, offset: int) -> bytes:
-    """Return at most `length` bytes from byte `offset` of an open file, in any thread; fewer only at the file's end."""
+    """Read `length` bytes from byte `offset` of an open file, or fewer at the file's end. Works in any thread."""
     data = _read_once(descriptor, length, offset)
     if len(data) == length or not data:
         return data
@@ -80,7 +80,7 @@ def count_usable_cores() -> int:
 
 
 def is_own_file(status: os.stat_result) -> bool:
-    """Return True if the file belongs to this user; Windows keeps other users out of a user's folders itself."""
+    """Return True if the file belongs to this user. Windows itself keeps other users out of a user's folders."""
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 

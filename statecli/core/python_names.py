@@ -106,7 +106,7 @@ def list_definitions(path: str) -> Iterator[str]:
 
 
 def list_exported(path: str) -> list[str]:
-    """Return the names in `__all__` of a file; [] if the file has none."""
+    """Return the names in `__all__` of a file, or [] if the file has no `__all__`."""
     for node in _parse(path):
         if isinstance(node, ast.Assign) and write_code(node.targets[0]) == "__all__":
             return [str(item.value) for item in ast.walk(node.value) if isinstance(item, ast.Constant)]
@@ -166,7 +166,7 @@ def list_factories(path: str) -> Iterator[str]:
 
 
 def find_syntax_error(path: str) -> SyntaxError | None:
-    """Return the syntax error of a Python file; None for a correct or unreadable file."""
+    """Return the syntax error of a Python file, or None for a correct or unreadable file."""
     try:
         _parse_file(path)
     except _PARSE_ERRORS as error:
@@ -175,7 +175,7 @@ def find_syntax_error(path: str) -> SyntaxError | None:
 
 
 def _parse(path: str) -> list[ast.stmt]:
-    """Return the statements of a file, including statements under `if` and `try`; [] for invalid Python."""
+    """Return the statements of a file, including statements under `if` and `try`, or [] for invalid Python."""
     try:
         return [*_iter_statements(_parse_file(path))]
     except _PARSE_ERRORS:
@@ -201,7 +201,7 @@ def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def map_classes(source: str) -> dict[str, ast.ClassDef]:
-    """Return the classes in source code by name; {} for invalid Python."""
+    """Return the classes in source code by name, or {} for invalid Python."""
     try:
         return _map_classes([*_iter_statements(ast.parse(source).body)])
     except _PARSE_ERRORS:

@@ -51,7 +51,7 @@ class QuantizedPart(str, Enum):
 
 
 class LayoutNames(msgspec.Struct, frozen=True):
-    """Last names of a layout's tensors. Those in `optional` may be missing; `owner` is the last name of the weight."""
+    """Last name components of a layout's tensors. Those in `optional` may be missing; `owner` is that of the weight."""
 
     layout: QuantizedLayout
     required: Mapping[str, QuantizedPart]

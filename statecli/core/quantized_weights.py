@@ -131,13 +131,13 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
 
 
 def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWeight]:
-    """Return the quantized weights of all model sections, including incomplete weights; [] if no tensor holds codes."""
+    """Return the quantized weights of all model sections, also incomplete weights, or [] if no tensor holds codes."""
     rows_by_section = _group_by_section(tensors).values()
     return [weight for rows in rows_by_section for weight in find_all_quantized_weights(rows)]
 
 
 def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInfo]]:
-    """Return the tensors of models by section; {} if no tensor holds codes."""
+    """Return the tensors of models by section, or {} if no tensor holds codes."""
     sections: dict[str, list[TensorInfo]] = {}
     if not may_be_quantized(tensors):
         return sections
@@ -173,7 +173,7 @@ class _WholeWeights:
     def has_sibling(
         self, module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int
     ) -> bool:
-        """Return True if a complete weight of the layout is in the same block, or if at least half are complete."""
+        """Return True if the block has a complete weight, or at least half of the layout's weights are complete."""
         dtype = tensors_by_name[names.codes].dtype
         is_same_block = (id(names), dtype, _name_group(module)) in self._groups
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
@@ -200,7 +200,7 @@ def _may_be_plain_float8(tensors_by_name: Mapping[str, TensorInfo], names: Layou
 
 
 def split_codes(row: TensorInfo) -> QuantizedWeight | None:
-    """Return the quantized weight of one tensor subclass of torchao, from its inner tensors; None for other tensors."""
+    """Return the quantized weight of a torchao tensor subclass, from its inner tensors, or None for other tensors."""
     if not row.parts:
         return None
     parts = {
@@ -247,7 +247,7 @@ def _split_name(fqn: str) -> tuple[str, str]:
 
 
 def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | None:
-    """Return the layout that fits the tensors of a module: all required tensors, in possible shapes; else None."""
+    """Return the layout whose required tensors a module has, in possible shapes, or None."""
     for names in LAYOUTS:
         parts = _take_parts(names, tensors_by_name) if tensors_by_name.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
@@ -282,7 +282,7 @@ def _list_nested_names(names: LayoutNames, parts: Mapping[QuantizedPart, TensorI
 def _take_parts(
     names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]
 ) -> dict[QuantizedPart, TensorInfo] | None:
-    """Return the tensors of the layout by their role; None if the codes are missing or have another dtype."""
+    """Return the tensors of the layout by role, or None if the codes are missing or have another dtype."""
     parts = {
         part: tensors_by_name[name]
         for name, part in {**names.required, **names.optional}.items()

@@ -17,7 +17,7 @@ _FIRST_VERB = compile_on_use(
 
 
 def name(text: str) -> str:
-    """Return a name with escapes for line breaks and control characters; two quotes for an empty name."""
+    """Return a name with escapes for line breaks and control characters, or two quotes for an empty name."""
     if not text:
         return "''"
     text = _truncate(text)
@@ -61,7 +61,7 @@ def shape(dims: Sequence[int]) -> str:
 
 
 def value(node: object) -> str:
-    """Return a JSON scalar as text; a container by its type only, because containers can have any size."""
+    """Return a JSON scalar as text. Show only the type of a container, because containers can have any size."""
     if isinstance(node, (list, dict)):
         return f"a {type(node).__name__}"
     text = repr(node) if not isinstance(node, int) or abs(node) < 10**30 else "a number of more than 30 digits"

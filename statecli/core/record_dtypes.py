@@ -47,7 +47,7 @@ def format_code(code: str) -> str:
 
 
 def name_dtype(code: str, fields: str) -> str:
-    """Return the name of a dtype: `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; a long name ends with a digest."""
+    """Return the name of a dtype, such as `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`. A long name ends with a digest."""
     if len(fields) > MAX_CHARACTERS:
         import hashlib  # OpenSSL, which hashlib imports, takes longer to load than most checkpoints to list
 

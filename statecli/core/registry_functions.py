@@ -20,6 +20,6 @@ REGISTRIES = {
 
 
 def find_function(module: str, name: str) -> Registry | None:
-    """Return the registry that builds the named model; None for the registry's own functions and for other modules."""
+    """Return the registry that builds the named model, or None for the registry's own functions and other modules."""
     registry = REGISTRIES.get(module)
     return registry if registry is not None and name not in (registry.build, registry.names) else None

@@ -29,7 +29,7 @@ class ResultViews:
         return str(_import_views().format_html(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of the command (`-f json`) as a dict; for a Lock, the lock file."""
+        """Return the JSON document of the command (`-f json`) as a dict. For a Lock, return the lock file."""
         document: dict[str, Any] = _import_views().to_dict(self)
         return document
 

@@ -92,7 +92,7 @@ def select(
     target: str,
     weights: Mapping[TensorKey, TensorInfo] = MappingProxyType({}),
 ) -> ModelState:
-    """Return the state with the selected tensors and their sections; the same object if nothing is filtered.
+    """Return the state with the selected tensors and their sections, or the same object if nothing is filtered.
 
     `weights` are the rows of quantized weights by section and name of each of their tensors: a selected weight has all
     of its tensors, a weight with an excluded name has none. Raises FilteredOut, with the name `target`, if no tensor is
@@ -136,7 +136,7 @@ def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
 
 
 def suggest_glob(glob: str, names: Iterable[str]) -> str:
-    """Return `; did you mean 'layers.0.*'?` if a name continues the glob `layers.0` after a dot; else ""."""
+    """Return `; did you mean 'layers.0.*'?` if a name continues the glob `layers.0` after a dot, else return ""."""
     longer_glob = f"{glob.rstrip('.')}.*"
     return f"; did you mean {longer_glob!r}?" if matches_any(tuple(names), (longer_glob,)) else ""
 
@@ -161,7 +161,7 @@ def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
 
 
 def split_sizes(text: str) -> list[str]:
-    """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes; `[]` and `()` have none."""
+    """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes. `[]` and `()` have no sizes."""
     text = "".join(text.split())
     inner_text = text[1:-1].removesuffix(",") if text[:1] + text[-1:] in ("[]", "()") else text
     return re.split("[x,]", inner_text) if inner_text or not text else []

@@ -37,7 +37,7 @@ def measure_effect(
     is_lost: Callable[[], bool] = lambda: False,
     is_harmless: Callable[[], bool] = lambda: False,
 ) -> Effect | None:
-    """Return the measured effect of an unregistered or unmoved tensor, if it changes the severity; else None.
+    """Return the measured effect of an unregistered or unmoved tensor if it changes the severity, else None.
 
     Both functions measure, so they are called only if the severity depends on them: `is_lost` unless the tensor is an
     error without a measurement, `is_harmless` for a warning.

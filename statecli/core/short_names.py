@@ -28,7 +28,7 @@ class CommonEnds(msgspec.Struct, frozen=True):
 
 
 def find_common_ends(names: Sequence[str]) -> CommonEnds:
-    """Return the lengths of the shared prefix and suffix, such as `model.` and `.weight`; 0 for a single name."""
+    """Return the lengths of the shared prefix and suffix, such as `model.` and `.weight`, or 0 for a single name."""
     if len(names) < 2:
         return CommonEnds()
     backward = [name[::-1] for name in names]

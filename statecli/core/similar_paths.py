@@ -10,7 +10,7 @@ _MAX_PATHS = 3
 
 
 def suggest_similar_paths(path: str, extension: str = "") -> str:
-    """Return `did you mean weights.pt?` for a missing path; "" if no path is similar."""
+    """Return `did you mean weights.pt?` for a missing path, or "" if no path is similar."""
     paths = find_similar_paths(path, extension)
     return f"did you mean {' or '.join(paths)}?" if paths else ""
 
@@ -52,7 +52,7 @@ def _choose_similar(name: str, names: list[str]) -> list[str]:
 
 
 def list_names(folder: str) -> list[str]:
-    """Return the names in a folder; [] for an unreadable folder."""
+    """Return the names in a folder, or [] if the folder is unreadable."""
     try:
         return os.listdir(folder or os.curdir)
     except OSError:

@@ -124,13 +124,13 @@ def suggest_for_missing(path: str) -> Suggestion:
 
 
 def find_imported_name(text: str) -> str | None:
-    """Return `torch.nn.Linear` for `from torch.nn import Linear`; None for a text that is not an import."""
+    """Return `torch.nn.Linear` for `from torch.nn import Linear`, or None if the text is not an import."""
     statement = _IMPORT.fullmatch(text)
     return ".".join(filter(None, statement.group("module", "name"))) if statement is not None else None
 
 
 def find_model_in_code(text: str) -> str | None:
-    """Return `torch.nn.Linear(2, 3)` for `import torch.nn as nn; model = nn.Linear(2, 3)`; None for other texts.
+    """Return `torch.nn.Linear(2, 3)` for `import torch.nn as nn; model = nn.Linear(2, 3)`, or None for other texts.
 
     Also returns `timm:resnet18` for `model = timm:resnet18`.
     """
@@ -177,7 +177,7 @@ def _correct_punctuation(path: str) -> Suggestion | None:
 
 
 def _describe_missing_folder(path: str) -> str:
-    """Describe the first missing folder of the path; "" if only the file is missing."""
+    """Describe the first missing folder of the path, or return "" if only the file is missing."""
     folder, missing = os.path.dirname(path), ""
     while folder and not os.path.isdir(folder):
         folder, missing = os.path.dirname(folder), folder
@@ -186,7 +186,7 @@ def _describe_missing_folder(path: str) -> str:
 
 
 def suggest_repository(path: str) -> str:
-    """Return how to name a repository of the Hugging Face hub, for a text that may be a repository's name; else ""."""
+    """Return how to name a repository of the Hugging Face hub, if the text may be a repository's name, else ""."""
     dot, extension = path.rpartition(".")[1:]
     if not _REPOSITORY.fullmatch(path) or (dot and not _VERSION_ENDING.fullmatch(extension)):
         return ""
@@ -234,7 +234,7 @@ def suggest_models_of(module: str, file: str | None) -> Suggestion:
 
 
 def find_example(module: str) -> str | None:
-    """Return an example of a target in the package of a module; None for a package without an example."""
+    """Return an example of a target in the package of a module, or None if the package has no example."""
     example = _EXAMPLES.get(module.partition(".")[0])
     return None if example is None else quote_for_shell(example)
 
@@ -245,7 +245,7 @@ def _list_python_files(folder: str) -> list[str]:
 
 
 def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
-    """Suggest how to name a class of a local file or installed module, for a name with dots; None if nothing fits."""
+    """Suggest how to name a class of a local file or module, for a name with dots. Return None if nothing fits."""
     for end in range(len(parts), 0, -1):
         folder, attribute = os.path.join(*parts[:end]), ".".join(parts[end:])
         file = f"{folder}.py"
@@ -371,7 +371,7 @@ def _find_layer(name: str) -> bool:
 
 
 def _suggest_transformers(name: str, call: str) -> Suggestion | None:
-    """Return the suggestion for a class of transformers; None if the package is not installed or lacks the class."""
+    """Return the suggestion for a class of transformers, or None if the package is not installed or lacks the class."""
     spec = next(_find_modules(["transformers"]), None)
     advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
     if advice is None:
@@ -414,7 +414,7 @@ def split_loaded_class(name: str) -> ModuleName | None:
 
 
 def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | None:
-    """Split the name of a module into its package and its last part; None for other names.
+    """Split the name of a module into its package and its last part. Return None for other names.
 
     For the name of a package, return None too, unless a call shows that the last part is a function of the package.
     """
@@ -427,7 +427,7 @@ def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | No
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:
-    """Yield Python's specs of a module and of its submodules, one for each part; nothing is imported."""
+    """Yield Python's specs of a module and of its submodules, one for each part. Nothing is imported."""
     from importlib.util import find_spec
 
     try:

@@ -9,7 +9,7 @@ DEFAULT_WIDTH = 80
 
 
 def is_terminal(descriptor: int) -> bool:
-    """Return whether the descriptor is a terminal; False for a closed descriptor."""
+    """Return whether the file descriptor is an open terminal."""
     try:
         return os.isatty(descriptor)
     except OSError:
@@ -17,7 +17,7 @@ def is_terminal(descriptor: int) -> bool:
 
 
 def get_terminal_width(descriptor: int) -> int:
-    """Return the columns of the terminal; without a terminal the value of COLUMNS, else `DEFAULT_WIDTH`."""
+    """Return the number of columns of the terminal. Without a terminal, return COLUMNS or else `DEFAULT_WIDTH`."""
     try:
         columns = os.get_terminal_size(descriptor).columns
     except OSError:  # `COLUMNS=120 statecli … -f table | less`
@@ -26,6 +26,6 @@ def get_terminal_width(descriptor: int) -> int:
 
 
 def get_requested_width() -> int:
-    """Return the number of columns in the variable COLUMNS; 0 if it is unset or invalid."""
+    """Return the number of columns in the variable COLUMNS, or 0 if it is unset or invalid."""
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

@@ -15,12 +15,12 @@ MAX_MARKS = 30
 
 
 def normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """Return the normalized text; the text itself if too many marks follow each other."""
+    """Return the normalized text, or the text unchanged if too many combining marks follow each other."""
     return text if has_too_many_marks(text) else unicodedata.normalize(form, text)
 
 
 def is_normalized(form: Literal["NFC", "NFKC"], text: str) -> bool:
-    """Return whether normalization leaves the text unchanged; False for a text with too many marks in a row."""
+    """Return whether normalization leaves the text unchanged. Return False for too many marks in a row."""
     return text.isascii() or (not has_too_many_marks(text) and unicodedata.normalize(form, text) == text)
 
 

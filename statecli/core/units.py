@@ -39,7 +39,7 @@ def format_shape(shape: tuple[int, ...] | None) -> str:
 
 
 def format_fqn(fqn: str) -> str:
-    """Return the name; `''` for the empty name, which would be invisible."""
+    """Return the name, or `''` for the empty name, which would be invisible."""
     return fqn or "''"
 
 

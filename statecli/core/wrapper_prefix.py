@@ -165,7 +165,7 @@ def _format_source(state_dict: StateDict) -> str:
 def _build_fix(
     prefixed: Sequence[PrefixedName], names: Sequence[str], kept_names: Sequence[str], state_dict: StateDict
 ) -> str:
-    """Return the code that renames the keys before load_state_dict; a sentence if no code fits all names."""
+    """Return the code that renames the keys before load_state_dict, or a sentence if no code fits all names."""
     source = _format_source(state_dict)
     # A tensor inside a value (`nets['generator']['head.weight']`) is not an entry of the state_dict.
     holder_starts = tuple(f"{name}[" for name in state_dict.holders)

@@ -73,7 +73,7 @@ _Cause = tuple[str, str, str]
 
 
 def _list_causes(finding: Finding, name: str, modules: dict[str, list[str]]) -> list[_Cause]:
-    """Return (target, rule, tensor) for each tensor of a finding about registration or moves; [] for other findings.
+    """Return (target, rule, tensor) for each tensor of a finding about registration or moves, or [] for other findings.
 
     `modules` has, for a tensor of an unregistered module, all tensors of the module.
     """
@@ -101,7 +101,7 @@ def _map_causes(entries: Iterable[BaselineEntry]) -> dict[_Cause, BaselineEntry]
 
 
 def _make_key(finding: Finding, name: str) -> _Key:
-    """Return a key that identifies the finding; `name` is the name of the finding's target."""
+    """Return a key that identifies the finding. `name` is the name of the finding's target."""
     about = finding.about if isinstance(finding.about, str) else None
     # An empty digest means too many bytes: the content is unknown, and nothing accepts the finding.
     content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)
@@ -176,7 +176,7 @@ def _rename_targets(baseline: Baseline, rename: Callable[[str], str]) -> Baselin
 def join_baselines(
     paths: Iterable[str | None], left_out: Collection[str] = (), plugin_rules: Collection[str] | None = ()
 ) -> Baseline | None:
-    """Join the entries of several baseline files; None if no file is given. The first reason for an entry counts.
+    """Join the entries of several baseline files. The first reason for an entry counts. Return None without files.
 
     Entries of the rules `left_out` are not returned. `plugin_rules`: see `read_baseline`.
     """

@@ -245,7 +245,7 @@ def _is_in_repository(path: str) -> bool:
 
 
 def _read_table(path: str) -> Mapping[str, Any] | None:
-    """Return the table for statecli in a TOML file; None without the table, as in most pyproject.toml files."""
+    """Return the table for statecli in a TOML file, or None if the file has no such table."""
     try:
         raw = read_small_file(path, MAX_CONFIG_BYTES)
     except UnreadableError as error:
@@ -360,7 +360,7 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
 def expand_rules(
     names: Sequence[str], origin: str, known_rules: Collection[Rule], command: str = "audit"
 ) -> tuple[str, ...]:
-    """Return the names of the rules that these names of rules or groups select; see `find_rules`.
+    """Expand names of rules and groups to the names of the rules, as `find_rules` does.
 
     Raises UsageError, with similar names, for an unknown name.
     """

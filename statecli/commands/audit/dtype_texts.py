@@ -44,7 +44,7 @@ def _explain_unsafe(tensor: TensorInfo) -> str | None:
 
 
 def _read_letters(tensor: TensorInfo) -> str:
-    """Return the elements as text, as HQQ does; a number that is not a character code becomes `?`."""
+    """Return the elements as text, as HQQ does. A number that is not a character code becomes `?`."""
     assert tensor.data is not None  # noqa: S101 - the caller has looked
     with values.read.open_view(tensor.data, tensor.fqn) as view:
         numbers = [int(number) for items in values.read.read_items(view) for number in items.tolist()]

@@ -122,7 +122,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
-    """Return the plugin; its rules form a group that is named after the rules' prefix. Raises UsageError."""
+    """Return the plugin. Its rules form a group that is named after the rules' prefix. Raises UsageError."""
     rules: Any = getattr(module, "RULES", None)
     if not isinstance(rules, (tuple, list)) or not rules:
         raise UsageError(
@@ -146,7 +146,7 @@ def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
 
 
 def _find_problem(rule: AuditRule) -> str | None:
-    """Return why the rule cannot run; None for a rule that can run."""
+    """Return why the rule cannot run, or None if the rule can run."""
     match = _RULE_NAME.fullmatch(rule.name) if isinstance(rule.name, str) else None
     if match is None:
         return "the name is not valid; use a prefix of your organisation and lower-case words: acme-missing-license"

@@ -77,7 +77,7 @@ def count_matches(pairs: Sequence[LockMatch]) -> LockCount:
 
 
 def list_unlocked_sections(pairs: Sequence[LockMatch]) -> tuple[Oddity, ...]:
-    """Return a note about sections that the lock of a model leaves out, such as an optimizer; else ()."""
+    """Return a note about sections, such as an optimizer, that the lock of a model leaves out, or ()."""
     sections = {
         pair.tensor.section: None for pair in pairs if pair.tensor and pair.differ == compare_lock.SECTION_NOT_IN_LOCK
     }

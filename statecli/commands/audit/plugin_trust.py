@@ -167,7 +167,7 @@ def _is_in_checkout(file: str) -> bool:
 
 
 def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
-    """Return a target whose author may have written the file, or None. The target is at, above or below its folder.
+    """Return a target (at, above or below the file's folder) whose author may have written the file, or None.
 
     A target that contains site-packages does not count: every package of this Python would.
     """
@@ -181,13 +181,13 @@ def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
 
 
 def _find_site_folder(file: str) -> str | None:
-    """Return the site-packages folder that contains the file after its links are resolved; else None."""
+    """Return the site-packages folder that contains the file after its links are resolved, or None."""
     path = os.path.realpath(file)
     return next((folder for folder in _list_site_folders() if is_below(path, folder)), None)
 
 
 def _shorten(file: str) -> str:
-    """Return the path relative to the current folder, with `./`, if the file is inside; else the path unchanged."""
+    """Shorten the path of a file in the current folder to a relative path with `./`. Return other paths unchanged."""
     with suppress(OSError, ValueError):
         relative = os.path.relpath(file)
         if not relative.startswith(os.pardir):

@@ -54,7 +54,7 @@ def read_side(text: str, init_device: str | None) -> ReferenceSide:
 
 
 def _find_only_model(folder: str) -> str:
-    """Return the only model file in a folder if the folder is not readable as one checkpoint; else the folder."""
+    """Return the only model file in a folder that is not readable as one checkpoint. Otherwise return the folder."""
     try:
         formats.members(folder)
     except UnreadableError as error:
@@ -66,7 +66,7 @@ def _find_only_model(folder: str) -> str:
 
 
 def _may_contain_model(path: str) -> bool:
-    """Return whether the file contains a model; True for a damaged file, because its content is unknown."""
+    """Return whether the file contains a model. A damaged file counts, because its content is unknown."""
     try:
         return explain_not_compared(load.read_whole_checkpoint(path), in_model_folder=False) is None
     except UnreadableError as error:
@@ -130,7 +130,7 @@ NOT_COMPARED_REASONS = REASONS_WITHOUT_MODEL | {NOT_PART_OF_MODEL, INSIDE_MODEL_
 
 
 def explain_not_compared(state: ModelState, *, in_model_folder: bool) -> str | None:
-    """Return why a file found by a walk is not compared with the reference; None for a model.
+    """Return why a file found by a walk is not compared with the reference, or None for a model.
 
     `in_model_folder`: the file lies in the folder of a model among the targets.
     """

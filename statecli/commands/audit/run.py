@@ -247,7 +247,7 @@ class _Run:
             yield _accept_ignored(replace(result, status=TargetStatus.SKIPPED, reason=reason), self.request)
 
     def explain_unused_reference(self, targets: Sequence[TargetResult]) -> str | None:
-        """Return why no target was compared with --model, --against or --lock; None if a target was compared.
+        """Return why no target was compared with --model, --against or --lock, or None if a target was compared.
 
         With `as_found` the targets are a part of a project, not necessarily with a model.
         """

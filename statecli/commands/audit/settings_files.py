@@ -39,7 +39,7 @@ _AUTO_MAP, _CHAT_TEMPLATE = "auto_map", "chat_template"
 
 
 def read_settings_file(path: str) -> SettingsFile | None:
-    """Return the Python code and the chat templates that the file names or contains; None for other files."""
+    """Return the Python code and the chat templates that the file names or contains, or None for other files."""
     folder, name = files.split(path)
     if not may_be_settings(path):
         return None
@@ -65,7 +65,7 @@ def read_settings_file(path: str) -> SettingsFile | None:
 
 
 def list_settings_files(folder: str) -> list[str]:
-    """Return the files of a model folder that `read_settings_file` may read; none of a folder that cannot be listed."""
+    """Return the files of a model folder that `read_settings_file` may read. An unlistable folder is skipped."""
     paths = []
     for parent in (folder, *(files.join(folder, name) for name in ("additional_chat_templates", _GENERATE[0]))):
         with suppress(OSError):

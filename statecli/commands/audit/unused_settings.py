@@ -109,7 +109,7 @@ def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Findi
 
 
 def _matches_file(pattern: str, folder: str) -> bool:
-    """Return whether the pattern matches a local file below the folder; False for a URL."""
+    """Return whether the pattern matches a local file below the folder. Return False for a URL."""
     if files.is_remote(pattern):
         return False
     return next(glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True), None) is not None

@@ -193,7 +193,7 @@ def describe_lost_values(change: Change) -> str | None:
 
 
 def explain_beyond_merge(change: Change) -> str:
-    """Describe how the change differs from the merge of the adapter, as the start of a message. Return "" if equal."""
+    """Describe how a change differs from the adapter's merge, as the start of a message. Return "" if it does not."""
     transformation = change.transformation
     if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""

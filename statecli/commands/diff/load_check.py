@@ -426,7 +426,7 @@ def _exclude(names: Iterable[str], others: Iterable[str]) -> list[str]:
 
 
 def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Map module paths of the checkpoint to module paths of the class; {} if all names are equal."""
+    """Map module paths of the checkpoint to module paths of the class. Return {} if all names are equal."""
     paths: dict[str, str] = {}
     if all(stored_name == registered for stored_name, registered in pairs):
         return paths

@@ -199,7 +199,7 @@ class _Comparison:
         )
 
     def _get_comparison(self) -> CompareOptions | None:
-        """Return the options with which values were compared, or None if they were not. Digests compare bitwise."""
+        """Return the options of the value comparison (bitwise for digests), or None if values were not compared."""
         if not self.values:
             return None
         return CompareOptions(bitwise=True) if self.digests else self.request.how

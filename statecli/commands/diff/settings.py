@@ -202,7 +202,7 @@ def _rename_sections(
 
 
 def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
-    """Return a function that returns the old and the new prefix of the innermost section of a key."""
+    """Build a function that returns the old and the new prefix of a key's innermost section."""
     inner_first = sorted(new_prefixes, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:

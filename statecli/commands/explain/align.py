@@ -107,7 +107,7 @@ class _Aligner:
         self.names: dict[str, str] = {}
 
     def align(self, checkpoint: _Node, model: _Node) -> None:
-        """Pair the tensors inside two modules that match."""
+        """Pair the tensors inside two matching modules."""
         stack = [(checkpoint, model)]
         while stack:
             stored, registered = stack.pop()
@@ -146,7 +146,7 @@ class _Aligner:
     # --- children without an equal name -----------------------------------------------------------------------------
 
     def _choose(self, stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
-        """Pair modules that contain equal tensor shapes, then modules that share at least half of their shapes."""
+        """Pair modules whose tensors have equal shapes, then modules that share at least half of their shapes."""
         groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:
@@ -159,7 +159,7 @@ class _Aligner:
         return node_pairs + _choose_similar(*unpaired_nodes)
 
     def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair modules with equal tensor shapes: by words that their names share, then by spelling, then by order."""
+        """Pair modules whose tensors have equal shapes: by words in their names, then by spelling, then by order."""
         stored, registered = stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
             (id(first), id(second)): _measure_evidence(first, second) for first, second in product(stored, registered)
@@ -384,7 +384,7 @@ def _pair_numbers(
     left: Mapping[str, _Node],
     right: Mapping[str, _Node],
 ) -> list[tuple[str, str]]:
-    """Pair numbered children in order, by the shapes inside each child."""
+    """Pair numbered children in order, so that the tensor shapes inside the children agree as well as possible."""
     numbers, others = sorted(stored), sorted(registered)
     rows = [_make_key(left[stored[number]]) for number in numbers]
     columns = [_make_key(right[registered[number]]) for number in others]
@@ -408,7 +408,7 @@ def _pair_numbers(
 
 
 def _count_common_shapes(first: _Node, second: _Node) -> int:
-    """Return how many shapes two modules share; 0 if the modules share less than half of their shapes."""
+    """Return how many shapes two modules share, or 0 if they share less than half of their shapes."""
     shared = sum((_count_shapes(first) & _count_shapes(second)).values())
     return shared if 2 * shared >= max(first.count, second.count) else 0
 

@@ -46,7 +46,7 @@ class LoadSubject(msgspec.Struct, frozen=True):
 
 
 def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> LoadSubject | None:
-    """Return the class and the checkpoint as a LoadSubject; None if the checkpoint has no model."""
+    """Return the class and the checkpoint as a LoadSubject, or None if the checkpoint has no model."""
     rows = (row for row in model.tensors if row.kind in REGISTERED_KINDS and row.is_in_state_dict)
     registered = {row.fqn: row for row in rows}
     entries = read_entries(checkpoint, list(registered))

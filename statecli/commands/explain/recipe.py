@@ -52,7 +52,7 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Rest(Enum):
-    """Kind of entries that the code drops by comparison with the class, because some names in the file are unknown."""
+    """Entries that the printed code leaves out because the class does not have their names (or their shapes)."""
 
     UNKNOWN = "names that the class does not have"
     OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
@@ -198,7 +198,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def _list_rules(steps: Sequence[Step]) -> list[str]:
-    """Return code of a `(pattern, replacement)` pair for each step. Return [] for under three steps or with a Shift."""
+    """Return the steps as code of `(pattern, replacement)` pairs for a loop. Return [] if a loop does not fit."""
     substitutions = [step for step in steps if isinstance(step, Substitution)]
     if len(steps) < 3 or len(substitutions) < len(steps):
         return []

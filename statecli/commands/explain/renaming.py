@@ -35,7 +35,7 @@ class Substitution(msgspec.Struct, frozen=True):
         return re.sub(self.pattern, self.replacement, name)
 
     def format_code(self, name: str) -> str:
-        """Return Python code that computes the new name; `name` is the code of the old name."""
+        """Return Python code that computes the new name. `name` is the code of the old name."""
         if self.old is None:
             return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
         if not self.at_start:
@@ -109,7 +109,7 @@ def format_raw(text: str) -> str:
 
 
 def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[Step, ...] | None:
-    """Return a few steps that rename each key of `names` to its value without name clashes; None if not found.
+    """Return a few steps that rename each key of `names` to its value without name clashes, or None if not found.
 
     `others` are names without a partner: their new names must not be values of `names`.
     """

@@ -23,7 +23,7 @@ Change = tuple[str, int, int]
 
 
 def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None:
-    """Return the diagnosis with arguments for which the class loads the whole checkpoint. Return None if not found."""
+    """Find arguments with which the class loads the whole checkpoint. Return a diagnosis with them, or None."""
     causes = {evidence.cause for evidence in diagnosis.causes}
     if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
         return None

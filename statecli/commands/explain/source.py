@@ -50,7 +50,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
 
 
 def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries | None:
-    """Return the entries that a class with these registered names would load; None if the checkpoint has no model."""
+    """Return the entries that a class with the registered names would load, or None if the file has no model."""
     sections = list_model_sections(state)
     if not sections:
         return None

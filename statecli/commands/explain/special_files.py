@@ -38,7 +38,7 @@ _QUANTIZED = {
 
 
 def recognize(state: ModelState, names: Sequence[str], built_model: BuiltModel) -> Diagnosis | None:
-    """Return the diagnosis of an adapter or of quantised weights; None for other files."""
+    """Return the diagnosis of an adapter or of quantised weights, or None for other files."""
     adapter = list_adapter_names(names)
     if adapter:
         return _diagnose_adapter(state, names, adapter, built_model)
@@ -64,7 +64,7 @@ class QuantizedNames(msgspec.Struct, frozen=True):
 
 
 def find_quantized_names(names: Iterable[str]) -> QuantizedNames | None:
-    """Return the names that only quantised weights have; None if no name is of this kind."""
+    """Return the names that only quantised weights have, or None if the file has no such names."""
     names = list(names)
     for pattern, library in _QUANTIZED.items():
         quantized = [name for name in names if pattern.search(name)]

@@ -23,7 +23,7 @@ class Harm(msgspec.Struct, frozen=True):
 
     @property
     def severity(self) -> Severity | None:
-        """The highest severity; None if the tensor does no harm."""
+        """The highest severity, or None if the tensor does no harm."""
         severities = [finding.severity for finding in self.findings]
         severities += [self.left_behind] if self.left_behind else []
         return find_worst_severity(severities) if severities else None

@@ -30,7 +30,7 @@ MAX_SETTINGS = 100
 
 
 class _Norms(msgspec.Struct):
-    """L2 norms over the parameters of a module in a checkpoint; None if unknown.
+    """L2 norms over the parameters of a module in a checkpoint. A norm is None if it is unknown.
 
     `previous_name`: name of the module in the checkpoint before; None if the checkpoint before lacks the module.
     """
@@ -45,7 +45,7 @@ class _Norms(msgspec.Struct):
 
     @property
     def has_changed(self) -> bool | None:
-        """True if a parameter changed since the previous checkpoint; None if unknown."""
+        """True if a parameter changed since the previous checkpoint, or None if this is unknown."""
         if True in self.parameters_changed:
             return True
         return False if self.parameters_changed and None not in self.parameters_changed else None

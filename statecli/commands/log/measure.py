@@ -249,7 +249,7 @@ def _refine_cosine(difference: TensorChange, before: float, after: float) -> flo
 
 
 def _combine_cosines(pairs: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return the joint cosine of all tensors from their norms and cosines; None if all old or new values are zero."""
+    """Return the joint cosine of all tensors from their norms and cosines, or None if one side is all zero."""
     before, after = (math.hypot(*(pair[side] for pair in pairs)) for side in (0, 1))
     if not (before and after):
         return None

@@ -24,7 +24,7 @@ class State(str, Enum):
 
 
 class ResumeAnswer(str, Enum):
-    """Whether a resumed training continues as before (`equal`) or not (`different`); `inconclusive` if unknown."""
+    """Whether a resumed training continues as before: `equal`, `different`, or `inconclusive` if unknown."""
 
     EQUAL = "equal"
     DIFFERENT = "different"

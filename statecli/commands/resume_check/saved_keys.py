@@ -87,7 +87,7 @@ class SavedKey(msgspec.Struct, frozen=True):
 
     @property
     def expression(self) -> str:
-        """Python expression of the value, such as `checkpoint['rng']`; "" in a folder of several files."""
+        """Python expression of the value, such as `checkpoint['rng']`, or "" in a folder of several files."""
         return "" if self.file else "checkpoint" + "".join(f"[{key!r}]" for key in self.path)
 
 

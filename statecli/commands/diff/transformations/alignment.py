@@ -30,7 +30,7 @@ def compute_digests_of_pairs(
 
 
 class Segment(NamedTuple):
-    """Run of `size` consecutive rows that both sides have. It begins at row `start` of the shorter side.
+    """Run of `size` consecutive rows that both sides have. The run begins at row `start` of the shorter side.
 
     The same rows of the longer side begin at `start + offset`.
     """

@@ -41,7 +41,7 @@ def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> di
 
 
 def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
-    """Return True if it cannot be chance that the tensors without exceptions equal their rounded old values."""
+    """Return True if the tensors without exceptions cannot equal their rounded old values by chance."""
     bits = 0.0
     for n, cast in casts.items():
         if not cast.exceptions:

@@ -172,7 +172,7 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return the check whose samples fit best, for each change that has a fitting check."""
+    """Return the check whose samples fit best for each change. Skip changes without a fitting check."""
     samples = [
         (number, CheckTask(task.name, task.operation, *sides, task.factor))
         for number, (_, task) in enumerate(trials)

@@ -56,7 +56,7 @@ class _Row(NamedTuple):
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the joined and split tensors, by the index in `changes` of the tensor that contains the parts.
+    """Return the joined and split tensors, by the index in `changes` of the fused tensor.
 
     The parts are tensors of the other side: in the same module or the module above, or else with the same numbers in
     their names. The join may be transposed as a whole, and the values of the parts may have been rounded to another
@@ -226,7 +226,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield the related tensors, plus the only other tensor with exactly the number of rows that they lack."""
+    """Yield the related tensors with one more tensor: the only one that has exactly the missing number of rows."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)

@@ -98,7 +98,7 @@ def flatten(data: TensorData) -> TensorData | None:
 
 
 def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
-    """Return about the first `count` elements, with as few indexes along each axis as possible."""
+    """Return about `count` elements from the start of the tensor, as whole rows where possible."""
     for axis, size in enumerate(data.shape):
         inner = prod(data.shape[axis + 1 :])
         data = narrow(data, axis, 0, min(size, max(1, count // max(1, inner))))
