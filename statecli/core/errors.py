@@ -68,7 +68,7 @@ class StateError(Exception):
         return super().__str__()
 
     def describe(self) -> str:
-        """Return the message without choices and advice, with options as the command line or Python spells them."""
+        """Return the message without the list of choices and the advice. Options fit the command line or Python."""
         return spell_options(self.message)
 
     def use_arguments(self, arguments: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Import the modules of a package on their first use: few runs need the modules, or the modules need torch or numpy.
+"""Import a package's modules on their first use, because most runs do not need them, or they need torch or numpy.
 
 A file imports the package at its top, and uses its modules as attributes: `live.build.build(…)`. The `__getattr__` of
 the package imports the module. The package lists its modules of this kind for type checkers.

@@ -63,7 +63,7 @@ class LayoutNames(msgspec.Struct, frozen=True):
 
     @property
     def codes(self) -> str:
-        """Last name of the tensor with the codes."""
+        """Last name component of the tensor with the codes."""
         return next(name for name, part in self.required.items() if part is QuantizedPart.CODES)
 
 

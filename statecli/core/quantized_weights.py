@@ -258,7 +258,7 @@ def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | Non
 def _build_weight(
     module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, needed_name: str | None = None
 ) -> QuantizedWeight:
-    """Build a quantized weight. `needed_name`: last name of a tensor that this weight lacks and other weights have."""
+    """Build a quantized weight. `needed_name`: last component of a tensor that this weight lacks and others have."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
     parts = _take_parts(names, tensors_by_name) or {}
     missing_names = [

@@ -19,7 +19,7 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 def has_unread_tensors(entries: Iterable[NotChecked]) -> bool:
-    """Return True if an entry is about tensors, because unread tensors, unlike skipped files, are not expected."""
+    """Return True if an entry is about tensors. Unread tensors are unexpected, unlike skipped files."""
     return any(entry.what == "tensor" for entry in entries)
 
 

@@ -49,14 +49,14 @@ def format_yes_no(value: bool | None) -> str | None:
 
 
 def format_number(value: float | int | None, digits: int = 6) -> str:
-    """Return the number with `digits` significant digits, `-` for None."""
+    """Return the number with `digits` significant digits, or `-` for None."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
 def format_size(count: int) -> str:
-    """Return bytes in decimal units: `90.9 MB`."""
+    """Format a number of bytes in decimal units: `90.9 MB`."""
     return _format_scaled(count, ("B", "kB", "MB", "GB", "TB"))
 
 

@@ -59,7 +59,7 @@ class Rest(Enum):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Entries that are not loaded: by prefix, by name, or by comparison with the class (`rest`)."""
+    """Entries that are not loaded, given by prefix, by name, or by comparison with the class (`rest`)."""
 
     prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
