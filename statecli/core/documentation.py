@@ -9,7 +9,7 @@ DOCUMENTATION_URL = "https://statecli.example/"
 
 
 def is_published() -> bool:
-    """Return False while the address is a placeholder, not a page on the web."""
+    """Return True if `DOCUMENTATION_URL` is a real address instead of the placeholder."""
     return not DOCUMENTATION_URL.endswith(".example/")
 
 
@@ -19,5 +19,5 @@ def rule_url(name: str) -> str:
 
 
 def schema_url(command: str, version: int) -> str:
-    """Return the address of the JSON Schema of a command's document. Each version has an address of its own."""
+    """Return the address of the JSON Schema of a command's output. Each schema version has its own address."""
     return f"{DOCUMENTATION_URL}schemas/{command}-{version}.json"

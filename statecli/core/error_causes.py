@@ -21,7 +21,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class FailureGroup(msgspec.Struct, frozen=True, gc=False):
-    """Failures with one cause: a line about all of them, and their number."""
+    """Failures with a common cause: one line about all of them, and their number."""
 
     line: str
     size: int

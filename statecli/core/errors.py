@@ -162,7 +162,7 @@ class PlaceUnreadable(UnreadableError):
 
 
 class BarePickle(UnreadableError):
-    """The target is a pickle not written by torch.save: only its imports can be reported."""
+    """The target is a pickle that torch.save did not write, so only its imports can be reported."""
 
 
 class MalformedError(UnreadableError):

@@ -164,7 +164,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
 
 
 class WordedFinding(Finding, frozen=True, gc=False, kw_only=True):
-    """A finding with the parts of its message. The parts are not in the JSON documents."""
+    """A finding with the parts of its message, which are not in the JSON documents."""
 
     wording: Wording
 
@@ -174,6 +174,6 @@ class WordedFinding(Finding, frozen=True, gc=False, kw_only=True):
 
 
 def select_unreported(oddities: Iterable[Oddity], findings: Iterable[Finding]) -> list[Oddity]:
-    """Return the oddities that no finding reports. A finding reports an oddity if its rule has the oddity's name."""
+    """Return the oddities that no finding reports. A rule with the name of an oddity reports this oddity."""
     reported = {(finding.rule, finding.fqn) for finding in findings}
     return [oddity for oddity in oddities if (oddity.name, oddity.fqn) not in reported]

@@ -10,7 +10,7 @@ Key = TypeVar("Key")
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Group the items by key; keys and items keep the order of the items."""
+    """Group the items by key. Keys and items keep the order of the items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -53,7 +53,7 @@ _FOREIGN_MODULE = "langchain_tools.py"
 
 
 def describe_mixed_packages() -> str | None:
-    """Return an error if another project's package `statecli` is installed too: they overwrite each other's files."""
+    """Return an error if another project's package `statecli` is installed too. Both overwrite each other's files."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(os.path.join(folder, _FOREIGN_MODULE)):
         return None
@@ -76,7 +76,7 @@ def describe_missing_gil() -> str | None:
 
 
 def describe_unusable_installation() -> str | None:
-    """Return why no command can run in this installation, None if commands can run."""
+    """Return why no command can run in this installation, or None if commands can run."""
     return describe_missing_gil() or describe_mixed_packages()
 
 

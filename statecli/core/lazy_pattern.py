@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class _LazyPattern:
-    """Stand-in for a compiled pattern; its methods become the compiled pattern's methods on their first use."""
+    """Stand-in for a compiled pattern. Its methods become the compiled pattern's methods on their first use."""
 
     def __init__(self, pattern: str | bytes, flags: int) -> None:
         self.pattern = pattern

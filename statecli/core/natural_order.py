@@ -14,7 +14,7 @@ _MAX_COUNTED_DIGITS = 0x10FFFF
 
 
 def make_natural_key(name: str) -> str:
-    """Return a sort key that orders the numbers in names by value: a number with more digits is larger.
+    """Return a sort key that orders the numbers in names by value, so that `layers.2` comes before `layers.10`.
 
     No number is converted, because Python converts 4,300 digits at most.
     """

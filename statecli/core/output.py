@@ -30,14 +30,14 @@ class Color(str, Enum):
 
 
 class TensorOrder(str, Enum):
-    """Orders of the rows of `inspect`."""
+    """Orders in which `inspect` can list rows."""
 
     NAME = "name"
     SIZE = "size"
 
 
 class ChangeOrder(str, Enum):
-    """Orders of the rows of `diff`."""
+    """Orders in which `diff` can list rows."""
 
     NAME = "name"
     SIZE = "size"

@@ -133,7 +133,7 @@ def classify_tensors(state: ModelState) -> ModelState:
 
 
 def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[TensorKey, Kind]:
-    """Return how libraries register the tensors of quantized weights: parameter or buffer, by section and name.
+    """Map each tensor of a quantized weight to the kind that libraries register: parameter or buffer.
 
     bitsandbytes registers the codes as a parameter and saves the rest with the state_dict; gptqmodel and autoawq
     register buffers; compressed-tensors, transformers and torchao register parameters.
@@ -300,7 +300,7 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the positions of the tensors that the optimizer certainly trains. Empty if this cannot be decided.
+    """Return the positions of the tensors that the optimizer certainly trains. Return none if this is undecided.
 
     If the optimizer saved names, all names must be in the file. Otherwise shapes decide. The optimizer's ids follow the
     order of `parameters()`, so each group is a subsequence of the entries. The assignment is unique if the leftmost and

@@ -38,7 +38,7 @@ def read_at(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def fill_at(descriptor: int, into: memoryview, offset: int) -> int:
-    """Read into a buffer from byte `offset` of an open file, in any thread; return the number of bytes read."""
+    """Read into a buffer from byte `offset` of an open file, in any thread. Return the number of bytes read."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [into], offset)
     data = _read_once(descriptor, len(into), offset)
@@ -55,7 +55,7 @@ def _read_once(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def use_one_malloc_arena() -> None:
-    """Let all threads of the process allocate from a single arena of glibc; other C libraries lack the setting.
+    """Let all threads of the process allocate from a single glibc arena. Other C libraries lack the setting.
 
     Otherwise each thread has an arena, and each arena keeps the memory of freed values: 40 MB in 16 threads.
     """

@@ -22,7 +22,7 @@ def report_stage(text: str) -> None:
 
 @contextmanager
 def watch_stages(show: Callable[[str], None]) -> Iterator[None]:
-    """Call `show` with each stage that begins in the block."""
+    """Call `show` with each stage that begins while the block runs."""
     before = _show_stage.set(show)
     try:
         yield

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Name(str, Enum):
-    """Names of the proofs, in running order."""
+    """Names of the proofs, in the order in which they run."""
 
     MOVE = "move"
     CAST = "cast"

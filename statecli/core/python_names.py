@@ -130,7 +130,7 @@ def takes_configuration(name: str, annotation: str) -> bool:
 
 
 def takes_object(name: str, annotation: str) -> bool:
-    """Return True if an argument takes an object that no literal can replace: a configuration, a module or the like."""
+    """Return True if an argument takes an object that no literal can replace, such as a configuration or a module."""
     words = {word for word in re.findall(r"\w+", annotation) if word[:1].isupper()}
     return takes_configuration(name, annotation) or bool(words - _LITERAL_TYPES)
 
@@ -213,7 +213,7 @@ def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
 
 
 def _list_module_names(classes: Mapping[str, ast.ClassDef]) -> list[str]:
-    """Return the classes that derive from a module class: from the file or torch.nn, or with a name like `...Model`."""
+    """Return the classes that derive from a class of torch.nn, or from a class with a name like `...Model`."""
     modules: list[str] = []
     for name, node in classes.items():
         bases = [write_code(base) for base in node.bases]
@@ -229,7 +229,7 @@ def _is_module(base: str) -> bool:
 
 
 class _ReturnedModels(msgspec.Struct, frozen=True):
-    """Finder of the functions of a file that return a model, by the expressions in their `return` statements."""
+    """Finder of the functions of a file that return a model, as their `return` statements show."""
 
     functions: Mapping[str, ast.FunctionDef]
     classes: Mapping[str, ast.ClassDef]

@@ -194,7 +194,7 @@ def _name_group(module: str) -> str:
 
 
 def _may_be_plain_float8(tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames) -> bool:
-    """Return True for a float8 tensor called `weight` without another tensor of the layout."""
+    """Return True if a weight is only a float8 tensor called `weight`, without other tensors of the layout."""
     is_alone = not any(name in tensors_by_name for name in (*names.required, *names.optional) if name != names.codes)
     return is_alone and names.codes == "weight" and tensors_by_name["weight"].dtype.startswith("float8")
 

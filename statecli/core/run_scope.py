@@ -39,7 +39,7 @@ class Configuration(msgspec.Struct, frozen=True):
 
 
 def merge_not_checked(entries: Iterable[NotChecked]) -> tuple[NotChecked, ...]:
-    """Add up the entries with the same noun and reason, in the order of their first appearance."""
+    """Add up the counts of entries with the same noun and reason. Keep the order of first appearance."""
     counts: dict[tuple[str, str], int] = {}
     for entry in entries:
         counts[entry.what, entry.why] = counts.get((entry.what, entry.why), 0) + entry.count

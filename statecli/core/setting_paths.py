@@ -19,7 +19,7 @@ _INT = compile_on_use("0|-?[1-9][0-9]*")
 
 
 def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings:
-    """Return the settings plus those of a companion file, with the prefix `name.` (`name` has no dot)."""
+    """Return the settings with those of a companion file added under the prefix `name.` (`name` has no dot)."""
     combined = join((settings, put_below(file_settings, f"{name}.")))
     return replace(combined, companion_names=settings.companion_names | {name})
 
@@ -47,7 +47,7 @@ def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]
 
 
 def put_below(settings: Settings, prefix: str) -> Settings:
-    """Return the settings with a prefix before each path; the prefix ends with a dot or is empty."""
+    """Return the settings with a prefix before each path. The prefix ends with a dot or is empty."""
     return rename(settings, lambda _: ("", prefix))
 
 
@@ -57,7 +57,7 @@ def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
 
 
 def join(parts: Iterable[Settings]) -> Settings:
-    """Return all settings of the parts. If two have the same path, the later value counts."""
+    """Join several settings objects. If a path occurs twice, the later value counts."""
     values: dict[str, Scalar] = {}
     types: dict[str, str] = {}
     kinds: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _choose_letter(step: str) -> str:
 
 
 def format_path(path: str, types: str) -> str:
-    """Format the path; a text key that looks like another type is in brackets and quotes."""
+    """Format a path. A text key that looks like another type is shown in brackets and quotes."""
     steps, at = [], 0
     for letters in types.split("."):
         step = path[at : at + len(letters)]

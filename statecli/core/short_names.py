@@ -21,7 +21,7 @@ _NUMBER = compile_on_use(r"[0-9]")
 
 
 class CommonEnds(msgspec.Struct, frozen=True):
-    """Number of characters in the prefix and the suffix (whole parts of names) that all names of a list share."""
+    """Length of the prefix and of the suffix (whole parts of names) that all names of a list share."""
 
     start: int = 0
     end: int = 0
@@ -38,7 +38,7 @@ def find_common_ends(names: Sequence[str]) -> CommonEnds:
 
 
 def _count_common(first: str, second: str) -> int:
-    """Return the number of characters in the parts with which both names begin."""
+    """Return the total length of the leading parts that both names share."""
     equal = next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

@@ -61,7 +61,7 @@ def format_size(count: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """Return a number of elements as parameters are counted: `22.7 M`, `1.5 B`."""
+    """Format a number of elements as parameters are counted: `22.7 M`, `1.5 B`."""
     return _format_scaled(count, ("", "K", "M", "B", "T"))
 
 

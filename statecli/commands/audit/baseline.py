@@ -109,7 +109,7 @@ def _make_key(finding: Finding, name: str) -> _Key:
 
 
 def _strip_target(finding: Finding) -> str:
-    """Return the message without the target, because users type targets in many ways."""
+    """Return the finding's message without the target, because users can type the same target in different ways."""
     return finding.message.removeprefix(f"{finding.target}: ")
 
 
@@ -195,7 +195,7 @@ def find_existing_file(path: str | None) -> str | None:
 
 
 def accept_findings(audit: Audit, baseline: Baseline, *, unfiltered: bool) -> Audit:
-    """Move findings that the baseline accepts to `accepted`, and add a note for each entry without a finding.
+    """Move findings to `accepted` if the baseline accepts them. Add a note for each baseline entry without a finding.
 
     `unfiltered`: no filter hid a tensor, so a missing finding is fixed.
     """

@@ -174,7 +174,7 @@ def _check_unique(plugins: list[Plugin]) -> None:
 
 
 def _protect(find: Find) -> Find:
-    """Wrap the function of a rule: its prints go to standard error, and each issue that it yields is checked.
+    """Wrap the function of a rule, so that its prints go to standard error and each yielded issue is checked.
 
     An exception of the function is raised after the issues yielded before. `sys.exit` and errors of statecli are raised
     as RuntimeError, because they have a meaning for the whole run.
@@ -200,7 +200,7 @@ def _protect(find: Find) -> Find:
 
 
 def _check_issue(issue: object) -> None:
-    """Raise TypeError or ValidationError for anything but an Issue with fields of the right types."""
+    """Raise TypeError or ValidationError unless the object is an Issue with fields of the right types."""
     if not isinstance(issue, Issue) or not issue.message:
         raise TypeError(f"the rule yielded {issue!r:.60}, which is not an Issue with a message")
     msgspec.convert(msgspec.to_builtins(issue), Issue)

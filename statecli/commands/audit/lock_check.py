@@ -71,7 +71,7 @@ def _build_lock_request(request: Request, by_name: bool) -> compare_lock.Request
 
 
 def count_matches(pairs: Sequence[LockMatch]) -> LockCount:
-    """Count the tensors compared with the lock, and the matches. A tensor that lock or target lacks does not match."""
+    """Count the tensors compared with the lock, and the matches. A tensor missing on one side does not match."""
     compared = [pair for pair in pairs if pair.differ != compare_lock.SECTION_NOT_IN_LOCK]
     return LockCount(len(compared), sum(pair.agrees for pair in compared))
 

@@ -35,7 +35,7 @@ _DOTTED_NAME = compile_on_use(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_file(name: str) -> bool:
-    """Return whether a typed plugin is a file, and not the name of a module."""
+    """Return whether the user typed a plugin as a file instead of a module name."""
     return name.endswith(".py")
 
 

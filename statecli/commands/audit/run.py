@@ -290,7 +290,7 @@ class _Run:
         return any(map(_is_about_pickles, self.rules)) and not is_named_as_checkpoint(text)
 
     def _judge_pickle(self, text: str, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Check which code runs when a pickle that is not a checkpoint is loaded; skip all other rules."""
+        """Check which code runs when a pickle that is not a checkpoint is loaded. Skip all other rules."""
         reason = "is a pickle that is not a checkpoint"
         if self.not_compared is not None:
             self.not_compared[text] = reason
@@ -308,7 +308,7 @@ class _Run:
         return replace(result, skipped=(*result.skipped, *skipped))
 
     def _build_failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Return the result of an unreadable target, or of a target without selected tensors, with a finding.
+        """Return the failed result, with a finding, of an unreadable target or of a target without selected tensors.
 
         Its pickles are checked nevertheless, because their danger does not depend on the tensors. Missing shards are
         reported if only the comparison failed.
@@ -370,7 +370,7 @@ class _Run:
         return self._compare(subject, side)
 
     def _filter(self, state: ModelState, text: str) -> ModelState:
-        """Apply the filters to the tensors; a file without tensors is returned unchanged."""
+        """Apply the filters to the tensors. A file without tensors is returned unchanged."""
         if not state.tensors:
             return state
         return select(state, self.request.selection, text)
@@ -454,7 +454,7 @@ def _is_about_pickles(rule: AuditRule) -> bool:
 
 
 def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
-    """Move findings that per-target-ignore accepts to `accepted`, with their reasons."""
+    """Move findings to `accepted` if per-target-ignore accepts them, and add the reasons."""
     if not request.per_target_ignore:
         return result
     name = make_relative_name(result.target, request.config_folder)
@@ -533,7 +533,7 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
 
 
 def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
-    """Return an entry with the number of tensors whose values no rule has checked, and the reason."""
+    """Return how many tensors have values that no rule has checked, and the reason."""
     count = sum(bool(tensor.elements) for tensor in subject.state.tensors)
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)

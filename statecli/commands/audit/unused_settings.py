@@ -1,4 +1,4 @@
-"""Notes about a whole audit, not about a single target, because no requested check may be left out silently."""
+"""Notes about a whole audit instead of a single target. No requested check may be left out silently."""
 
 from __future__ import annotations
 

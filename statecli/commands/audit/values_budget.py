@@ -1,4 +1,4 @@
-"""Decide whether an audit reads the values of a target, if no option decides this."""
+"""Decide whether an audit reads the values of a target if no option sets this."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`statecli bisect`: find the first checkpoint of a run where a condition holds, and read few checkpoints."""
+"""`statecli bisect`: find the first checkpoint of a run where a condition holds, by reading only a few checkpoints."""

@@ -203,7 +203,7 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
 
 
 def _find_ends(checkpoints: Sequence[Checkpoint], prober: _Prober) -> tuple[int | None, int | None]:
-    """Return the indexes of the first and the last readable checkpoint, or None for both."""
+    """Return the indexes of the first and the last readable checkpoint, or None and None if all are unreadable."""
     numbers = range(len(checkpoints))
     low = next((n for n in numbers if prober.decide(n, checkpoints[n]).holds is not None), None)
     if low is None:

@@ -1,4 +1,4 @@
-"""`statecli diff`: compare two states.
+"""`statecli diff`: compare two checkpoints or model classes.
 
     names ──▶ metadata ──▶ values ──▶ equal bytes under another name ──▶ expectations
 

@@ -120,7 +120,7 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
 
 
 def _order_change(near_zero: frozenset[int], change: Change) -> tuple[bool, bool, float, float]:
-    """Return a key that sorts changes by their size.
+    """Return a key that ranks changes: parameters before other tensors, then by the relative change.
 
     Tensors that were zero before, as most biases, come last: their relative change is undefined.
     """

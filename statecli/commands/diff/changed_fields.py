@@ -23,7 +23,7 @@ def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
 
 
 def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
-    """Yield the fields that differ between two rows. Tying and values are compared elsewhere."""
+    """Yield the fields in which two tensors differ. Tying and values are compared elsewhere."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
     if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):

@@ -225,7 +225,7 @@ def check_load(
 
 
 class _Load:
-    """A checkpoint whose entries have the names that the class uses."""
+    """A checkpoint prepared for a load: its entries have the names that the class uses."""
 
     def __init__(self, matches: Sequence[Match], before: ModelState, after: ModelState, model: ModelState) -> None:
         swapped = before.traits.is_class

@@ -49,7 +49,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the pair's tensors: one or two."""
+        """Names of the pair's tensors: one name if a tensor is missing, otherwise two."""
         return tuple(side.fqn for side in (self.before, self.after) if side is not None)
 
 

@@ -84,7 +84,7 @@ def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> 
 def _split_by_fingerprint(
     groups: Sequence[tuple[Rows, Rows]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield each group split by fingerprints of the bytes. Unreadable tensors are added to `errors`."""
+    """Split each group by fingerprints of the tensors' bytes. Unreadable tensors are added to `errors`."""
     if not groups:
         return
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]

@@ -99,7 +99,7 @@ def compare_states(
 
 
 class _Comparison:
-    """A single run of `statecli diff`: from two states to a `Diff`."""
+    """Comparison of two states in a run of `statecli diff`, which produces a `Diff`."""
 
     def __init__(
         self,
@@ -478,7 +478,7 @@ class _Comparison:
 
 
 def _list_stems(key: str) -> list[str]:
-    """Return the proper prefixes of a dotted path: `a` and `a.b` for `a.b.c`."""
+    """Return the parents of a dotted path: `a` and `a.b` for `a.b.c`."""
     parts = key.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
@@ -490,7 +490,7 @@ def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
 
 
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
-    """Return the matches, with each renamed pair in place of its two unpaired matches."""
+    """Replace the two unpaired matches of each renamed tensor by the renamed pair."""
     renamed_ids = {id(row) for match in renames for row in (match.before, match.after)}
     kept_matches = (
         match for match in matches if (match.before and match.after) or id(match.output_row) not in renamed_ids

@@ -24,7 +24,7 @@ NOTE = (
 
 
 class StateDigests(msgspec.Struct, frozen=True):
-    """A state and the digests of its tensors, in the order of `state.tensors`. A tensor without values has None.
+    """A state and the digests of its tensors, in the order of `state.tensors`. A tensor without values has no digest.
 
     The offsets of the bytes in `state` are no longer valid.
     """

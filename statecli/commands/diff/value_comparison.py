@@ -47,7 +47,7 @@ _EQUAL = PairResult()
 
 
 class ValueComparison:
-    """Compares the values of a diff's pairs.
+    """Comparison of the values of all pairs of a diff.
 
     `targets`: both targets, for messages. `initial_versions`: versions of the files before they were read.
     `inconclusive`: by `id`, tensors that may be renamed, and the reason why that is unknown.

@@ -26,7 +26,7 @@ MAX_COMPARISONS = 1 << 20
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """Pairs of names (checkpoint -> model, in the order of the checkpoint), and the names that have no partner."""
+    """Result of pairing names: the model's name for each name in the checkpoint, and the unpaired names."""
 
     names: dict[str, str]
     unexpected: tuple[str, ...]
@@ -34,7 +34,7 @@ class Alignment(msgspec.Struct, frozen=True):
 
 
 class _Node:
-    """Node of a tree of names: a module, or a tensor, which has a `shape` and no children."""
+    """Node in a tree of tensor names: a module with children, or a tensor with a `shape`."""
 
     __slots__ = ("children", "count", "name", "position", "shape", "signature", "tail")
 
@@ -159,7 +159,7 @@ class _Aligner:
         return node_pairs + _choose_similar(*unpaired_nodes)
 
     def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair modules whose tensors have equal shapes: by words in their names, then by spelling, then by order."""
+        """Pair modules with equal tensor shapes by name: first by shared words, then by spelling, then by order."""
         stored, registered = stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
             (id(first), id(second)): _measure_evidence(first, second) for first, second in product(stored, registered)
@@ -341,7 +341,7 @@ def _list_only_children(node: _Node) -> list[_Node]:
 
 
 def _fit(stored: _Node, registered: _Node) -> tuple[int, int, int]:
-    """Return how well two modules match: the number of equal names inside, equal shapes, and equal child names."""
+    """Return how well two modules match, as counts of equal inner names, equal shapes and equal child names."""
     if stored.is_tensor or registered.is_tensor:
         return (0, 0, int(stored.is_tensor is registered.is_tensor))
     signatures = Counter(map(_make_key, stored.children.values()))
@@ -414,7 +414,7 @@ def _count_common_shapes(first: _Node, second: _Node) -> int:
 
 
 def _find_best_sequence(weights: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield (row, column) indexes of the table `weights` with the largest total weight, in ascending order."""
+    """Yield the (row, column) indexes in `weights` that have the largest sum. Rows and columns both ascend."""
     width = len(weights[0])
     best = [[0] * (width + 1) for _ in range(len(weights) + 1)]
     for row, column in product(reversed(range(len(weights))), reversed(range(width))):

@@ -1,4 +1,4 @@
-"""Decide which pairs of names are certain, and which could be replaced by another name of the same shape.
+"""Decide which pairs of names are certain. In other pairs, a different name of the same shape fits as well.
 
 Shapes alone cannot distinguish query and key. A pair is certain if no other pairing of the names has the same shape and
 shares as many components or words. Numbers of modules keep their order.
@@ -54,7 +54,7 @@ class Matching(msgspec.Struct, frozen=True):
 
 
 def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
-    """Return the pairs that are not certain, because other names match equally well by shape, components and words."""
+    """Return the pairs that are not certain, because other names of the same shape match equally well."""
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
         common_parts = _find_common(name, registered)

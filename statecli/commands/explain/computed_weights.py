@@ -1,4 +1,4 @@
-"""Find weights that the file or the class stores only as the tensors from which torch computes the weight.
+"""Find weights that either the file or the class replaces by the tensors from which torch computes the weight.
 
 `weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
 or a mask. An input has the shape of the weight, but a model that loads the input as the weight gives wrong values.

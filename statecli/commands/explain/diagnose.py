@@ -94,7 +94,7 @@ def diagnose(subject: LoadSubject) -> Diagnosis:
 
 
 def _explain_computed_weights(subject: LoadSubject, matching: Matching) -> Diagnosis | None:
-    """Return the diagnosis if only one side stores the inputs of computed weights, so that renaming cannot help."""
+    """Return a diagnosis if only the file or only the class has the inputs of computed weights."""
     pairs = matching.pairs | matching.mismatched
     computed_weights = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target

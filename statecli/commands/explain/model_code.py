@@ -64,11 +64,11 @@ class _Names:
         self.doubt = ""
 
     def add(self, module: types.ModuleType, dotted: str) -> None:
-        """Import a name from the module; for `Outer.Inner`, import `Outer`."""
+        """Add a name of the module to the imports; for `Outer.Inner`, add `Outer`."""
         self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
 
     def add_objects(self, scope: Scope, value: object) -> Any:
-        """Import the names that occur in an argument. Return the argument as Python code."""
+        """Add the names in an argument to the imports. Return the argument as Python code."""
         if isinstance(value, ObjectName):
             return self._add_object(scope, value)
         if isinstance(value, ObjectCall):
@@ -86,7 +86,7 @@ class _Names:
         return ObjectName(named.name if named.module is None else f"{named.module}.{named.name}")
 
     def add_class(self, class_: type) -> str:
-        """Import a class, from the spec's own module if possible. Return the name of the class."""
+        """Add a class to the imports, from the spec's own module if possible. Return the name of the class."""
         first = class_.__qualname__.partition(".")[0]
         owner = sys.modules.get(class_.__module__, self._own_module)
         module_attribute = getattr(self._own_module, first, None)

@@ -131,7 +131,7 @@ class Recipe(msgspec.Struct, frozen=True):
     # --- the printed lines -------------------------------------------------------------------------------------------
 
     def format_code(self) -> tuple[str, ...]:
-        """Return the Python code as lines."""
+        """Return the Python code that loads the checkpoint, as lines."""
         lines = [*self._format_imports()]
         if self.model is not None:
             lines += [*self.model.lines, f"model = {self.model.expression}"]

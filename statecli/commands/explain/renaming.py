@@ -1,4 +1,4 @@
-"""Steps that rename the entries of a state_dict. Each can be applied, or written as Python code or `--map` rules.
+"""Steps that rename the entries of a state_dict, as functions, Python code or `--map` rules.
 
 The printed code and the names in the test load come from the same step, so they cannot differ.
 """
@@ -137,7 +137,7 @@ def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable
 
 
 def _remove_wrapper_parts(names: Mapping[str, str]) -> tuple[dict[str, str], tuple[Step, ...]]:
-    """Return the names without wrapper parts (`module.`) that the model lacks, and the steps that remove the parts."""
+    """Remove wrapper parts such as `module.` that the model lacks. Return the new names and the removal steps."""
     parts = [
         part
         for part in WRAPPER_ATTRIBUTES
@@ -187,7 +187,7 @@ def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Ste
 
 
 def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
-    """Return steps that remove or add a prefix which some or all of the names have."""
+    """Return steps that remove or add a prefix that some or all names have."""
     steps: list[Step] = []
     removed_prefixes = {
         name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)

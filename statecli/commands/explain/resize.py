@@ -41,7 +41,7 @@ def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None
 
 
 def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
-    """Yield each argument whose value equals a size that differs in the checkpoint: name, value, new size."""
+    """Yield (argument, value, new size) for each argument whose value equals a size that differs in the checkpoint."""
     sizes = _count_sizes(subject)
     for name, value in list_integer_arguments(spec, subject.built_model.loaded):
         for (old, new), _ in sizes.most_common():

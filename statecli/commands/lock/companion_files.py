@@ -200,7 +200,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
-    """Return the digest of each record of an archive that torch compiles or interprets."""
+    """Return the digest of each program in an archive: a record that torch compiles or interprets."""
     Use = pickle_scan.archive_records.LoaderUse
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
     with ByteSource(path) as source:
@@ -305,7 +305,7 @@ def _compare_settings(
 def compare_files(
     text: str, locked: Mapping[str, str] | None, algorithm: Algorithm, lock_file: str | None = None
 ) -> CompanionChanges:
-    """Compare the files of a folder with the lock; skip the lock file itself. The result has no settings."""
+    """Compare the files of a folder with the lock, except the lock file itself. The result has no settings."""
     digests = compute_companion_digests(text, algorithm, lock_file)
     folder = split_section(text)[0]
     is_file = not files.is_folder(folder)

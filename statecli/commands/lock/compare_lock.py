@@ -74,7 +74,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def select_target(text: str, request: Request) -> LockedTarget:
-    """Return the locked target for a target as the user typed it. Raises `NothingMatched` if the lock lacks it."""
+    """Return the locked target for a target that the user typed. Raises `NothingMatched` if the lock lacks it."""
     target = request.lock.find_target(text, request.folder, by_name=request.by_name)
     if target is None:
         kinds = ("URL", "local path") if files.is_remote(text) else ("local path", "URL")

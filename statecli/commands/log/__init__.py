@@ -1,4 +1,4 @@
-"""`statecli log`: the checkpoints of a training run, in order.
+"""`statecli log`: report the checkpoints of a training run, in order.
 
     targets ──▶ checkpoints in the order of their steps ──▶ figures of each, changes since the last ──▶ rows, modules
 

@@ -93,7 +93,7 @@ class Cache:
         return digest.hexdigest()
 
     def load(self, key: str | None, item_type: type[_Item], count: int) -> list[_Item] | None:
-        """Return the cached items of the key, or None unless there are exactly `count` valid items."""
+        """Return the cached items of the key, or None if there are not exactly `count` valid items."""
         if key is None:
             return None
         try:

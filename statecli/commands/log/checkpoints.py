@@ -30,7 +30,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Checkpoints in the order of their steps, and notes on the order and on files left out."""
+    """Checkpoints of a run in the order of their steps, with notes on the order and on files that were left out."""
 
     checkpoints: tuple[Checkpoint, ...]
     notes: tuple[Oddity, ...] = ()
@@ -114,7 +114,7 @@ def read_state(path: str) -> ModelState:
 
 
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
-    """Sort by step. If only some checkpoints have a step, leave out the rest, unless the user typed their paths."""
+    """Sort checkpoints by step. If only some have a step, leave out the rest, unless the user typed their paths."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
     has_steps = any(entry.step is not None for entry in entries)
     left_out = [

@@ -52,7 +52,7 @@ class _Norms(msgspec.Struct):
 
 
 class _Module(msgspec.Struct):
-    """Values of a module over all checkpoints so far."""
+    """Measurements of a module over all checkpoints so far."""
 
     norms: list[float | None]
     changes: list[float | None]

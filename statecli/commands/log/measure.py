@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Figures of a tensor: the L2 norm of its finite values, and the counts of NaN and infinite values.
+    """Measurements of a tensor: the L2 norm of its finite values, and the counts of NaN and infinite values.
 
     `norm` is None if the values are not real numbers, or the norm is too large for a float; then `reason` is set.
     """
@@ -178,7 +178,7 @@ def _convert_to_change(outcome: object, match: Match) -> TensorChange:
 
 
 def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
-    """Return the model's parameters with their figures. Of tied parameters, only the first is returned."""
+    """Return the model's parameters with their measurements. Only the first of several tied parameters is returned."""
     seen_places: set[object] = set()
     counted_tensors: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
@@ -237,7 +237,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
 
 
 def _refine_cosine(difference: TensorChange, before: float, after: float) -> float:
-    """Return the cosine, computed from the norms if the change is small, because this is more precise.
+    """Return the cosine. Compute it from the norms if the change is small, because this is more precise.
 
     The product of float32 values is rounded to 1e-7. The law of cosines multiplies this error by the square of the
     relative change. After a large change, it would subtract almost equal numbers.
@@ -259,5 +259,5 @@ def _combine_cosines(pairs: Sequence[tuple[float, float, float]]) -> float | Non
 
 
 def map_figures(measured: Measured) -> dict[int, Figures]:
-    """Map the `id` of each tensor of the model to its figures."""
+    """Map the `id` of each model tensor to its `Figures`."""
     return {id(tensor): figures for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True)}

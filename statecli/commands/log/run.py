@@ -82,7 +82,7 @@ def _report(rows: Sequence[CheckpointRow]) -> Iterator[Finding]:
 
 
 def _describe_place(row: CheckpointRow) -> str:
-    """Return the step of a checkpoint in words, or its path."""
+    """Describe a checkpoint by its step, or by its path if the step is unknown."""
     return row.path if row.step is None else f"step {row.step.number}"
 
 

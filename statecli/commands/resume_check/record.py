@@ -1,4 +1,4 @@
-"""Record of a run of a training script: plain data, written by the child and read by the parent."""
+"""Record of a run of a training script: plain data that the child process writes and the parent reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """A run of the script.
+    """Record of a run of the training script.
 
     Attributes:
         steps: A record for each step of the first optimizer.

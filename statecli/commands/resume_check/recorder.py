@@ -345,7 +345,7 @@ def _encode(value: object) -> str:
 
 
 class _Encoder:
-    """Encoder of one state, whose objects may refer to each other in circles or to a whole model."""
+    """Encoder of one state. The state's objects may refer to each other in cycles, or to a whole model."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -369,7 +369,7 @@ class _Encoder:
             self._outer_ids.pop()
 
     def _encode_object(self, value: object) -> str:
-        """Return the text of a container, an array of numpy, a function or class, or the attributes of an object."""
+        """Return the text of a container, a numpy array, a function or class, or of an object's attributes."""
         if isinstance(value, dict):
             return f"{{{', '.join(f'{key!r}: {self.encode(value[key])}' for key in value)}}}"
         if isinstance(value, (list, tuple, deque)):

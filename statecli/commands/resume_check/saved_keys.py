@@ -92,7 +92,7 @@ class SavedKey(msgspec.Struct, frozen=True):
 
 
 class SavedKeys:
-    """Keys of a checkpoint by the state that they hold, and keys of unknown meaning.
+    """Keys of a checkpoint, grouped by the state that they hold, and keys of unknown meaning.
 
     Attributes:
         states: The keys of each state, certain keys first.
@@ -122,13 +122,13 @@ class SavedKeys:
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, variable_name: str) -> SavedKey | None:
-        """Return a key that holds the state, if possible a key with the name of the variable, or None."""
+        """Return a key that holds the state, or None. Prefer a key with the name of the variable."""
         keys = self.states.get(state, ())
         name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
 
     def find_named(self, variable_name: str) -> SavedKey | None:
-        """Return the key with the same name as the variable, whatever state the key holds, or None."""
+        """Return the key with the same name as the variable, or None. The key may hold any state."""
         name = variable_name.rpartition(".")[2]
         keys = (key for state_keys in (self._others, *self.states.values()) for key in state_keys)
         return next((key for key in keys if key.name == name), None)
@@ -229,7 +229,7 @@ def _has_part(name: str, words: list[str], part: str) -> bool:
 
 
 def _split_words(name: str) -> list[str]:
-    """Return the words of a name in snake_case or camelCase. A word that ends in s is returned without the s too."""
+    """Return the words of a snake_case or camelCase name. A word that ends in s is also returned without the s."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
     return [*words, *(word[:-1] for word in words if word.endswith("s"))]
 

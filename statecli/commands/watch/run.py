@@ -95,7 +95,7 @@ def watch_run(
 
 
 def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], targets: Sequence[str]) -> list[str]:
-    """Return the last finished checkpoint, if possible with a step, and mark all other finished checkpoints as done."""
+    """Return the last finished checkpoint, if possible with a step. Mark all other finished checkpoints as done."""
     stepped = [path for path in finished if _find_number(path, targets) is not None]
     last_path = (stepped or finished)[-1]
     for path in finished:

@@ -15,7 +15,7 @@ _MIN_ROUNDED = 8
 
 
 def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
-    """Return the casts, by index in `changes`. The check tasks depend only on dtypes, so that shards can plan them.
+    """Return the casts, keyed by index in `changes`. The check tasks depend only on dtypes, so shards can plan them.
 
     Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
     or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the

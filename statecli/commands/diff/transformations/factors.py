@@ -53,7 +53,7 @@ _MAX_DISTANCE_SHARE = 0.5
 
 
 def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors that became a multiple of their old values, by index in `changes`.
+    """Return the tensors that became a multiple of their old values, keyed by index in `changes`.
 
     A factor is a short decimal or fraction, the square root of a whole number, or has the digits of float32.
     """
@@ -71,7 +71,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the matrices that became their transpose or a multiple of it, by index in `changes`."""
+    """Return the matrices that became their transpose or a multiple of it, keyed by index in `changes`."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = get_sampled(change.before), get_sampled(change.after)
@@ -111,7 +111,7 @@ def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterato
 
 
 def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the matrices that became similar to their transpose, by index in `changes`, each with the cosine.
+    """Return the matrices that became similar to their transpose, with the cosine, keyed by index in `changes`.
 
     Samples must correlate, and the transpose must be much nearer than the old matrix itself.
     """
@@ -167,7 +167,7 @@ def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[C
 
 
 def _is_exact_factor(factor: float) -> bool:
-    """Return True for a power of two: its products are not rounded."""
+    """Return True for a power of two, because multiplying by it does not round."""
     return abs(math.frexp(factor)[0]) == 0.5
 
 

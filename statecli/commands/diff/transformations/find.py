@@ -47,7 +47,7 @@ def find_transformations(
     expects_casts: bool,
     jobs: int,
 ) -> list[Change]:
-    """Return the changes, each with the transformation of its tensor, if recognised.
+    """Return the changes. Each has the transformation of its tensor if one was recognised.
 
     Later hypotheses are tried only on changes that earlier hypotheses left unexplained. `sections` maps old to new
     sections, and `settings` are those of the new checkpoint. A tensor that cannot be read has no transformation: the
@@ -101,7 +101,7 @@ def _list_searches(
     inexact: Mapping[int, Transformation],
     jobs: int,
 ) -> tuple[_Search, ...]:
-    """Return the searches in order. Each gets the changes that earlier searches did not explain."""
+    """Return the searches for transformations in order. Each gets the changes that earlier searches did not explain."""
     return (
         partial(find_moves, all_changes=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, all_changes=changes, sections=sections, jobs=jobs),

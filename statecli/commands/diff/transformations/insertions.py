@@ -33,7 +33,7 @@ class _Pair(NamedTuple):
 
 
 def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return tensors with added or removed rows, by index in `changes`. At most half of the common rows differ.
+    """Return tensors with added or removed rows, keyed by index in `changes`. At most half of the common rows differ.
 
     The rows were added or removed in a single place before the end, or in several places.
     """
@@ -64,7 +64,7 @@ def _build_pair(change: Change) -> _Pair | None:
 
 
 def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[list[Segment]]:
-    """Yield possible alignments of the shorter side's rows with the longer side's: one gap, or several gaps."""
+    """Yield possible alignments of the shorter side's rows with the longer side's rows, with one or several gaps."""
     short, long = sorted((before, after), key=len)
     extra = len(long) - len(short)
     for place in _find_places(short, long):
@@ -88,7 +88,7 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the first and the last row before which a single gap makes the most rows equal.
+    """Return the first and the last row at which a single gap makes the most rows equal.
 
     A differing row next to the gap may be on either side of the gap. A gap at the end is left out: `resizes` reports
     it. The result is empty if fewer than half of the rows of the shorter side are equal.

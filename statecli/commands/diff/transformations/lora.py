@@ -1,4 +1,4 @@
-"""Read the updates of a LoRA adapter, as peft writes them.
+"""Read the updates of a LoRA adapter in the format of peft.
 
 peft adds scale * B @ A to a weight of [out, in]: A is [rank, in], B is [out, rank], and scale is lora_alpha / rank, or
 lora_alpha / sqrt(rank) with `use_rslora` (peft, tuners/lora/layer.py). The update of an embedding of [entries, width]

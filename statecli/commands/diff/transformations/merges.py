@@ -18,7 +18,7 @@ from statecli.values.merged_update import MergeResult, MergeTask
 
 
 class MergeCheck(msgspec.Struct, frozen=True):
-    """Result of a merge check: transformations by index of the change, and tensor pairs that could not be checked.
+    """Result of a merge check: transformations keyed by index of the change, and pairs that could not be checked.
 
     Unchanged tensors have a transformation only if the adapter has an update larger than rounding.
     """
@@ -102,7 +102,7 @@ def _list_copies(
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
-    """Return the index of `name`, or of the only name that differs from it by a prefix."""
+    """Return the index of the tensor `name`, or of the only tensor whose name differs from it by a prefix."""
     if name in numbers:
         return numbers[name]
     similar = [n for other, n in numbers.items() if other.endswith(f".{name}") or name.endswith(f".{other}")]

@@ -41,7 +41,7 @@ def find_moves(
     jobs: int,
     looks_at_renames: bool = False,
 ) -> dict[int, Transformation]:
-    """Return the moved tensors, by index in `changes`. `sections` maps old to new sections.
+    """Return the moved tensors, keyed by index in `changes`. `sections` maps old to new sections.
 
     A tensor moved if its values equal those of another tensor before, bit for bit or after rounding to another dtype.
     Two tensors with each other's values were swapped. A few elements may differ. A sample of first elements selects the
@@ -221,7 +221,7 @@ def _build_cast_task(pair: Pair) -> CheckTask | None:
 def build_moves(
     changes: Sequence[Change], sources: Mapping[int, MoveSource], sections: Mapping[str, str]
 ) -> dict[int, Transformation]:
-    """Return the moves, by index in `changes`. Two tensors are swapped if each has the other's old values."""
+    """Return the moves, keyed by index in `changes`. Two tensors are swapped if each has the other's old values."""
     moves: dict[int, Transformation] = {}
     numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
     for n, (row, exceptions) in sources.items():

@@ -14,7 +14,7 @@ _KINDS_WITH_NEW_ELEMENTS = (TransformationKind.RESIZED, TransformationKind.ADAPT
 
 
 def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, Delta]:
-    """Return the counts, by index in `changes`. Tensors without new NaN and infinities are left out.
+    """Return the counts, keyed by index in `changes`. Tensors without new NaN and infinities are left out.
 
     Other measures of the difference are None. The number of differing elements is the number of exceptions, or of new
     NaN and infinities if larger.
@@ -42,7 +42,7 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
 
 
 def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], list[TensorInfo]]]:
-    """Return the old and new tensors of each transformation that may add elements, by index in `changes`."""
+    """Return the old and new tensors of each transformation that may add elements, keyed by index in `changes`."""
     old = {row.key: row for change in changes if (row := change.before) is not None}
     added_rows = {change.key: change.after for change in changes if change.status is Status.ADDED}
     sides = {}

@@ -30,7 +30,7 @@ _UNQUANTIZED_DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "i
 
 
 def is_training(changes: Sequence[Change]) -> bool:
-    """Return True if the changes look like training: `find_transformations` would find nothing in them."""
+    """Return True if the changes look like ordinary training, so that no search for transformations is needed."""
     shapes = Counter(change.before.shape for change in changes if change.before is not None)
     if not all(_is_step(change) or _is_step_of_vector(change, shapes) for change in changes):
         return False
@@ -48,7 +48,7 @@ def _is_step(change: Change) -> bool:
 
 
 def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, int]) -> bool:
-    """Return True for a replaced vector with a unique shape: it cannot come from another tensor."""
+    """Return True for a replaced vector whose shape is unique, because it cannot come from another tensor."""
     row, values = change.before, change.values
     if row is None or row.shape is None or len(row.shape) != 1 or shapes[row.shape] > 1:
         return False
@@ -59,7 +59,7 @@ def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, i
 
 
 def _is_same_kind(change: Change) -> bool:
-    """Return True for an unquantized tensor with equal shape and dtype on both sides whose values were compared."""
+    """Return True if both sides have the same shape and dtype, are not quantized, and their values were compared."""
     before, after = change.before, change.after
     return (
         before is not None
@@ -73,7 +73,7 @@ def _is_same_kind(change: Change) -> bool:
 
 
 def was_replaced(change: Change) -> bool:
-    """Return True if the new values have little to do with the old values: their cosine is low."""
+    """Return True if the cosine of the new and the old values is low."""
     cosine = change.values.cosine if change.values is not None else None
     return cosine is not None and cosine < MAX_COSINE
 

@@ -20,7 +20,7 @@ _MAX_COMPARED = 8
 
 
 def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors with reordered rows, or else reordered columns, by index in `changes`.
+    """Return the tensors with reordered rows, or else reordered columns, keyed by index in `changes`.
 
     Nine in ten rows must be equal bit for bit, or after rounding to the new dtype. In a few other rows, the elements
     that differ from the most similar remaining row are the exceptions. If there are many other rows, all of their

@@ -60,7 +60,7 @@ class ComparedCodes(msgspec.Struct, frozen=True):
 
 
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
-    """Return the weights that were quantized or dequantized, each under the index in `changes` of its codes tensor.
+    """Return the weights that were quantized or dequantized, keyed by the index in `changes` of their codes.
 
     `sections` maps old to new sections. If codes are far from the weight of the other side, all elements are
     exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
@@ -111,7 +111,7 @@ def _find_in_one_direction(
 
 
 def find_float_codes(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return changes that look like float8 codes without a known scale, by index in `changes`.
+    """Return changes that look like float8 codes without a known scale, keyed by index in `changes`.
 
     Casts, even those with exceptions, were recognised before.
     """
@@ -246,7 +246,7 @@ def _find_scaled_block(
 
 
 def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
-    """Return the type of the codes: `int4`, `nf4`, `float8_e4m3fn`."""
+    """Return the type of the codes, such as `int4`, `nf4` or `float8_e4m3fn`."""
     codes = weight.codes.shape or ()
     if weight.layout is QuantizedLayout.SCALED:
         return weight.codes.dtype

@@ -25,7 +25,7 @@ from statecli.values.similarity import find_most_similar
 
 
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the resized tensors, by index in `changes`. At most half of the common rows may differ.
+    """Return the resized tensors, keyed by index in `changes`. At most half of the common rows may differ.
 
     The common part must be at least half of the smaller tensor, and must not be equal by chance.
 

@@ -31,7 +31,7 @@ _MIN_ROW_SHARE = 0.5
 
 
 def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the tensors with reordered rows in each head, by index in `changes`."""
+    """Return the tensors with reordered rows in each head, keyed by index in `changes`."""
     sides: dict[int, tuple[TensorData, TensorData]] = {}
     for n, change in enumerate(changes):
         before, after = get_data(change.before), get_data(change.after)

@@ -23,7 +23,7 @@ _MAX_SHARE_OF_CHANGE = 0.5
 def find_similar_moves(
     changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the moves, by index in `changes`, each with the cosine between the old and the new values.
+    """Return the moves with the cosine between the old and the new values, keyed by index in `changes`.
 
     `all_changes`: see `find_moves`.
     """

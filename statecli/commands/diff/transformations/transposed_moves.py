@@ -15,7 +15,7 @@ from statecli.core.part_rows import replace_data
 def find_transposed_moves(
     changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the matrices that were transposed and moved, by index in `changes`.
+    """Return the matrices that were transposed and moved, keyed by index in `changes`.
 
     `changes`, `all_changes` and `sections`: see `find_moves`, which searches the transposes of all matrices before.
     """
