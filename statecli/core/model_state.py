@@ -275,8 +275,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def ranges(self) -> list[ByteRange]:
         """All byte ranges that contain data of the tensor."""
         data = self.data
-        # Fast path: nearly every tensor is a single view of a single range, and 300,000 tensors are asked several
-        # times.
+        # Fast path, because a checkpoint may have 300,000 tensors, and nearly every tensor is a single view.
         if data is not None and not self.parts and data.quantizer is None and data.storage.boxes is None:
             return [data.storage]
         return [byte_range for data in self.pieces for byte_range in _iter_file_ranges(data.storage)]

@@ -181,7 +181,6 @@ def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
 
 
 def _find_site_folder(file: str) -> str | None:
-    """Return the site-packages folder that contains the file after its links are resolved, or None."""
     path = os.path.realpath(file)
     return next((folder for folder in _list_site_folders() if is_below(path, folder)), None)
 

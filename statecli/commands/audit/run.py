@@ -286,7 +286,6 @@ class _Run:
             return ()  # the audit reports the unreadable file, and the other rules have findings
 
     def _may_judge_pickle(self, text: str) -> bool:
-        """Return whether a rule about pickles is selected and the file does not have the name of a checkpoint."""
         return any(map(_is_about_pickles, self.rules)) and not is_named_as_checkpoint(text)
 
     def _judge_pickle(self, text: str, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
@@ -370,7 +369,6 @@ class _Run:
         return self._compare(subject, side)
 
     def _filter(self, state: ModelState, text: str) -> ModelState:
-        """Apply the filters to the tensors. A file without tensors is returned unchanged."""
         if not state.tensors:
             return state
         return select(state, self.request.selection, text)

@@ -79,7 +79,6 @@ def _read_log(folder: str) -> list[Any]:
 
 
 def _find_last_loss(log: Sequence[Any]) -> float | None:
-    """Return the newest loss in the log, or None."""
     for entry in reversed(log):
         loss = entry.get("loss") if isinstance(entry, Mapping) else None
         if isinstance(loss, int | float) and not isinstance(loss, bool):

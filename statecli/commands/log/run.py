@@ -82,7 +82,6 @@ def _report(rows: Sequence[CheckpointRow]) -> Iterator[Finding]:
 
 
 def _describe_place(row: CheckpointRow) -> str:
-    """Describe a checkpoint by its step, or by its path if the step is unknown."""
     return row.path if row.step is None else f"step {row.step.number}"
 
 

@@ -430,7 +430,6 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
 
 
 def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
-    """Encode the `state_dict()` of each object of class `kind`. Return the texts by name."""
     matching_objects: list[Any] = [item for item in objects if isinstance(item, kind)]
     object_names = _name_objects(matching_objects, names)
     return {name: _encode(item.state_dict()) for name, item in zip(object_names, matching_objects, strict=True)}

@@ -123,7 +123,6 @@ def _look(targets: Sequence[str], candidates: dict[str, _Candidate], now: float)
 
 
 def _read_versions(path: str) -> Versions:
-    """Return the versions of the file, or of all files in the folder."""
     if not os.path.isdir(path):
         return ((path, read_version(path)),)
     names = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)

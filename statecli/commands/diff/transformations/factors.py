@@ -191,7 +191,6 @@ def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tup
 
 
 def _fits(result: CheckResult, max_share: float) -> bool:
-    """Return True if at most the fraction `max_share` of the elements are exceptions."""
     return bool(result.elements) and result.exceptions <= max_share * result.elements
 
 

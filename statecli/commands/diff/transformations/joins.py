@@ -173,7 +173,6 @@ def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey
 
 
 def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
-    """Return the fraction of a part's rows that occur anywhere in the fused tensor."""
     return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 
 
@@ -238,7 +237,7 @@ def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequenc
 def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> list[_Row] | None:
     """Return the parts in the order of their rows in the fused tensor, found by the first row of each.
 
-    A single part without a place takes the remaining place. None for several parts without a place.
+    A single part without a place takes the remaining place. Return None if several parts have no place.
     """
     sizes = [row.data.shape[0] for row in parts]
     starts = sorted({sum(some) for count in range(len(parts)) for some in combinations(sizes, count)})
@@ -443,7 +442,6 @@ def _check_other_order(
 
 
 def _add_axis(data: TensorData) -> TensorData:
-    """Return the tensor with a new first axis of size 1."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     return replace(data, shape=(1, *data.shape), strides=(0, *data.strides))
 

@@ -43,7 +43,6 @@ def is_training(changes: Sequence[Change]) -> bool:
 
 
 def _is_step(change: Change) -> bool:
-    """Return True for a tensor that stayed close to its old values and is not a multiple of them."""
     return _is_same_kind(change) and not was_replaced(change) and not may_be_scaled(change)
 
 
