@@ -132,7 +132,7 @@ class _Removal(msgspec.Struct, frozen=True):
 def _build_removal(names: Sequence[tuple[str, str]], kept_names: Iterable[str]) -> _Removal | None:
     """Return the code that removes the prefixes of these names (name, prefix) and leaves the kept names unchanged.
 
-    None if no code fits all names.
+    Return None if no code fits all names.
     """
     prefixes = list(dict.fromkeys(prefix for _, prefix in names if prefix))
     if len(prefixes) == 1 and all(name.startswith(prefix) for name, prefix in names):

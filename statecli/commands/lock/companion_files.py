@@ -96,8 +96,8 @@ def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | 
     """Return the digest of each companion file that changes the model, by its path in the folder or archive.
 
     The companions in a folder are its other files except `lock_file`; in a file, its programs (TorchScript,
-    torch.export). None without companions. Raises UnreadableError for an unreadable file, and for a folder with more
-    than `MAX_FILES` or `MAX_DEPTH` levels.
+    torch.export). Return None without companions. Raises UnreadableError for an unreadable file, and for a folder with
+    more than `MAX_FILES` or `MAX_DEPTH` levels.
     """
     path, _ = split_section(text)
     if not files.is_folder(path):

@@ -79,7 +79,7 @@ def order_run(texts: Sequence[str]) -> Run:
 def order_run_by_names(texts: Sequence[str]) -> Run | None:
     """Order the checkpoints of a run by the numbers in their names, without reading any checkpoint.
 
-    None if most names have no number, or if two names have the same number: then only the settings can decide.
+    Return None if most names have no number, or if two names have the same number. Then only the settings can decide.
     """
     checkpoints = list_checkpoints(texts)
     numbers = [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in checkpoints])]

@@ -17,10 +17,10 @@ _MIN_ROUNDED = 8
 def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
     """Return the casts, keyed by index in `changes`. The check tasks depend only on dtypes, so shards can plan them.
 
-    Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
+    A change of dtype is a cast if half of the tensors with rounded values follow the same rule: to the nearest value,
     or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the
-    nearest value above or below, the cast rounded to either neighbour. Replaced tensors do not count: they may have
-    moved. The tensors of two types together must be evidence, unless a cast is expected.
+    nearest value above or below, the cast rounded to either neighbour. Replaced tensors do not count, because they may
+    have moved. All tensors with the same two dtypes together must be evidence, unless a cast is expected.
     """
     tasks: dict[int, CheckTask] = {}
     for n, change in enumerate(changes):

@@ -25,8 +25,8 @@ class Interleaving(msgspec.Struct, frozen=True):
 def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Interleaving | None:
     """Return how the rows of the parts alternate in the fused tensor, by checksums of all rows.
 
-    At most half of the rows of each part may differ, and at least one part has all rows at their places. None if the
-    parts follow each other, or if no pattern fits.
+    At most half of the rows of each part may differ, and at least one part has all rows at their places. Return None
+    if the parts follow each other, or if no pattern fits.
     """
     owners = {digest: n for n, part in enumerate(parts) for digest in part}
     counts = Counter(digest for part in parts for digest in part)

@@ -216,7 +216,7 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
 def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, ...] | None:
     """Return the shape of the block of weight values that share a scale.
 
-    None for codes and scales of other shapes.
+    Return None for codes and scales of other shapes.
     """
     rows, columns = shape
     scales, codes = weight.parts[QuantizedPart.SCALES], weight.codes
