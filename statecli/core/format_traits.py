@@ -1,6 +1,6 @@
 """Traits of a format: everything that commands know about the format of a state, apart from its name.
 
-Each reader fills in its traits, so that a new format is one module. This module imports nothing of ours.
+Each reader fills in its traits, so that a new format is one module. This module imports no other module of statecli.
 """
 
 from __future__ import annotations

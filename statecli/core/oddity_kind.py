@@ -1,6 +1,6 @@
 """Kinds of oddities (unusual facts about a target) on which commands act; all others are only shown.
 
-This module imports nothing of ours.
+This module imports no other module of statecli.
 """
 
 from __future__ import annotations

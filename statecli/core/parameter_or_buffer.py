@@ -463,8 +463,8 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
 def match_optimizer_entries(state: ModelState) -> dict[TensorKey, str]:
     """Map each unnamed optimizer tensor to the name of its parameter, if order and shapes decide this.
 
-    An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. Empty for formats
-    that sort their tensors, and for several models or optimizers.
+    An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. The result is
+    empty for formats that sort their tensors, and for several models or optimizers.
     """
     rows = [row for row, tensor in enumerate(state.tensors) if tensor.kind is Kind.PARAMETER]
     sections = select_loaded_sections(list(dict.fromkeys(state.tensors[row].section for row in rows)))

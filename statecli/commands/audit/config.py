@@ -188,7 +188,7 @@ def _load_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
 def _is_judged(path: str, targets: Iterable[str]) -> bool:
     """Return whether the author of an audited target may have written the configuration.
 
-    The author of a download also wrote its configuration. A repository is taken for the user's own.
+    The author of a download also wrote its configuration. A repository is assumed to be the user's own.
     """
     folder = os.path.realpath(os.path.dirname(path) or os.curdir)
     return not has_repository(folder) and any(is_judged_with(folder, text) for text in targets)

@@ -14,7 +14,7 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState, TensorInfo
 
-#: Algorithm of the digests. Snapshots are never stored, so any algorithm serves.
+#: Algorithm of the digests. Snapshots are never stored, so any algorithm will do.
 _ALGORITHM = Algorithm.BLAKE3
 #: Note on the facts that a diff with a snapshot cannot show.
 NOTE = (

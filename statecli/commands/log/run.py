@@ -19,7 +19,7 @@ from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 from statecli.core.units import format_section
 
-#: Smallest number of comparisons after which a setting that changed in each of them is taken for a counter.
+#: Smallest number of comparisons after which a setting that changed in each of them counts as a counter.
 MIN_COMPARISONS = 3
 
 

@@ -70,9 +70,9 @@ def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]
     """Return the step of each checkpoint, from the same source for all checkpoints if possible.
 
     `names`: the paths below their common folder, because the number of a run is not a step. `settings`: `find_steps` of
-    each checkpoint, None for an unreadable checkpoint, whose step is the number in its name. A counter of steps serves
-    if all readable checkpoints have the counter. Otherwise the names serve, if all have a number and no two are equal;
-    else a counter of epochs, on the same terms as the names; else each checkpoint has its first known step.
+    each checkpoint, None for an unreadable checkpoint, whose step is the number in its name. The steps come from the
+    first source that fits: a counter of steps that all readable checkpoints have; the names, if all have different
+    numbers; a counter of epochs with different values; or, for each checkpoint alone, its first known step.
     """
     by_name = [find_step_in_name(name) for name in names]
     readable = [steps for steps in settings if steps is not None]
