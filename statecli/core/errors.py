@@ -106,7 +106,7 @@ _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 
 def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
-    """Return an option with markers, which a `StateError` replaces by the spelling for the command line or for Python.
+    """Return an option in markers, so that a `StateError` can spell the option for the command line or for Python.
 
     The error writes the option as `--device gpu` for the command line and as `device='gpu'` for Python.
 

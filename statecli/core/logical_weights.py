@@ -62,7 +62,7 @@ class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredShape(NamedTuple):
-    """Shape of a weight, and number of values per scale, as recorded in a small tensor."""
+    """Shape of a weight and number of values per scale, read from a small tensor in the checkpoint."""
 
     shape: Shape
     block: int | None = None

@@ -282,7 +282,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_in_state_dict(self) -> bool:
-        """False for a tensor that a class or a whole pickled module has outside of its state_dict."""
+        """False for a tensor that exists in a class or whole pickled module but not in its state_dict."""
         return self.kind is not Kind.UNREGISTERED and self.persistent is not False and self.saved is not False
 
 
@@ -416,7 +416,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class Mention(msgspec.Struct, frozen=True, gc=False):
-    """Python name in a pickle: `position` is the byte of its first mention.
+    """Python name in a pickle. `position` is the offset in bytes of the first mention.
 
     `called`: the pickle calls the object of this name. `misuse` describes a use that no serializer of data makes.
     """

@@ -136,7 +136,7 @@ def takes_object(name: str, annotation: str) -> bool:
 
 
 def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str | None:
-    """Return code of an example object for an argument that takes any module or a known base class, else None.
+    """Return example code for an argument that takes any module or an object of a known base class, else None.
 
     `names`: all arguments of the function.
     """

@@ -89,5 +89,5 @@ def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
 
 
 def _measure(keeps: bytearray) -> int:
-    """Return the number of shown characters: the kept characters, and `…` for each cut range."""
+    """Return the length of the shortened name: the kept characters, and `…` for each cut range."""
     return sum(keeps) + len(re.findall(b"\0+", keeps))

@@ -25,7 +25,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def _sum_tensors(tensors: Sequence[TensorInfo]) -> Totals:
-    """Return the totals of the tensors. A storage that several views share counts at most with its own size."""
+    """Return the totals of the tensors. Shared storage counts at most with its own size."""
     rare = [tensor for tensor in tensors if tensor.tied_to or tensor.storage_bytes is not None]
     unshared = (
         [tensor for tensor in tensors if not tensor.tied_to and tensor.storage_bytes is None] if rare else tensors

@@ -101,7 +101,7 @@ def _map_causes(entries: Iterable[BaselineEntry]) -> dict[_Cause, BaselineEntry]
 
 
 def _make_key(finding: Finding, name: str) -> _Key:
-    """Return a key that identifies the finding. `name` is the name of the finding's target."""
+    """Return a key that identifies the finding. `name` names the finding's target."""
     about = finding.about if isinstance(finding.about, str) else None
     # An empty digest means too many bytes: the content is unknown, and nothing accepts the finding.
     content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules whose findings on some targets are accepted, and the reason, which is shown with the findings.
+    """Rules whose findings on some targets are accepted, with the reason that is shown for these findings.
 
     If a finding has a digest of the checked content (pickles, code, lock), `contents` must list this digest.
     """
@@ -334,7 +334,7 @@ _TYPE_NAMES |= {"str | null": "a text", "int | null": "a whole number"}
 
 
 def _convert(value: object, type_: type[T], key_prefix: str, path: str) -> T:
-    """Convert the value to `type_`. Raises UsageError with the path of a wrong value in the file."""
+    """Convert a configuration value to `type_`. The UsageError for a wrong value gives the path of the value."""
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:

@@ -75,7 +75,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the indexes of matches whose tensors share storage with other tensors than before.
+    """Return the indexes of matches whose tensor is tied to other tensors in the new state than in the old state.
 
     Each state groups the matches by storage. The old and the new group of a match are the same if and only if each has
     as many members as their intersection.

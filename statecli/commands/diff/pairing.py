@@ -42,7 +42,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def output_row(self) -> TensorInfo:
-        """The tensor whose name stands for the pair in the output."""
+        """The tensor whose name the output shows for the pair."""
         tensor = self.after or self.before
         assert tensor is not None  # noqa: S101 - one of the two is always there
         return tensor
@@ -132,7 +132,7 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 
 
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """Sort matches in the order of the new checkpoint. A removed tensor follows its old predecessor.
+    """Sort matches in the order of the new checkpoint. A removed tensor stays after its predecessor in the old one.
 
     The numbers in the names decide if the new checkpoint is ordered as text (layer 10 before layer 2) or by dtype, as
     safetensors is. Such an order says nothing about the module.

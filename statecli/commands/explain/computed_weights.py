@@ -34,7 +34,10 @@ class ComputedWeights(msgspec.Struct, frozen=True):
 def find_computed_weights(
     pairs: Mapping[str, str], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
-    """Find pairs in which only one name is an input of a computed weight. `pairs`: name in file -> name in class."""
+    """Find pairs in which only the file's or only the class's tensor is an input of a computed weight.
+
+    `pairs`: name in the file -> name in the class.
+    """
     weights = ComputedWeights([], [])
     for name, registered_name in pairs.items():
         parts = _find_part(name, stored), _find_part(registered_name, registered)

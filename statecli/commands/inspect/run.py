@@ -84,7 +84,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def broken(self) -> list[Failure]:
-        """Name of each unreadable tensor, and the reason."""
+        """The name of each unreadable tensor, with the reason."""
         return [Failure(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 

@@ -59,7 +59,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """File of the folder that differs from the lock. A digest is None if the lock or the folder lacks the file."""
+    """File of the folder that differs from the lock. The digest is None on the side that lacks the file."""
 
     name: str
     locked: str | None

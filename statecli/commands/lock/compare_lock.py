@@ -118,7 +118,7 @@ def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:
 def compare_with_lock(
     state: ModelState, target: LockedTarget, request: Request, progress: Progress | None = None
 ) -> tuple[LockMatch, ...]:
-    """Return a match for each selected line of `target`, in order, then for each further tensor of `state`.
+    """Return a match for each selected line of the locked `target`, then for each further tensor of `state`.
 
     `state` is not filtered. Values are read if dtype and shape agree. Raises as `digest.compute_digests` does, and
     `NothingMatched` if the filters leave nothing.

@@ -79,7 +79,7 @@ def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[li
 
 
 def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]:
-    """Return each gap: the row of the shorter side before which rows are missing, and the number of these rows."""
+    """Return (row, count) for each gap: `count` rows are missing before this row of the shorter side."""
     gaps, offset, end = [], 0, 0
     for segment in segments:
         gaps.append((segment.start, segment.offset - offset))

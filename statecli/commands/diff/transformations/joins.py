@@ -225,7 +225,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield the related tensors with one more tensor: the only one that has exactly the missing number of rows."""
+    """Yield the related tensors together with the only other tensor that has exactly the missing number of rows."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)

@@ -214,7 +214,7 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
 
 
 def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, ...] | None:
-    """Return the shape of the block of weight values that share a scale.
+    """Return the shape of a block: the weight values that share a scale.
 
     Return None for codes and scales of other shapes.
     """
