@@ -419,6 +419,7 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
     """Python name in a pickle. `position` is the offset in bytes of the first mention.
 
     `called`: the pickle calls the object of this name. `misuse` describes a use that no serializer of data makes.
+    `local_file`: the Python file near the checkpoint from which Python may import the name.
     """
 
     module: str
@@ -426,6 +427,7 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
     position: int
     called: bool = False
     misuse: str | None = None
+    local_file: str | None = None
 
     @property
     def qualified(self) -> str:

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 
 from msgspec import structs
 
-from statecli.core import quoting
 from statecli.core.model_state import Mention, ScannedPickle
 from statecli.pickle_scan.module_search import ModuleSearch
 from statecli.storage import files
@@ -50,13 +49,7 @@ class ModuleFinder:
         if mention.misuse:
             return mention
         file = self._search.find_import(mention.module, mention.name, folders, by_torch_load=by_torch_load)
-        if file is None:
-            return mention
-        why = (
-            f"Python may import from {quoting.quote(file)}, a file in the folder of the checkpoint or in a parent "
-            "folder"
-        )
-        return structs.replace(mention, misuse=why)
+        return mention if file is None else structs.replace(mention, local_file=file)
 
     def _iter_folders(self, folder: str) -> Iterator[str]:
         """Yield the folder of a file and those parent folders that may be a loader's working directory."""

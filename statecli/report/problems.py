@@ -44,7 +44,7 @@ _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
 #: Rules about tied weights that a move breaks apart.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
 #: Rules about imports of a pickle, and the rule for a file that torch.load refuses because of its imports.
-_IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
+_IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "local-module", "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 _REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))

@@ -60,7 +60,7 @@ def _mark_foreign_script_class(mention: Mention) -> Mention:
 
 
 def _is_clean(mention: Mention) -> bool:
-    return not mention.misuse and known_names.is_clean_mention(mention)
+    return not mention.misuse and not mention.local_file and known_names.is_clean_mention(mention)
 
 
 def _describe_load(pickle: ScannedPickle) -> str:
@@ -140,10 +140,8 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
     unpickler, and names that build plain data, are not reported. The rule reports other names with a known harm:
     Python's own functions, functions of torch and numpy that do not build data, and packages that run code.
     The rule also reports an allowed name in an unusual use: the file changes the object for the whole process, calls
-    the function through another name, or passes arguments that make the function call or overwrite something. A file
-    `omegaconf.py` next to a pickle with an import of `omegaconf` is reported too, because Python may import this file
-    instead of the package. In TorchScript code and torch.export programs, the rule reports calls that reach files or
-    Python.
+    the function through another name, or passes arguments that make the function call or overwrite something. In
+    TorchScript code and torch.export programs, the rule reports calls that reach files or Python.
 
     Example: `data.pkl` calls `os.system` with a shell command, after the tensors of an ordinary state_dict.
 
@@ -154,6 +152,35 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
         _build_name_issue(subject, pickle, mention, harm, _DO_NOT_LOAD)
         for pickle, mention, harm in _find_all_foreign_names(subject)
         if harm
+    )
+
+
+@rule(Severity.ERROR, needs_file, needs_pickles)
+def local_module(subject: Subject) -> Iterator[Issue]:
+    """Loading the file may run a Python file that lies next to the checkpoint or in a parent folder.
+
+    Why: a pickle names its classes by module, and Python looks for modules in the working directory first. So a
+    download with a pickle and a Python file can run any code, also under the name of a known package: an import of
+    `omegaconf` may run the file `omegaconf.py`. `torch.load` refuses unknown names by default, but `weights_only=False`
+    and other loaders accept them.
+
+    Example: `model.pt` stores an object of the class `net.Net`, and its folder contains `net.py`.
+
+    Fix: read the Python file before you load the checkpoint. If the code is yours, save the state_dict and plain data
+    instead of the object, or accept the finding with a reason.
+    """
+    yield from _limit_per_file(
+        _build_name_issue(subject, pickle, mention, *_explain_local_file(mention.local_file))
+        for pickle, mention, harm in _find_all_foreign_names(subject)
+        if not harm and mention.local_file
+    )
+
+
+def _explain_local_file(file: str) -> tuple[str, str]:
+    name = quoting.quote(file)
+    return (
+        f"Python may import from {name}, a file in the folder of the checkpoint or in a parent folder",
+        f"read {name} before you load the file; if the code is yours, save the state_dict and plain data instead",
     )
 
 
@@ -172,7 +199,7 @@ def unknown_global(subject: Subject) -> Iterator[Issue]:
     yield from _limit_per_file(
         _build_name_issue(subject, pickle, mention, *_explain_unknown_name(pickle, mention))
         for pickle, mention, harm in _find_all_foreign_names(subject)
-        if not harm and mention.qualified not in pickle.modules
+        if not harm and not mention.local_file and mention.qualified not in pickle.modules
     )
 
 
@@ -415,6 +442,8 @@ def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return advice for a refused file: imports, data to save instead, or a warning not to load the file."""
     if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load the file with weights_only=False; contact its publisher"
+    if any(mention.local_file for mention in pickle.names):
+        return "read the Python files next to the checkpoint before you load it with weights_only=False"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"
@@ -431,6 +460,7 @@ def _suggest_replacement(name: str) -> str:
 
 RULES = (
     unsafe_global,
+    local_module,
     unknown_global,
     whole_module_pickle,
     needs_weights_only_false,

@@ -27,7 +27,7 @@ def list_findings(*targets):
     """Return the findings about modules next to a pickle, as text."""
     forget_command()
     results = audit(Request(tuple(map(str, targets)))).targets
-    findings = [finding for result in results for finding in result.findings if finding.rule == "unsafe-global"]
+    findings = [finding for result in results for finding in result.findings if finding.rule == "local-module"]
     return [finding.message for finding in findings if "Python may import" in finding.message]
 
 

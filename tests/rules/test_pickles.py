@@ -322,6 +322,25 @@ def test_unknown_global_finds_an_unknown_class(run_rule, tmp_path):
     assert first.severity is Severity.WARNING
 
 
+def test_local_module_finds_a_class_of_a_file_next_to_the_checkpoint(tmp_path):
+    """The finding replaces the warning about an unknown name, and asks to read the file."""
+    path = write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name("net", "Config"))))
+    (tmp_path / "net.py").write_text("class Config: ...\n")
+    (finding,) = audit_target(path, "local-module", "unknown-global", "unsafe-global").findings
+    assert (finding.rule, finding.severity) == ("local-module", Severity.ERROR)
+    assert "calls net.Config, which Python may import from " in finding.message
+    assert finding.help.startswith("read ")
+
+
+def test_local_module_spares_a_harmful_name_and_a_file_that_no_name_imports(tmp_path):
+    """A harmful name stays harmful next to a file of its name; a script that no name imports does not run."""
+    path = write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name("posix", "system"))))
+    for file in ("posix.py", "train.py"):
+        (tmp_path / file).touch()
+    (finding,) = audit_target(path, "local-module", "unknown-global", "unsafe-global").findings
+    assert finding.rule == "unsafe-global"
+
+
 def test_unknown_global_spares_the_class_of_a_whole_module(run_rule, tmp_path):
     """`whole-module-pickle` reports the class."""
     state = b"}(" + text("_parameters") + b"}" + text("w") + tensor() + b"s" + text("_buffers") + b"}"
