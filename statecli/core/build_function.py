@@ -71,7 +71,7 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
         config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
         if config is None:
             return None
-        return f"{name} needs a {config}; {spell(f'{module}:{name}(config={config}())')}"
+        return f"{name} needs the configuration {config}; {spell(f'{module}:{name}(config={config}())')}"
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     advice_for_class = write_for_class(module, name, file)
     if model is None or advice_for_class is None:

@@ -108,7 +108,7 @@ def _check_kind(archive: Archive) -> None:
         raise MalformedError("contains no data.pkl: the save did not finish; save the checkpoint again")
     if "data.pkl" in ends:
         raise MalformedError(
-            "its file data.pkl is not in the folder of the archive's first record, where torch looks for data.pkl; "
+            "its record data.pkl is not in the folder of the archive's first record, where torch looks for data.pkl; "
             "save the checkpoint again"
         )
     entries = [name for name in records if not name.endswith("/")]

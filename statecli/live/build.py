@@ -91,7 +91,7 @@ def _build_line(text: str) -> object:
     except MisspeltArguments as error:
         raise ModelError(error.message, advice=error.advice, lines=(error.line,)) from error
     if spec is None or spec.is_file:
-        raise ModelError(f"{text}: is not a class of a package")
+        raise ModelError(f"{text}: is not a class of a package; write it as package.module:Class")
     spec = configured_model.resolve_config(spec)
     try:
         return _build_model(spec, "meta", values=False)

@@ -37,7 +37,7 @@ def check_config(document: Mapping[str, Any], config: str) -> None:
             quant_method = str(value.get("quant_method"))[:40]
             raise ModelError(
                 f"{config}: is quantized ({quant_method}), so the file does not say which tensors the class has; name "
-                "the class"
+                "the class, as in file.py:Class"
             )
         values = value if type(value) is list else [value]
         count = sum(number for number in values if type(number) is int) if _COUNT_KEY.match(key) else 0

@@ -306,7 +306,7 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
             )
         if use.action == "set" and isinstance(use.value, _REFUSED_VALUES) and _is_refused(use.value):
             return (
-                f"# assign the same type in {use.function}() as here, because a registered {name} refuses others;\n"
+                f"# assign the same type in {use.function}() as here: a registered {name} refuses any other type;\n"
                 f"# then register {name} here"
             )
     return None

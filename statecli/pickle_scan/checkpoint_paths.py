@@ -103,7 +103,9 @@ def explain_unsafe_step(value: Value) -> str | None:
     if type(random_states.read_number(value)) is int:
         return None
     text = read_text(value)
-    return f"{quoting.quote(text[:_MAX_PATH_CHARACTERS])} instead of a number" if type(text) is str else "not a number"
+    return (
+        f"{quoting.quote(text[:_MAX_PATH_CHARACTERS])} instead of an integer" if type(text) is str else "not an integer"
+    )
 
 
 def describe_computed_text(where: str) -> Hazard:

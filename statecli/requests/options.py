@@ -1011,7 +1011,7 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class LockOptions(Options, frozen=True, kw_only=True):
-    """Print a lock file: the digest of each tensor. -o FILE saves the lock file. Check with audit --lock FILE."""
+    """Print a lock file: the digest of each tensor. -o FILE saves the lock file. To compare: audit --lock FILE."""
 
     targets: Targets
     digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
@@ -1062,7 +1062,7 @@ class LogOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class BisectOptions(OutputOptions, frozen=True, kw_only=True):
-    """Find the first checkpoint of a run where a condition holds. Once true, it must stay true."""
+    """Find the first checkpoint of a run where a condition holds. It must hold in all later checkpoints too."""
 
     targets: RunTargets
     condition: Annotated[
@@ -1103,7 +1103,7 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class WatchOptions(Options, frozen=True, kw_only=True):
-    """Print a line for each new checkpoint once it is fully written. Runs until Ctrl-C or --count."""
+    """Print a line for each new checkpoint once it is fully written. The command runs until Ctrl-C or --count lines."""
 
     targets: RunTargets
     interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS")] = 5.0

@@ -237,7 +237,9 @@ def _build_block_delta(
     """Return the result for quantized blocks with different bytes, if their values are equal or cannot be decoded."""
     unreadable = explain_unreadable_blocks(dtype)
     if options.atol or options.rtol:
-        return NotCompared(f"its bytes differ, {f'and {unreadable}' if unreadable else 'but its values are equal'}")
+        return NotCompared(
+            f"its quantized blocks have different bytes, {f'and {unreadable}' if unreadable else 'but equal values'}"
+        )
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
     reason_to_count = f"because {unreadable}" if unreadable else "although the values are equal"
     reason = f"statecli counts each block with different bytes as {values} changed values, {reason_to_count}"

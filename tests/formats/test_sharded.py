@@ -222,7 +222,7 @@ def test_missing_numbered_shards_are_reported_in_one_line(folder, partial_read_e
     (folder / TWO).unlink()
     shards = ", ".join(f"model-0000{n}-of-10000.safetensors" for n in (2, 3, 4, 5))
     expected = (
-        f"shards {shards}, and 9995 more are missing: 1 of 10000 exist, according to the numbers in the file names"
+        f"shards {shards} and 9995 more are missing: 1 of 10000 exist, according to the numbers in the file names"
     )
     assert partial_read_error(folder) == f"{expected}; copy or download the missing files"
 
@@ -261,7 +261,7 @@ EMPTY_FOLDERS: dict[str, tuple[tuple[str, ...], str]] = {
     "more folders than are looked into": (
         tuple(f"{n:03}/model.safetensors" for n in range(201)),
         "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
-        "subfolders: 000, 001, 002, 003, and 196 more (statecli looked into the first 200 of 201 folders)",
+        "subfolders: 000, 001, 002, 003 and 196 more (statecli looked into the first 200 of 201 folders)",
     ),
     "torch.distributed.checkpoint": (
         (".metadata", "__0_0.distcp"),
@@ -610,7 +610,7 @@ def test_many_missing_shards_are_refused_quickly(folder, line):
     message = line(folder)
     assert time.process_time() - before < 1.5
     assert message == (
-        "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 19996 more are missing: "
+        "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors and 19996 more are missing: "
         f"0 of 20000 exist, according to {INDEX}; copy or download the missing files"
     )
 
@@ -667,7 +667,7 @@ def test_many_other_weights_are_one_note(folder):
     for n in range(1000):
         (folder / f"x{n:03}.bin").touch()
     (message,) = oddities(folder).values()
-    assert message.endswith("x000.bin, x001.bin, x002.bin, x003.bin, and 996 more")
+    assert message.endswith("x000.bin, x001.bin, x002.bin, x003.bin and 996 more")
 
 
 def test_shards_of_two_formats_are_read(folder):

@@ -238,7 +238,7 @@ INVALID_ARCHIVES = {
     "an empty zip": (build([]), "is a zip archive, but torch.save did not write it"),
     "a decoy first": (
         build([Member("decoy/x", b"x"), *records()]),
-        "its file data.pkl is not in the folder of the archive's first record",
+        "its record data.pkl is not in the folder of the archive's first record",
     ),
     "two folders": (
         build([*records(), Member("other/data/0", b"x")]),
@@ -250,11 +250,11 @@ INVALID_ARCHIVES = {
     ),
     "no folder at all": (
         build([Member("data.pkl", b"x"), Member("version", b"3")]),
-        "its file data.pkl is not in the folder of the archive's first record",
+        "its record data.pkl is not in the folder of the archive's first record",
     ),
     "a nested folder": (
         build(records(folder="a/b")),
-        ("its file data.pkl is not in the folder of the archive's first record"),
+        ("its record data.pkl is not in the folder of the archive's first record"),
     ),
     "a folder with a NUL": (build(records(folder="a\0b")), "'a\\x00b/', contains a NUL"),
     "a folder and a NUL": (build([*records(folder="a\0"), Member("a", b"3")]), "'a\\x00/', contains a NUL"),

@@ -190,7 +190,8 @@ REFUSED = {
     ),
     "quantized": (
         {"quantization_config": {"quant_method": "gptq"}},
-        "is quantized (gptq), so the file does not say which tensors the class has; name the class",
+        "is quantized (gptq), so the file does not say which tensors the class has; name the class, "
+        "as in file.py:Class",
     ),
 }
 

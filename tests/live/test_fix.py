@@ -482,7 +482,7 @@ def test_change_in_another_class_does_not_affect_the_fix(inspect):
             "self.t = torch.ones(3, requires_grad=True)",
             "because an nn.Parameter refuses a new tensor",
         ),
-        ("self.t = 2", "self.t = torch.ones(3)", "because a registered t refuses"),
+        ("self.t = 2", "self.t = torch.ones(3)", "a registered t refuses"),
     ],
 )
 def test_fix_says_what_to_change_in_forward(inspect, forward, body, expected_text):

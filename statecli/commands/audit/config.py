@@ -342,7 +342,10 @@ def _convert(value: object, type_: type[T], key_prefix: str, path: str) -> T:
         if message.startswith("Invalid enum value"):
             message = f"{message.removeprefix('Invalid enum value ')} is not a severity; write {', '.join(Severity)}"
         message = re.sub(r"`([^`]+)`", lambda match: _TYPE_NAMES.get(match[1], f"`{match[1]}`"), message)
-        key_path = ".".join(filter(None, (key_prefix, inner.strip("`").removeprefix("$").removeprefix(".")))) or "it"
+        key_path = (
+            ".".join(filter(None, (key_prefix, inner.strip("`").removeprefix("$").removeprefix("."))))
+            or "the top level"
+        )
         raise UsageError(f"{path}: {key_path}: {message[:1].lower()}{message[1:]}") from error
 
 

@@ -49,10 +49,8 @@ def check_required_rules(request: Request, given_options: Collection[str], loade
     Unused configuration is reported by `describe_unused`, except a lock whose rules the configuration itself disables.
     """
     if not request.rules:
-        filters = f"{option('--select')} and {option('--ignore')}"
-        raise UsageError(
-            f"no rule is selected: {filters} or the configuration exclude all rules; select at least one rule"
-        )
+        filters = f"{option('--select')}, {option('--ignore')} and the configuration"
+        raise UsageError(f"no rule is selected: {filters} together exclude all rules; select at least one rule")
     for key, rules in RULES_BY_OPTION.items():
         if key in given_options and not _is_used(key, request):
             raise UsageError(

@@ -59,7 +59,7 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
     missing = Counter(entry.target for entry in entries if entry.target not in audited)
     for target, count in missing.items():
         entries_text = f"the baseline accepts {plural(count, 'finding')} of this target"
-        remark = f"but {entries_text}; to remove these entries, use --write-baseline"
+        remark = f"but {entries_text}; to remove these entries, use --write-baseline FILE --reason TEXT"
         yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists, {remark}", target=target)
 
 

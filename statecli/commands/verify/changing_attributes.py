@@ -148,7 +148,7 @@ def _build_fix(attribute: ChangedAttribute) -> str:
     """Return the fix for the changing attribute: a `register_buffer` line for a number, or advice for other values."""
     name, value = attribute.name, attribute.initial
     if type(value) in (bool, int, float):
-        fix = f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'
+        fix = f'self.register_buffer("{name}", torch.tensor({value!r}))  # and change the buffer in place in forward'
     else:
         fix = (
             f"do not change {name} in forward: pass {name} as an input and return the next value, or register a buffer"

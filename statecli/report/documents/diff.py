@@ -21,7 +21,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 class DiffSummary(Counts, frozen=True):
-    """Numbers of tensors by result, in all and by kind.
+    """Numbers of tensors by result, in total and by kind.
 
     `not_compared` counts pairs whose values could not be compared, `broken` pairs whose file could not be read, and
     `metadata` the differing settings next to the tensors. `values` are totals of the values that changed.

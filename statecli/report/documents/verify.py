@@ -62,7 +62,7 @@ class VerifySummary(msgspec.Struct, frozen=True):
 
 
 class VerifyDocument(msgspec.Struct, frozen=True):
-    """`statecli verify -f json`. Consumers ignore keys they do not know. `tensors` are as in `inspect`."""
+    """`statecli verify -f json`. Consumers ignore keys they do not know. `tensors` have the keys of `inspect`."""
 
     schema: str
     statecli: str
