@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from msgspec import structs
 
 from statecli.core.model_state import Mention, ScannedPickle
+from statecli.pickle_scan import known_names
 from statecli.pickle_scan.module_search import ModuleSearch
 from statecli.storage import files
 
@@ -20,11 +21,13 @@ from statecli.storage import files
 class ModuleFinder:
     """Finder of modules in a pickle's folder and its parent folders, up to the audited folders or the current folder.
 
-    Each folder is listed once.
+    Each folder is listed once. `in_repository`: the current folder is in a git repository, so folders above the audited
+    ones have the user's own code, and only files that replace a package on the list of clean names are reported there.
     """
 
-    def __init__(self, targets: Iterable[str]) -> None:
+    def __init__(self, targets: Iterable[str], *, in_repository: bool) -> None:
         self._targets = tuple(targets)
+        self._in_repository = in_repository
         self._search = ModuleSearch()
         self._list_folders = cache(lambda folder: tuple(self._iter_folders(folder)))
 
@@ -42,7 +45,15 @@ class ModuleFinder:
         if pickle.doer or not pickle.names:
             return pickle
         folders = self._list_folders(files.get_folder(files.make_absolute(pickle.place.path)))
-        names = tuple(self._mark_name(mention, folders, by_torch_load=pickle.by_torch_load) for mention in pickle.names)
+        with_target = (*folders[:1], *(folder for folder in folders[1:] if not self._has_own_code(folder)))
+        names = tuple(
+            self._mark_name(
+                mention,
+                folders if known_names.is_clean_mention(mention) else with_target,
+                by_torch_load=pickle.by_torch_load,
+            )
+            for mention in pickle.names
+        )
         return pickle if names == pickle.names else structs.replace(pickle, names=names)
 
     def _mark_name(self, mention: Mention, folders: Sequence[str], *, by_torch_load: bool) -> Mention:
@@ -58,4 +69,11 @@ class ModuleFinder:
         yield from filter(self._is_in_root, files.iter_parents(folder))
 
     def _is_in_root(self, folder: str) -> bool:
-        return any(folder == root or folder.startswith(f"{root.rstrip('/')}/") for root in self._roots)
+        return any(_is_inside(folder, root) for root in self._roots)
+
+    def _has_own_code(self, folder: str) -> bool:
+        return self._in_repository and not any(_is_inside(folder, root) for root in self._roots[1:])
+
+
+def _is_inside(folder: str, root: str) -> bool:
+    return folder == root or folder.startswith(f"{root.rstrip('/')}/")

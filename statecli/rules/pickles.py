@@ -162,7 +162,8 @@ def local_module(subject: Subject) -> Iterator[Issue]:
     Why: a pickle names its classes by module, and Python looks for modules in the working directory first. So a
     download with a pickle and a Python file can run any code, also under the name of a known package: an import of
     `omegaconf` may run the file `omegaconf.py`. `torch.load` refuses unknown names by default, but `weights_only=False`
-    and other loaders accept them.
+    and other loaders accept them. In a git repository, code above the audited folder counts as your own: the rule
+    `unknown-global` reports its classes.
 
     Example: `model.pt` stores an object of the class `net.Net`, and its folder contains `net.py`.
 

@@ -187,6 +187,20 @@ def test_modules_in_parent_folders_are_reported(folder, target, count):
     assert len(list_findings(target)) == count
 
 
+def test_code_of_the_own_repository_is_reported_only_if_it_replaces_a_package(folder):
+    """A project's own classes in its checkpoints are unknown names, unless the audited folder has the code."""
+    write(folder / "runs" / "own.pkl", build_pickle("project.config", "Config"))
+    write(folder / "runs" / "cfg.pkl", build_pickle(*METADATA))
+    write(folder / "project" / "config.py")
+    assert len(list_findings("runs")) == 1
+    (folder / ".git").mkdir()
+    assert not list_findings("runs")
+    assert len(list_findings(".")) == 1
+    write(folder / "omegaconf.py")
+    (message,) = list_findings("runs")
+    assert "'omegaconf.py'" in message
+
+
 def test_modules_above_the_current_folder_are_not_reported(folder, monkeypatch):
     """Folders above the current folder belong to the user."""
     write(folder / "a" / "cfg.pkl", build_pickle(*METADATA))

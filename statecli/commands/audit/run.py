@@ -45,7 +45,7 @@ from statecli.storage import checkpoint_names, files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
-from statecli.targets.location import add_places, make_relative_name
+from statecli.targets.location import add_places, has_repository, make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Accepted, Skipped, TargetResult, TargetStatus, drop_accepted
 
@@ -101,7 +101,7 @@ class _Run:
         has_named_lock = request.lock is not None and request.checks_lock and not request.lock.has_no_names
         is_locked = self._is_in_lock if has_named_lock else None
         self.model_folders = ModelFolders(as_found=request.as_found, is_locked=is_locked)
-        self.module_finder = ModuleFinder(request.targets)
+        self.module_finder = ModuleFinder(request.targets, in_repository=has_repository(os.getcwd()))
         self.reference = request.against or request.policy.reference
         self.sides: dict[str, ReferenceSide | StateError] = {}
         #: Folders of the models audited so far, because a walk yields a folder before its files.
