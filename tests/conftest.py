@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,16 @@ ROOT = Path(__file__).parent.parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run test_zoo.py first: at the end of a run the workers share its tests, and each would prove all its models."""
     items.sort(key=lambda item: item.path.name != "test_zoo.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect no garbage while modules are imported: a sixth of this time finds objects that are all in use."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
