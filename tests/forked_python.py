@@ -135,6 +135,13 @@ class ForkedProcess(subprocess.Popen[Any]):
         self._connection.close()
         return self.pid, status
 
+    def _wait(self, timeout: float | None) -> int | None:
+        """Wait for the answer of the server; with a timeout, `subprocess.Popen` looks for the end every 0.05 s."""
+        waits = timeout is not None and self.returncode is None
+        if waits and not select.select([self._connection], [], [], max(timeout or 0, 0))[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return super()._wait(None)  # type: ignore[misc, no-any-return]
+
     def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
         if self.returncode is None:
             pid, status = self._try_wait(os.WNOHANG)
