@@ -533,7 +533,7 @@ def _schema_validator():
     return validator(schema)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(runs(), st.sampled_from(["table", "plain", "markdown", "html", "csv", "jsonl"]))
 def test_any_run_fits_the_schema_and_is_whole_in_every_output(verification, output):
     """Each failure is in each output; each reason of a cell is in its row, its group, its proof's line or a finding."""

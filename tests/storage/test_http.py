@@ -963,7 +963,7 @@ HEADERS = {
 }
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     status=st.sampled_from([200, 200, 206, 206, 204, 301, 304, 401, 403, 416, 500, 600, 999]),
     heads=st.fixed_dictionaries({}, optional=HEADERS),
