@@ -149,11 +149,22 @@ def get_name(node: object) -> str:
     return node.qualified if type(node) is Global else ""
 
 
+#: Names of Python's class `bytes` in pickles of protocols 2 and 3.
+_BYTES_CLASSES = frozenset(["__builtin__.bytes", "builtins.bytes"])
+
+
 def read_raw_bytes(node: object) -> bytes | None:
-    """Return the bytes that a node stands for: a literal, or text that protocol 2 encodes to bytes; else None."""
+    """Return the bytes of a node: literal bytes, or bytes that protocol 2 writes as a call; else None.
+
+    Protocol 2 writes bytes as an encoded text, and empty bytes as `bytes()`.
+    """
     if type(node) is bytes:
         return node
-    if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
+    if type(node) is not Obj:
+        return None
+    if get_name(node.cls) in _BYTES_CLASSES and not (node.args or node.kwargs or node.state):
+        return b""
+    if get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
         text, encoding = node.args
         if type(text) is str and encoding == PICKLED_CODEC:
             try:

@@ -452,6 +452,36 @@ def test_numpy_arrays_have_the_layout_numpy(tmp_path):
     assert (row.dtype, row.shape, row.layout, row.nbytes) == ("float32", (2, 3), "numpy", 24)
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize(
+    "array",
+    {
+        "C": np.arange(6.0).reshape(2, 3),
+        "Fortran": np.arange(6.0).reshape(2, 3).T,
+        "permuted": np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
+        "big-endian": np.arange(3, dtype=">f4"),
+        "strided": np.arange(6.0)[::2],
+        "zero-dimensional": np.array(2.5),
+        "empty": np.zeros((0, 2)),
+    }.values(),
+    ids=lambda array: f"{array.dtype.str}{array.shape}",
+)
+def test_array_has_the_values_of_numpy_in_any_protocol(tmp_path, array, protocol):
+    """numpy writes a contiguous array as a call of `_frombuffer` from protocol 5 on, and empty bytes as `bytes()`."""
+    torch.save({"w": torch.ones(1), "a": array}, tmp_path / "a.pt", pickle_protocol=protocol)
+    row = formats.read(str(tmp_path / "a.pt")).tensors[1]
+    assert (row.fqn, row.shape, row.nbytes) == ("a", array.shape, array.nbytes)
+    assert read_all_values(row.data).tolist() == array.reshape(-1).tolist()
+
+
+def test_wrong_order_of_the_dimensions_of_an_array_is_damage(tmp_path):
+    """numpy refuses an order of dimensions that does not name each dimension once."""
+    function, args = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).__reduce_ex__(5)
+    torch.save({"a": Called(function, (bytes(args[0]), *args[1:4], (0, 0, 2)))}, tmp_path / "a.pt", pickle_protocol=5)
+    (row,) = formats.read(str(tmp_path / "a.pt")).tensors
+    assert "expected each dimension once" in row.damage
+
+
 def test_foreign_globals_are_named_and_not_imported(tmp_path):
     """Names from outside torch are reported."""
     state = read(tmp_path, {"w": torch.ones(1), "args": Holder()})

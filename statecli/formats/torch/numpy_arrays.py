@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from statecli.core.dtypes import ELEMENT_BITS
+from statecli.core.dtypes import ELEMENT_BITS, contiguous_strides
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.formats.torch.arguments import count_elements, decode_ints, truncate_value
@@ -32,28 +32,45 @@ _NUMPY_DTYPES: dict[str, str] = {
 
 
 class _ArrayState(msgspec.Struct, frozen=True):
-    """State that a pickle gives to a numpy array."""
+    """Facts that a pickle records about a numpy array.
 
-    version: Any
+    `axes` is the order of the array's dimensions in `shape`, None for the same order.
+    """
+
     shape: Any
     dtype: Any
     is_fortran: Any
     content: Any
+    axes: Any = None
 
 
 def is_array(node: Obj) -> bool:
     """Return whether the pickled object becomes a numpy array."""
-    name = get_name(node.cls)
-    if not name.startswith("numpy.") or not name.endswith("._reconstruct"):
-        return False
-    return type(node.state) is tuple and len(node.state) >= 5 and type(node.state[1]) is tuple
+    return _read_state(node) is not None
+
+
+def _read_state(node: Obj) -> _ArrayState | None:
+    """Return what the pickle records about an array; None for any other pickled object."""
+    name, args, state = get_name(node.cls), node.args, node.state
+    if not name.startswith("numpy."):
+        return None
+    if name.endswith("._reconstruct") and type(state) is tuple and len(state) >= 5 and type(state[1]) is tuple:
+        return _ArrayState(*state[1:5])
+    # numpy writes contiguous arrays as this call from protocol 5 on.
+    if name.endswith(".numeric._frombuffer") and state is None and len(args) in (4, 5) and type(args[2]) is tuple:
+        content, dtype, shape, order, *axes = args
+        if order == "K" and axes and type(axes[0]) is tuple:
+            return _ArrayState(shape, dtype, False, content, axes[0])
+        is_fortran = {"C": False, "F": True}.get(order, order) if type(order) is str else order
+        return _ArrayState(shape, dtype, is_fortran, content)
+    return None
 
 
 def decode_array(node: Obj) -> Tensor | None:
     """Decode a numpy array. Return None for any other pickled object."""
-    if not is_array(node):
+    state = _read_state(node)
+    if state is None:
         return None
-    state = _ArrayState(*node.state[:5])
     descr = state.dtype.args[0] if type(state.dtype) is Obj and state.dtype.args else None
     name = descr if type(descr) is str else get_name(descr).removeprefix("numpy.") or "of no name"
     dtype = _NUMPY_DTYPES.get(name) or format_array_dtype(state.dtype)
@@ -66,6 +83,7 @@ def decode_array(node: Obj) -> Tensor | None:
     tensor = Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array")
     if raw is not None:
         tensor.data = _build_inline(raw, dtype, shape, state)
+        tensor.shape = tensor.data.shape
     return tensor
 
 
@@ -84,4 +102,13 @@ def _build_inline(raw: bytes, dtype: str, shape: tuple[int, ...], state: _ArrayS
             f"a numpy array has memory order {truncate_value(state.is_fortran)}; expected True (Fortran) or False (C)"
         )
     strides = tuple(accumulate(shape, mul, initial=1))[:-1] if state.is_fortran else None
+    if state.axes is not None:
+        axes = decode_ints(state.axes, "order of dimensions", "numpy array")
+        if sorted(axes) != list(range(len(shape))):
+            raise MalformedError(
+                f"a numpy array of {len(shape)} dimensions has them in the order {truncate_value(list(axes))}; "
+                "expected each dimension once"
+            )
+        steps = contiguous_strides(shape)
+        shape, strides = tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
     return TensorData(storage, dtype, shape, strides=strides, inline=raw)
