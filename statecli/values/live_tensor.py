@@ -77,8 +77,8 @@ def _get_storage_bytes(tensor: torch.Tensor) -> Array:
 
 def _build_affine(tensor: torch.Tensor) -> Affine:
     if "per_channel" not in str(tensor.qscheme()):
-        return Affine(np.array([tensor.q_scale()]), np.array([float(tensor.q_zero_point())]))
-    scales = tensor.q_per_channel_scales().detach().cpu().double().numpy()
+        return Affine(np.array([tensor.q_scale()], np.float32), np.array([float(tensor.q_zero_point())]))
+    scales = tensor.q_per_channel_scales().detach().cpu().numpy()
     zeros = tensor.q_per_channel_zero_points().detach().cpu().double().numpy()
     return Affine(scales, zeros, int(tensor.q_per_channel_axis()))
 

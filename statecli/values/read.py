@@ -43,7 +43,10 @@ MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """Quantization (q - zero_point) * scale, in float64. Without `axis`, all elements have the same scale."""
+    """Quantization (q - zero_point) * scale. Without `axis`, all elements have the same scale.
+
+    `scales` has the type in which torch multiplies: float64 for scales stored as float64, otherwise float32.
+    """
 
     scales: Array
     zero_points: Array
@@ -101,11 +104,12 @@ def _open_memory(data: TensorData, name: str) -> AbstractContextManager[Array | 
 def _read_affine(quantizer: Quantizer, name: str) -> Affine:
     if quantizer.scales is None:
         scale, zero = quantizer.scale, quantizer.zero_point
-        return Affine(np.array([1.0 if scale is None else scale]), np.array([float(zero or 0)]))
+        return Affine(np.array([1.0 if scale is None else scale], np.float32), np.array([float(zero or 0)]))
     scales, zeros = read_all_values(quantizer.scales, f"{name}: scales"), np.zeros(1)
     if quantizer.zero_points:
         zeros = read_all_values(quantizer.zero_points, f"{name}: zero points")
-    return Affine(scales.astype(np.float64), zeros.astype(np.float64), quantizer.axis or 0)
+    scales = scales if scales.dtype == np.float64 else scales.astype(np.float32)
+    return Affine(scales, zeros.astype(np.float64), quantizer.axis or 0)
 
 
 # --- geometry ------------------------------------------------------------------------------------------------------
@@ -361,9 +365,10 @@ def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Arra
 def dequantize(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
     """Return (code - zero point) * scale, with one scale or one per code, rounded to float32 where torch rounds."""
     out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
+    shifted = decoder.buffer("shifted", scales.dtype.str, codes.size).reshape(codes.shape)
     with np.errstate(all="ignore"):
-        np.subtract(codes, zero_points, out=out, dtype=np.float64, casting="same_kind")
-        return np.multiply(out, scales.astype(np.float32), out=out)
+        np.subtract(codes, zero_points, out=shifted, dtype=np.float64, casting="same_kind")
+        return np.multiply(shifted, scales, out=out, casting="same_kind")
 
 
 def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, decoder: Decoder) -> Array:

@@ -103,11 +103,13 @@ def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8], ids=str)
 def test_quantized_values_equal_torch_to_the_last_bit(store, dtype):
-    """Values agree to the last bit: torch subtracts integers and multiplies in float32."""
+    """Values agree to the last bit: torch multiplies in float32, and in float64 by scales per channel in float64."""
     x = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
-    scales = (torch.rand(64) * 0.1 + 1e-4).double()
+    scales, zeros = torch.rand(64).double() * 0.1 + 1e-4, torch.arange(64) % 5
     quantized = [torch.quantize_per_tensor(x, float(scale), 7, dtype) for scale in scales[:8]]
-    for tensor in (*quantized, torch.quantize_per_channel(x, scales, torch.arange(64) % 5, 0, dtype)):
+    quantized += [torch.quantize_per_channel(x, scales, zeros, 0, dtype)]
+    quantized += [torch.quantize_per_channel(x, scales.float(), zeros * 1.1, 0, dtype)]
+    for tensor in quantized:
         assert np.array_equal(read_all_values(store(tensor).data), tensor.dequantize().numpy().reshape(-1))
 
 
