@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from statecli.core.dtypes import STORAGE_DTYPES, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
@@ -113,12 +113,16 @@ def _check_version(magic: object, version: object) -> None:
 
 
 def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
-    """Return the dtype and number of elements of each storage by key, as the object's persistent ids declare them."""
+    """Return the dtype and number of elements of each storage by key, as the object's persistent ids declare them.
+
+    An empty storage may have several dtypes.
+    """
     declared_by_key: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
         key, declared = _decode_storage(persistent.pid)
-        if declared_by_key.setdefault(key, declared) != declared:
-            first, second = (f"{numel} {dtype} elements" for dtype, numel in (declared_by_key[key], declared))
+        known = declared_by_key.setdefault(key, declared)
+        if known != declared and not known[1] == declared[1] == 0:
+            first, second = (f"{numel} {dtype} elements" for dtype, numel in (known, declared))
             raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
     return declared_by_key
 
@@ -179,7 +183,8 @@ def _walk_storages(
             raise MalformedError(f"the list of storages contains {key!r} twice")
         seen.add(key)
         dtype, numel = declared_by_key[key]
-        length = nbytes(dtype, numel)
+        # A storage of packed quantized values counts its bytes.
+        length = numel * ELEMENT_BITS[dtype] // 8
         yield key, at, numel, length
         at += 8 + length
         if at > source.size:

@@ -565,6 +565,25 @@ def test_keys_that_cannot_be_written_are_numbered(tmp_path):
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_packed_quantized_tensor_has_torchs_values(tmp_path, legacy):
+    """A storage of packed values counts its bytes, not its values, and other storages may follow."""
+    tensor = torch.quantize_per_tensor(torch.randn(3, 5), 0.1, 3, torch.quint4x2)
+    state_dict = {"packed": tensor, "w": torch.ones(2)}
+    actual = read(tmp_path, state_dict, _use_new_zipfile_serialization=not legacy).tensors
+    assert [row.damage for row in actual] == [None, None]
+    assert read_all_values(actual[0].data).tolist() == tensor.dequantize().reshape(-1).tolist()
+    assert read_all_values(actual[1].data).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_empty_storage_may_have_two_dtypes(tmp_path, legacy):
+    """torch creates an empty storage again for each of its dtypes."""
+    tensor = torch.zeros(2, 0)
+    state = read(tmp_path, {"a": tensor, "b": tensor.view(torch.uint8)}, _use_new_zipfile_serialization=not legacy)
+    assert [(row.dtype, row.damage) for row in state.tensors] == [("float32", None), ("uint8", None)]
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_bare_storage_is_a_tensor_of_its_dtype(tmp_path, legacy):
     """A storage has one dimension; an untyped storage is bytes. A note names the storages."""
     storages = {
