@@ -45,15 +45,18 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         arrays = {
             name: record
             for name, record in archive.records.items()
-            if name.endswith(_SUFFIX) or _is_bare_array(record, source, archive)
+            if name.endswith(_SUFFIX) or _is_bare_array(record, source)
         }
         rows: dict[str, TensorInfo] = {}
         for name, record in arrays.items():
             fqn = name.removesuffix(_SUFFIX)
             budget -= record.size
-            row = _read_row(fqn, record, source, archive, verify=budget >= 0)
-            is_disputed = fqn != name and fqn in archive.records
-            rows[fqn] = _mark_disputed(row, source.path) if is_disputed else row
+            is_disputed = (name + _SUFFIX if fqn == name else fqn) in archive.records
+            rows[fqn] = (
+                _build_disputed_row(fqn, source.path)
+                if is_disputed
+                else _read_row(fqn, record, source, archive, verify=budget >= 0)
+            )
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
             message = f"statecli did not read files in the archive that are not arrays: {quoting.names(others)}"
@@ -61,28 +64,23 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 
 
-def _is_bare_array(record: Record, source: ByteSource, archive: Archive) -> bool:
-    """Return whether a record without the suffix `.npy` is an array. Like numpy.load, read only its first bytes.
-
-    An array with the suffix may have the same name as the record; its row reports this.
-    """
-    if record.name + _SUFFIX in archive.records:
-        return False
+def _is_bare_array(record: Record, source: ByteSource) -> bool:
+    """Return whether a record without the suffix `.npy` is an array. Like numpy.load, read only its first bytes."""
     try:
         return _read_head(record, source, len(npy_array.MAGIC)) == npy_array.MAGIC
     except MalformedError:  # numpy.load fails too
         return False
 
 
-def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
+def _build_disputed_row(fqn: str, path: str) -> TensorInfo:
     """Return the tensor row as unreadable: `x` and `x.npy` have the same name, so numpy.load returns only one."""
-    names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
+    names = f"{quoting.quote(fqn)} and {quoting.quote(fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), so numpy.load returns only one of them under this "
         "name; save the archive again with different names"
     )
-    damage = f"{path}: {quoting.name(row.fqn)}: {why}"
-    return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
+    damage = f"{path}: {quoting.name(fqn)}: {why}"
+    return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
 
 
 def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *, verify: bool) -> TensorInfo:

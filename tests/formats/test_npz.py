@@ -703,7 +703,9 @@ def test_two_records_of_one_name_are_unreadable(tmp_path, name):
                                  Member("v.npy", ones_file.getvalue())]), "a.npz")  # fmt: skip
     fqn = min((first, second), key=len)
     with numpy.load(path) as loaded:
-        rows = {row.fqn: row for row in formats.read(path).tensors}
+        state = formats.read(path)
+        rows = {row.fqn: row for row in state.tensors}
+        assert state.oddities == ()  # both records are arrays
         assert numpy.array_equal(loaded[fqn], numpy.ones(3) if first == fqn else numpy.zeros(3))
     assert (
         f"two records have the same array name ('{fqn}' and '{fqn}.npy'), so numpy.load returns only one of them"
