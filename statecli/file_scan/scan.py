@@ -91,7 +91,7 @@ _TORCHSCRIPT_PICKLES = compile_on_use(
     r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
 #: Message about an archive without a readable directory.
-_SEARCHED_PART = "statecli scanned only the records that it found by searching for headers"
+_SEARCHED_PART = "statecli scanned only the records that it found by searching for headers{}"
 #: Folder of a compiled model in an archive.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 #: Class after whose object joblib writes the data of an array, in the middle of a pickle.
@@ -191,8 +191,9 @@ _LONE_FILE_REASON = (
 #: Limit of the zeros that torch.export.load may create for tensors with empty records: a fixed part, and a part for
 #: each byte of the file.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
-#: Largest file that is digested as a whole, once, in bytes: on disk (10 to 40 seconds), and behind a URL (a download).
-_MAX_DIGESTED_FILE_BYTES, _MAX_DIGESTED_REMOTE_FILE_BYTES = 1 << 34, 1 << 28
+#: Largest file that is digested as a whole, and largest part of a file that is searched for headers, in bytes: on disk
+#: (10 to 40 seconds), and behind a URL (a download).
+_MAX_READ_BYTES, _MAX_READ_REMOTE_BYTES = 1 << 34, 1 << 28
 
 
 class FileScan:
@@ -285,8 +286,11 @@ class FileScan:
 
     def _digest_file(self) -> str:
         """Return the SHA-256 of the whole file; "" if the file is too large."""
-        limit = _MAX_DIGESTED_REMOTE_FILE_BYTES if self.file_region.reads_are_requests else _MAX_DIGESTED_FILE_BYTES
-        return hash_regions([self.file_region], ()) if self.file_region.size <= limit else ""
+        is_small = self.file_region.size <= self._get_read_limit()
+        return hash_regions([self.file_region], ()) if is_small else ""
+
+    def _get_read_limit(self) -> int:
+        return _MAX_READ_REMOTE_BYTES if self.file_region.reads_are_requests else _MAX_READ_BYTES
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
@@ -457,8 +461,10 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self.result.add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED_PART}")
-            self._salvage(piece)
+            limit = self._get_read_limit()
+            part = f" in the first {limit:,} bytes" if piece.region.size > limit else ""
+            self.result.add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED_PART.format(part)}")
+            self._salvage(piece, limit)
             return
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
@@ -641,12 +647,13 @@ class FileScan:
             content = inflate(region, self.steps)[0] if deflated else region
             self._scan_tar(Piece(content, name, 0, is_pickle=True, hidden=False))
 
-    def _salvage(self, piece: Piece) -> None:
-        """Queue every record that has a local header, because the archive's directory cannot be read."""
+    def _salvage(self, piece: Piece, limit: int) -> None:
+        """Queue every record with a local header in the first `limit` bytes, because no directory can be read."""
         region, at = piece.region, 0
+        searched_region = region.get_part(0, limit) if region.size > limit else region
         is_other_format = self.file_region.head[:1] == b"\x80" or safetensors.sniff("", self.file_region.head)
         usual_names = set() if piece.depth or is_other_format else set(_USUAL_PICKLES)
-        while (at := find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
+        while (at := find_local_header(searched_region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
             if at + _LOCAL_HEADER.size > region.size:
                 break
             fields = _LOCAL_HEADER.unpack(region.read(at, _LOCAL_HEADER.size))

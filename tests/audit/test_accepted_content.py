@@ -87,7 +87,7 @@ def test_harmful_data_with_other_tensors_fails(statecli, folder):
 def test_a_file_of_too_many_bytes_is_not_accepted(statecli, folder, monkeypatch):
     """Its digest is unknown, so other bytes would also be accepted."""
     save("echo")
-    monkeypatch.setattr(scan, "_MAX_DIGESTED_FILE_BYTES", 100)
+    monkeypatch.setattr(scan, "_MAX_READ_BYTES", 100)
     statecli(*PICKLES, *ACCEPT)
     assert statecli(*PICKLES, "--baseline", "b.json").code == 1
 

@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
+from statecli.file_scan import scan
 from statecli.storage import files
 
 FOREIGN_FILES = {
@@ -181,6 +182,20 @@ def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated_ch
     assert (finding["rule"], finding["message"]) == ("unscanned-pickle", message)
     assert result.code == 2
     assert "failed: cut.pt: see unscanned-pickle" in statecli("audit", truncated_checkpoint).out
+
+
+def test_only_the_beginning_of_a_large_truncated_file_is_searched(statecli, folder, monkeypatch):
+    """A file may claim any size: a sparse file of 1 TB is zeros after its first bytes."""
+    torch.save(os.system, folder / "a.pt")
+    archive = (folder / "a.pt").read_bytes()
+    (folder / "cut.pt").write_bytes(b"PK\3\4" + bytes(1000) + archive[:-200])
+    found_rules = {finding["rule"] for finding in statecli("audit", "cut.pt", "-f", "json").json["findings"]}
+    assert {"unscanned-pickle", "unsafe-global"} <= found_rules
+    monkeypatch.setattr(scan, "_MAX_READ_BYTES", 1000)
+    result = statecli("audit", "cut.pt", "-f", "json")
+    (finding,) = result.json["findings"]
+    assert finding["message"].endswith("by searching for headers in the first 1,000 bytes")
+    assert result.code == 2
 
 
 @pytest.mark.parametrize("options", [["-f", "github"], ["-f", "github", "-q"]])
