@@ -420,6 +420,7 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
 
     `called`: the pickle calls the object of this name. `misuse` describes a use that no serializer of data makes.
     `local_file`: the Python file near the checkpoint from which Python may import the name.
+    `loads_storages`: the pickle calls the name only with the storages of tensors, which are scanned as pickles.
     """
 
     module: str
@@ -428,6 +429,7 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
     called: bool = False
     misuse: str | None = None
     local_file: str | None = None
+    loads_storages: bool = False
 
     @property
     def qualified(self) -> str:

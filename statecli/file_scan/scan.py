@@ -91,7 +91,7 @@ _TORCHSCRIPT_PICKLES = compile_on_use(
     r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
 #: Message about an archive without a readable directory.
-_SEARCHED_PART = "statecli scanned only the records that it found by searching for headers{}"
+_SEARCHED_PART = "statecli scanned only the records that it found by searching for headers"
 #: Folder of a compiled model in an archive.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 #: Class after whose object joblib writes the data of an array, in the middle of a pickle.
@@ -358,8 +358,7 @@ class FileScan:
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.file_region.size)
         hazards = find_hazards(scanner, use, piece.records)
-        nested_data = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
-        nested_data += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
+        has_nested_data = bool(scanner.nested_data or scanner.flow.computed_data)
         if (
             piece.is_pickle
             or ((bombs or hazards) and not scan_error)
@@ -389,13 +388,22 @@ class FileScan:
             if (
                 key
                 and region.size == piece.region.size
-                and not (nested_data or scan_error or read_keys or hazards)  # a hazard names its place
+                and not (has_nested_data or scan_error or read_keys or hazards)  # a hazard names its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
                 self.cached_pickles[key] = pickle, tuple(scanner.persistent)
-        for name, data in nested_data:
-            self.pieces.append(Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
+        self._add_nested_data(scanner, region, piece, where)
         return scanner.end
+
+    def _add_nested_data(self, scanner: Scanner, region: Region, piece: Piece, where: str) -> None:
+        """Queue the strings of a pickle that may be pickles, and the storages of tensors that the pickle loads."""
+        for start, data in scanner.nested_data:
+            is_loaded = bool(scanner.storage_data) and data in scanner.storage_data
+            nested = Piece(region.with_data(data), f"{where}, the string at byte {start}", piece.depth + 1, is_loaded)
+            self.pieces.append(nested._replace(hidden=piece.hidden or not is_loaded))
+        for data in scanner.flow.computed_data:
+            name = f"{where}, the bytes that a call computes"
+            self.pieces.append(Piece(region.with_data(data), name, piece.depth + 1))
 
     def _read_storage(self, piece: Piece, key: str, read_keys: list[str]) -> bytes | None:
         """Return the bytes of the small storage with this key; None if unreadable. Append the key to `read_keys`."""
@@ -461,10 +469,7 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            limit = self._get_read_limit()
-            part = f" in the first {limit:,} bytes" if piece.region.size > limit else ""
-            self.result.add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED_PART.format(part)}")
-            self._salvage(piece, limit)
+            self._salvage(piece, strip_copy_advice(str(error)))
             return
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
@@ -647,10 +652,12 @@ class FileScan:
             content = inflate(region, self.steps)[0] if deflated else region
             self._scan_tar(Piece(content, name, 0, is_pickle=True, hidden=False))
 
-    def _salvage(self, piece: Piece, limit: int) -> None:
-        """Queue every record with a local header in the first `limit` bytes, because no directory can be read."""
-        region, at = piece.region, 0
+    def _salvage(self, piece: Piece, why: str) -> None:
+        """Report why the archive's directory cannot be read, and queue every record that has a local header."""
+        region, at, limit = piece.region, 0, self._get_read_limit()
         searched_region = region.get_part(0, limit) if region.size > limit else region
+        part = f" in the first {limit:,} bytes" if region.size > limit else ""
+        self.result.add_unread(piece, f"{why}; {_SEARCHED_PART}{part}")
         is_other_format = self.file_region.head[:1] == b"\x80" or safetensors.sniff("", self.file_region.head)
         usual_names = set() if piece.depth or is_other_format else set(_USUAL_PICKLES)
         while (at := find_local_header(searched_region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:

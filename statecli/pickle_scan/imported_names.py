@@ -15,7 +15,7 @@ from typing import Any
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention
-from statecli.pickle_scan import debug_texts, known_names, plain_data, script_nesting, script_types
+from statecli.pickle_scan import debug_texts, known_names, pickled_storages, plain_data, script_nesting, script_types
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import collect_name_ids, find_module_calls
@@ -30,7 +30,7 @@ from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_t
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.script_types import ScriptTypes
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.graph import is_module
+from statecli.pickles.graph import is_module, read_raw_bytes
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
 from statecli.pickles.machine_state import NO_FRAME, NO_LINE_BREAK, MachineState, is_enum_call
@@ -97,6 +97,8 @@ class Scanner(Machine):
         self.size = len(data) if size is None else size
         self.unfollowed: OutOfSteps | None = None
         self.nested_data: list[tuple[int, bytes]] = []
+        #: Bytes among the nested data that the pickle loads as the storage of a tensor.
+        self.storage_data: set[bytes] = set()
         self.module_classes: list[str] = []
         self.call_count = 0
         #: Number of states, items and elements set on imported or called objects, which runs methods of these objects.
@@ -140,8 +142,16 @@ class Scanner(Machine):
         excused_names = collect_name_ids(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
         for name in names:
             if id(name) not in spelling_names and id(name) not in excused_names:
+                is_called = id(name) in called_names
                 yield Mention(
-                    name.module, name.name, name.position, id(name) in called_names, flow.misuses.get(id(name))
+                    name.module,
+                    name.name,
+                    name.position,
+                    is_called,
+                    flow.misuses.get(id(name)),
+                    loads_storages=is_called
+                    and get_plain_name(name) == pickled_storages.LOAD_FUNCTION
+                    and id(name) not in flow.kept_names | flow.called_names,
                 )
         for mention in self._unusual_mentions.values():
             if not is_tame or mention.name != _SETITEMS_METHOD:
@@ -263,10 +273,20 @@ class Scanner(Machine):
         if type(args) is not tuple:
             self.flow.note_misuse(function, _OTHER_ARGUMENTS_REASON)
         call = Obj(function, args if type(args) is tuple else (args,), how)
+        if type(function) is Global and get_plain_name(function) == pickled_storages.LOAD_FUNCTION:
+            self._note_storage(call)
         self.flow.add_call(call)
         if type(function) is Global and how == "reduce" and is_cpp_class(get_plain_name(function)):
             self.add_build(call, args)  # torch's own unpickler uses the arguments as the state
         return call
+
+    def _note_storage(self, call: Obj) -> None:
+        """Keep the bytes that a call loads as a storage; report other bytes, which may be any pickle."""
+        data = read_raw_bytes(call.args[0]) if call.how == "reduce" and len(call.args) == 1 else None
+        if data is not None and pickled_storages.holds_storage(data):
+            self.storage_data.add(data)
+        else:
+            self.flow.note_misuse(call.cls, pickled_storages.MISUSE)
 
     def take_record(self, match: re.Match[bytes]) -> bool:
         """Read a tensor record like the base class, and record the two functions that it calls."""

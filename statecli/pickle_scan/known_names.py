@@ -217,7 +217,7 @@ def is_created_empty(qualified: str) -> bool:
 
 def is_clean_mention(mention: Mention) -> bool:
     """Return True if the name, after renaming from Python 2 to 3, only builds checkpoint data."""
-    return is_clean(*rename_python2(mention.module, mention.name), called=mention.called)
+    return mention.loads_storages or is_clean(*rename_python2(mention.module, mention.name), called=mention.called)
 
 
 def find_harm(mention: Mention) -> str | None:
