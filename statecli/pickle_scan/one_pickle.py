@@ -211,8 +211,8 @@ def is_harmless(
     # file is not ambiguous: the unpickler in C raises there, and the scanner reads on as the unpickler in Python.
     act_count = scanner.call_count or scanner.change_count
     # An extension code of copyreg imports only names that the loader registered, and a msgpack file begins with such a
-    # code. Random bytes may seem to call the name, up to their first error.
-    counts_codes = act_count and scan_error is None
+    # code. Random bytes may seem to call the name, up to their first error, but picklers write the protocol before it.
+    counts_codes = act_count and (scan_error is None or scanner.data[:1] == b"\x80")
     names = [name for name in scanner.globals.values() if counts_codes or not name.name.startswith(EXTENSION_REGISTRY)]
     is_computed = isinstance(scan_error, ComputedName) and (names or scanner.persistent)
     is_ambiguous = (scan_error is not None and scanner.has_frames) or is_computed

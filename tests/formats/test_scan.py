@@ -967,6 +967,16 @@ def test_random_bytes_in_a_pickle_are_not_a_pickle(first_byte, tmp_path):
     assert not scanned.names
 
 
+@pytest.mark.parametrize("end", [b".", b"", b"\xff"])
+def test_call_of_an_extension_code_is_reported_in_a_damaged_pickle(end, tmp_path):
+    """The call runs before the data breaks off. Picklers write the protocol before an extension code."""
+    for start, is_reported in ((b"\x80\4", True), (b"", end == b".")):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            archive.writestr("notes", start + b"\x82\7)R" + end)
+        names = [mention.name for scanned in scan_pickles(str(tmp_path / "x.npz")) for mention in scanned.names]
+        assert names == ["_inverted_registry[7]"] * is_reported
+
+
 @pytest.mark.parametrize("data", [b"c\xe9vil\nx\n(", b"cevil\n\xe9\n(", b"(i\xc3\xa9vil\nx\n("])
 def test_name_that_is_not_text_is_not_imported(data, tmp_path):
     """Both unpicklers decode the name first, so that text in Latin-1 is not a pickle."""
