@@ -26,7 +26,6 @@ class FormatTraits(msgspec.Struct, frozen=True):
         drops_tied_names: A tied tensor is stored under one name; its other names are settings (name: stored name).
         own_settings: Settings about the files, not the model.
         settings_vocabulary: Name of the vocabulary of the settings, if other formats lack these settings.
-        may_have_chat_templates: Settings may contain chat templates.
         settings_describe_program: Every setting describes the program, none is an attribute of a module.
         settings_are_compiled: Settings are attributes of compiled modules: the attributes used by the code, without the
             Python types of keys and containers.
@@ -57,7 +56,6 @@ class FormatTraits(msgspec.Struct, frozen=True):
     drops_tied_names: bool = False
     own_settings: frozenset[str] = frozenset()
     settings_vocabulary: str = ""
-    may_have_chat_templates: bool = False
     settings_describe_program: bool = False
     settings_are_compiled: bool = False
     may_hold_settings_alone: bool = False
@@ -87,5 +85,4 @@ def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
         drops_tied_names=any(file.drops_tied_names for file in files),
         own_settings=frozenset[str]().union(*(file.own_settings for file in files)),
         settings_vocabulary=next((file.settings_vocabulary for file in files if file.settings_vocabulary), ""),
-        may_have_chat_templates=any(file.may_have_chat_templates for file in files),
     )

@@ -377,12 +377,20 @@ class Settings(msgspec.Struct, frozen=True):
     companion_names: frozenset[str] = frozenset()
 
 
+class ChatTemplate(msgspec.Struct, frozen=True):
+    """A chat template, and its name in the settings file or in the metadata."""
+
+    name: str
+    text: str
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """State of one target: its tensors, settings and oddities, in the order of the source.
 
     `format` is the reader's NAME, or `module`; commands print it and decide by `traits`. `sections` are the dotted
     paths with tensors. `globals` are the Python names that a pickle would import, with the byte offset of their first
-    mention. `state_dicts` describe the sections of a model; a format with tensor keys only has none.
+    mention. `state_dicts` describe the sections of a model; a format with tensor keys only has none. `chat_templates`
+    are the whole texts of the templates in GGUF metadata.
     """
 
     target: str
@@ -395,6 +403,7 @@ class ModelState(msgspec.Struct, frozen=True):
     optimizers: tuple[OptimizerFacts, ...] = ()
     state_dicts: tuple[StateDict, ...] = ()
     traits: FormatTraits = FormatTraits()
+    chat_templates: tuple[ChatTemplate, ...] = ()
 
     @property
     def recomputed(self) -> frozenset[str]:

@@ -24,6 +24,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX, QUANTIZED_TYPES, TORCH_TYPES
 from statecli.core.model_state import (
     ByteRange,
+    ChatTemplate,
     ModelState,
     Oddity,
     Packing,
@@ -40,7 +41,6 @@ NAME = "gguf"
 TRAITS = FormatTraits(
     mixed_dtypes="each tensor of a GGUF file has its own dtype, and the loading program chooses the compute dtype",
     settings_vocabulary=NAME,
-    may_have_chat_templates=True,
 )
 
 #: Maximum size of the metadata and the tensors' entries, in bytes: ten times the size for the largest known vocabulary.
@@ -92,7 +92,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     with ByteSource(path) as source:
         header = _Header(source)
         tensors, keys = _read_counts(header)
-        settings, oddities = _read_metadata(header, keys)
+        oddities: list[Oddity] = []
+        templates: list[ChatTemplate] = []
+        settings = _read_metadata(header, keys, oddities, templates)
         metadata = settings.values
         entries = _read_lines(header, tensors)
         alignment = _read_alignment(metadata)
@@ -116,20 +118,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         metadata=settings,
         oddities=(*oddities, *_note_part(metadata)),
         traits=TRAITS,
+        chat_templates=tuple(templates),
     )
-
-
-def read_chat_templates(path: str) -> list[tuple[str, str]]:
-    """Return the key and the whole text of each chat template in the metadata. Raises as `read` does."""
-    templates = []
-    with ByteSource(path) as source:
-        header = _Header(source)
-        for key, kind, label in _iter_keys(header, _read_counts(header)[1]):
-            if kind == TEXT and _CHAT_TEMPLATE in key:
-                templates.append((key, header.read_text(label).decode("utf-8", "backslashreplace")))
-            else:
-                _read_value(header, kind, label)
-    return templates
 
 
 def _read_counts(header: _Header) -> tuple[int, int]:
@@ -241,35 +231,33 @@ class _Value(msgspec.Struct, frozen=True):
     type: str
 
 
-def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]:
+def _read_metadata(header: _Header, count: int, oddities: list[Oddity], templates: list[ChatTemplate]) -> Settings:
+    """Read the metadata entries. Add the whole text of each chat template to `templates`."""
     values: dict[str, _Value] = {}
-    oddities: list[Oddity] = []
-    for key, kind, label in _iter_keys(header, count):
-        value = _read_value(header, kind, label)
+    for n in range(count):
+        position = f"metadata key {n + 1} of {count}"
+        key = _decode_text(header.read_text(position), position)
+        label = f"metadata {quoting.quote(key)}"
+        kind = header.read_number("I", label)
+        if kind == TEXT:
+            raw = header.read_text(label)
+            text = raw.decode("utf-8", "backslashreplace")
+            value = _Value(_describe_text(text), _name_text_type([raw]))
+            if _CHAT_TEMPLATE in key:
+                templates.append(ChatTemplate(key, text))
+        else:
+            value = _read_value(header, kind, label)
         if key in values:
             message = f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
             oddities.append(Oddity("metadata-set-twice", message))
         values[key] = value
     scalars = {key: value.scalar for key, value in values.items()}
-    return Settings(scalars, kinds={key: value.type for key, value in values.items()}), oddities
-
-
-def _iter_keys(header: _Header, count: int) -> Iterator[tuple[str, int, str]]:
-    """Yield key, type number and label (for messages) of each metadata entry. The caller must read each value."""
-    for n in range(count):
-        position = f"metadata key {n + 1} of {count}"
-        key = _decode_text(header.read_text(position), position)
-        label = f"metadata {quoting.quote(key)}"
-        yield key, header.read_number("I", label), label
+    return Settings(scalars, kinds={key: value.type for key, value in values.items()})
 
 
 def _read_value(header: _Header, kind: int, label: str) -> _Value:
     if kind == ARRAY:
         return _read_array(header, label)
-    if kind == TEXT:
-        raw = header.read_text(label)
-        text = raw.decode("utf-8", "backslashreplace")
-        return _Value(_describe_text(text), _name_text_type([raw]))
     value = header.read_number(_get_struct_code(kind, label), label)
     return _Value(_convert_scalar(value, kind), SCALARS[kind][0])
 

@@ -363,6 +363,11 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
         tuple(facts for _, state in states for facts in state.optimizers),
         _merge_state_dicts(states),
         combine_traits((TRAITS, *(state.traits for _, state in states))),
+        tuple(
+            replace(template, name=f"{shard}: {template.name}")
+            for shard, state in states
+            for template in state.chat_templates
+        ),
     )
 
 

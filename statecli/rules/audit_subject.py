@@ -16,7 +16,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import format_fqn
 from statecli.rules.digest_names import CheckedFile
 from statecli.rules.policy_config import Policy
-from statecli.rules.settings_file import SettingsFile, Template
+from statecli.rules.settings_file import SettingsFile
 from statecli.rules.storage_views import Storage, group_by_storage
 from statecli.storage import files
 from statecli.targets.section_of_target import split_section
@@ -60,8 +60,6 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
     digest_files: tuple[CheckedFile, ...] = ()
     #: The target, if it is a settings file or a chat template of a model folder.
     settings_file: SettingsFile | None = None
-    #: Chat templates in the metadata of the target.
-    templates: tuple[Template, ...] = ()
     #: Reason why the pickles could not be read although the tensors could be listed.
     pickles_unread_because: str | None = None
     #: Errors of the checksums of each tensor in `state`, if values were read.

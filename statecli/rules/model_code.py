@@ -80,7 +80,7 @@ def template_code(subject: Subject) -> Iterator[Issue]:
     if file is not None and file.unread_because:
         message = f"{files.get_name(file.path)} was not searched for attributes that give access to all of Python"
         yield Issue(f"{message}: {file.unread_because}", help=help)
-    for template in (*subject.templates, *(file.templates if file is not None else ())):
+    for template in (*subject.full_state.chat_templates, *(file.templates if file is not None else ())):
         escape = find_escape(template.text)
         if escape is not None:
             message = describe_escape(quoting.name(template.name), escape)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from statecli.core.model_state import ChatTemplate
+
 #: Key of `config.json` that names the class of the pipeline of each task.
 PIPELINES = "custom_pipelines"
 #: Keys of `config.json` that may name an attention kernel in a repository.
@@ -29,17 +31,10 @@ class CodeReference(msgspec.Struct, frozen=True):
         return f"{self.text.rpartition('--')[2].partition('.')[0]}.py"
 
 
-class Template(msgspec.Struct, frozen=True):
-    """A chat template, and its name in the settings file or in the metadata."""
-
-    name: str
-    text: str
-
-
 class SettingsFile(msgspec.Struct, frozen=True):
     """A settings file next to the weights. `unread_because` says why the file was not read."""
 
     path: str
     code: tuple[CodeReference, ...] = ()
-    templates: tuple[Template, ...] = ()
+    templates: tuple[ChatTemplate, ...] = ()
     unread_because: str | None = None

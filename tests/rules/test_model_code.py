@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from statecli.commands.audit import settings_files
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
+from statecli.formats import gguf
 from statecli.pickle_scan.template_code import find_escape
 
 from ..formats.test_gguf import VALUES, write_gguf
@@ -231,6 +232,16 @@ def test_template_in_a_shard_is_named_with_its_file(tmp_path):
     findings = [finding for target in audit(Request((str(tmp_path),))).targets for finding in target.findings]
     (message,) = [finding.message for finding in findings if finding.rule == "template-code"]
     assert "m-00001-of-00002.gguf: tokenizer.chat_template" in message
+
+
+def test_an_audit_parses_the_header_of_a_gguf_file_once(tmp_path, monkeypatch):
+    """The reader of the tensors keeps the whole templates."""
+    write_gguf(tmp_path / "a.gguf", {"w": VALUES}, chat_template=POPEN)
+    read_counts, calls = gguf._read_counts, []
+    monkeypatch.setattr(gguf, "_read_counts", lambda header: calls.append(header) or read_counts(header))
+    (target,) = audit(Request((str(tmp_path / "a.gguf"),))).targets
+    assert [finding.rule for finding in target.findings] == ["template-code"]
+    assert len(calls) == 1
 
 
 def test_only_an_audit_searches_templates(tmp_path, monkeypatch, statecli):

@@ -32,7 +32,6 @@ from statecli.core.progress import Progress
 from statecli.core.run_scope import NotChecked
 from statecli.core.selection import matches_any, select
 from statecli.file_scan.adjacent_modules import ModuleFinder
-from statecli.file_scan.metadata_templates import read_templates
 from statecli.file_scan.scan import scan_pickles
 from statecli.live.spec import AUTO
 from statecli.rules import audit_run, model_code
@@ -40,7 +39,6 @@ from statecli.rules.audit_rule import AuditRule, Issue
 from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.rules.contents import needs_unchecked_indices
 from statecli.rules.digest_names import CheckedFile, compute_digest, list_named_files
-from statecli.rules.settings_file import Template
 from statecli.storage import checkpoint_names, files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
@@ -137,14 +135,12 @@ class _Run:
                     pickles += tuple(pickle for pickle in extra if pickle.digest not in scanned)
                     pickles += tuple(check_generator_states(self.read_state))
                     pickles += tuple(check_dtype_texts(self.read_state))
-                templates = self._read_templates(text, subject.full_state)
                 subject = lock_check.check_lock(self._read_values(subject), self.request, self.progress)
                 subject = replace(
                     subject,
                     pickles=pickles,
                     pickles_unread_because=pickles_unread_because,
                     digest_files=self.digest_files,
-                    templates=templates,
                 )
                 with pause_gc():  # otherwise the collector would look through all tensors again for each rule
                     result = _run_rules(subject, self.rules, self.request.severity)
@@ -273,17 +269,6 @@ class _Run:
             return self.module_finder.mark_pickles(pickles), None
         except UnreadableError as error:
             return (), str(error)
-
-    def _read_templates(self, text: str, state: ModelState) -> tuple[Template, ...]:
-        """Return the chat templates in the metadata of GGUF files if the rule about them is selected."""
-        if model_code.template_code not in self.rules or not state.traits.may_have_chat_templates:
-            return ()
-        try:
-            return tuple(Template(name, template) for name, template in read_templates(split_section(text)[0]))
-        except UnreadableError:
-            if not any(tensor.damage for tensor in state.tensors):
-                raise
-            return ()  # the audit reports the unreadable file, and the other rules have findings
 
     def _may_judge_pickle(self, text: str) -> bool:
         return any(map(_is_about_pickles, self.rules)) and not is_named_as_checkpoint(text)

@@ -10,15 +10,8 @@ from typing import Any
 
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.rules.settings_file import (
-    ATTENTION_KEYS,
-    MODEL_INDEX,
-    MODULES,
-    PIPELINES,
-    CodeReference,
-    SettingsFile,
-    Template,
-)
+from statecli.core.model_state import ChatTemplate
+from statecli.rules.settings_file import ATTENTION_KEYS, MODEL_INDEX, MODULES, PIPELINES, CodeReference, SettingsFile
 from statecli.storage import files
 from statecli.storage.byte_source import read_small_file
 
@@ -52,7 +45,7 @@ def read_settings_file(path: str) -> SettingsFile | None:
         return SettingsFile(path, unread_because=str(error)) if files.exists(path) else None  # a broken link
     text = raw.decode("utf-8", "replace")
     if is_template:
-        return SettingsFile(path, templates=(Template(name, text),))
+        return SettingsFile(path, templates=(ChatTemplate(name, text),))
     try:
         document = json.loads(text)
     except ValueError:  # transformers reads the file in the same way
@@ -139,12 +132,12 @@ def _iter_pipelines(pipelines: object) -> Iterator[CodeReference]:
             yield CodeReference(f"{PIPELINES}.{task}.impl", text)
 
 
-def _iter_templates(value: object) -> Iterator[Template]:
+def _iter_templates(value: object) -> Iterator[ChatTemplate]:
     """Yield each template of a setting: a text, a dict of texts, or a list of dicts with `name` and `template`."""
     if isinstance(value, str):
-        yield Template(_CHAT_TEMPLATE, value)
+        yield ChatTemplate(_CHAT_TEMPLATE, value)
     entries = value if isinstance(value, list) else [value]
     for entry in entries:
         for key, text in entry.items() if isinstance(entry, dict) else ():
             if isinstance(text, str):
-                yield Template(f"{_CHAT_TEMPLATE}.{key}", text)
+                yield ChatTemplate(f"{_CHAT_TEMPLATE}.{key}", text)
