@@ -260,10 +260,10 @@ def diff(
             Executor of concurrent.futures, which stays open.
 
     Returns:
-        The differences. `changes` has each pair of tensors, with statistics of after - before in float64 such as
-            `values.max_abs`. `broken` has the pairs that could not be compared. `findings` has every difference; with
-            `only`, `frozen`, `changed` or `cast` it has the differences that they forbid. `transformation` of a
-            change says what was done to the tensor, if that was recognised.
+        The differences. `changes` has each pair of tensors, with statistics of after - before such as
+            `values.max_abs`, within 1e-6 of their values in float64. `broken` has the pairs that could not be compared.
+            `findings` has every difference; with `only`, `frozen`, `changed` or `cast` it has the differences that
+            they forbid. `transformation` of a change says what was done to the tensor, if that was recognised.
 
     Raises:
         UsageError: The arguments contradict each other, or name something that does not exist.

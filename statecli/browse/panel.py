@@ -14,7 +14,7 @@ from statecli import values
 from statecli.browse.editor import describe_editor
 from statecli.browse.peek import find_data, reads_automatically
 from statecli.browse.screen_state import ListRow, ScreenModel
-from statecli.core import sizes
+from statecli.core import record_dtypes, sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.lazy_pattern import compile_on_use
@@ -262,6 +262,8 @@ def explain_no_values(model: ScreenModel, tensor: TensorInfo) -> str:
         return "a class has only initial values; to see statistics, run statecli inspect --stats"
     if tensor.device == "meta":
         return "a meta tensor has no data"
+    if record_dtypes.has_objects(tensor.dtype):
+        return "the elements are Python objects, which statecli does not read"
     return "the values are not in the file"
 
 

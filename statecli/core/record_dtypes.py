@@ -13,6 +13,11 @@ import msgspec
 MAX_CHARACTERS = 100
 
 
+def has_objects(dtype: str) -> bool:
+    """Return True for the dtype of an array of Python objects, or of records with such objects."""
+    return dtype.startswith("numpy O")
+
+
 class RecordField(msgspec.Struct, frozen=True):
     """Field of a record: name (a Python literal), type (as in `dtype.descr`), offset and size in bytes."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from statecli.core import record_dtypes
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
@@ -116,6 +117,8 @@ def explain_no_data(tensor: TensorInfo) -> str:
         return "it cannot be read"
     if tensor.dtype in BLOCK_SIZES:  # the reader of GGUF gives data for blocks in the other order
         return f"statecli does not read blocks of {tensor.dtype} in big-endian order"
+    if record_dtypes.has_objects(tensor.dtype):
+        return "its elements are Python objects, which statecli does not read"
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 

@@ -44,6 +44,12 @@ def test_a_tensor_without_values_is_not_compared(store, row, reason):
         assert outcome(*pair) == NotCompared(reason)
 
 
+def test_objects_are_not_compared():
+    """The objects of a numpy array are in the file, but statecli does not read them."""
+    objects = replace(NOTHING, dtype="numpy O8")
+    assert outcome(objects, objects) == NotCompared("its elements are Python objects, which statecli does not read")
+
+
 def test_the_side_before_is_named_first():
     """If neither side has values, the reason is about the side before."""
     assert outcome(replace(NOTHING, device="meta"), NOTHING) == NotCompared("a meta tensor has no data")

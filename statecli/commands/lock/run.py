@@ -221,9 +221,9 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
     for item, lines in zip(locked, lock.targets[: len(locked)], strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
-            reason = (
-                "a class has only initial values" if item.state.traits.is_class else "the values are not in the file"
-            )
+            reason = "the values are not in the file, or are Python objects"
+            if item.state.traits.is_class:
+                reason = "a class has only initial values"
             message = (
                 f"{item.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {reason}"
             )
