@@ -75,6 +75,8 @@ _MAX_DTYPE_CHARS = 64
 _MAX_PATH_CHARS = 200
 #: Maximum total size of byte strings outside arrays that are read (and reported by digest), in bytes.
 _MAX_RAW_BYTES = 64 << 20
+#: Maximum size of a scalar that is shown as its bits, in bytes.
+_MAX_SHOWN_SCALAR_BYTES = 64
 #: First bytes of a map that is not empty, and of a short text.
 _MAP_FIRST_BYTES = frozenset([*range(0x81, 0x90), 0xDE, 0xDF])
 _TEXT_FIRST_BYTES = range(0xA1, 0xC0)
@@ -172,13 +174,16 @@ class _Tree:
 
     def _decode_blob(self, blob: Blob, path: str) -> Any:
         if blob.code == _ARRAY:
-            self.arrays += 1
-            if self.arrays > MAX_ROWS:
-                raise MalformedError(f"contains more than {MAX_ROWS} arrays, the limit of statecli")
+            self._count_array()
             return self._build_tensor(path, self._decode_array, blob)
         if blob.code == _COMPLEX:
             return self._decode_complex(blob)
-        return self._decode_scalar(blob, path) if blob.code == _SCALAR else self._read_raw(blob)
+        return self._decode_scalar(blob, path) if blob.code == _SCALAR else self._read_raw(blob.offset, blob.length)
+
+    def _count_array(self) -> None:
+        self.arrays += 1
+        if self.arrays > MAX_ROWS:
+            raise MalformedError(f"contains more than {MAX_ROWS} arrays, the limit of statecli")
 
     def _build_tensor(self, path: str, decode: Callable[[Any], Tensor], node: object) -> Tensor:
         """Decode a tensor. If its array is malformed, the tensor's `damage` has the reason."""
@@ -214,14 +219,22 @@ class _Tree:
         storage = ByteRange(self._source.path, data.offset, size)
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(storage, dtype, shape))
 
-    def _decode_scalar(self, blob: Blob, path: str) -> Scalar:
-        """Decode a numpy scalar to a number. A scalar of any other type becomes text."""
+    def _decode_scalar(self, blob: Blob, path: str) -> Tensor | Scalar | bytes:
+        """Decode a numpy scalar to a number. A scalar of any other type becomes text, or bytes if it is long.
+
+        A scalar with a shape is a tensor, because Flax loads it as an array.
+        """
         tensor = self._build_tensor(path, self._decode_array, blob)
         if tensor.data is None:
             raise MalformedError(tensor.damage or f"{path}: is not a scalar")
-        raw = self._source.read(tensor.data.storage.offset, min(tensor.nbytes, 64))
+        if tensor.shape:
+            self._count_array()
+            return tensor
+        raw = self._read_raw(tensor.data.storage.offset, tensor.nbytes)
+        if len(raw) > _MAX_SHOWN_SCALAR_BYTES:
+            return raw
         code = _NUMBERS.get(tensor.dtype)
-        if code is not None and tensor.elements == 1:
+        if code is not None:
             number: Scalar = struct.unpack(code, raw)[0]
             return number
         return f"{tensor.dtype} 0x{raw[::-1].hex()}"
@@ -232,11 +245,11 @@ class _Tree:
             raise MalformedError("a complex number is not stored as a pair of floats")
         return str(complex(*value))
 
-    def _read_raw(self, blob: Blob) -> bytes:
-        self._bytes += blob.length
+    def _read_raw(self, offset: int, length: int) -> bytes:
+        self._bytes += length
         if self._bytes > _MAX_RAW_BYTES:
             raise MalformedError(f"has more than {_MAX_RAW_BYTES} bytes outside arrays, the limit of statecli")
-        return self._source.read(blob.offset, blob.length)
+        return self._source.read(offset, length)
 
 
 def _read_shape(node: object) -> tuple[int, ...]:

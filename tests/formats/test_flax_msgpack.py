@@ -232,6 +232,24 @@ def test_bfloat16_scalar_is_shown_by_its_bits(flax, tmp_path):
     assert formats.read(path).metadata.values["x"] == "bfloat16 0x3f80"
 
 
+def test_end_of_a_long_scalar_is_part_of_the_setting(flax, tmp_path):
+    """Flax saves a long text of numpy as a scalar."""
+    values = []
+    for text in ("x" * 100, "x" * 99 + "y"):
+        path = write_msgpack(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "run": numpy.str_(text)}))
+        values.append(formats.read(path).metadata.values["run"])
+    assert values[0] != values[1]
+
+
+def test_scalar_with_a_shape_is_a_tensor(flax, tmp_path):
+    """Flax loads the elements of such a scalar as an array."""
+    content = pack({"w": Extension(3, array([2], "float32", struct.pack("<2f", 1, 2)).data)})
+    path = write_msgpack(tmp_path, content)
+    assert flax.msgpack_restore(content)["w"].tolist() == [1, 2]
+    (row,) = formats.read(path).tensors
+    assert (row.fqn, read_all_values(row.data).tolist()) == ("w", [1, 2])
+
+
 #: Values of every width of lengths and numbers that the library chooses.
 WIDTHS = [
     *(sign * (2**bits + step) for bits in (5, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for step in (-1, 0)),
