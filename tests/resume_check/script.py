@@ -487,3 +487,72 @@ def many(steps, save_every, save_to, checkpoint, rate):
 def printing(**options):
     print("print of the script")
     plain(**options)
+
+
+class Shadow:
+    """An average of the weights in a plain object: a dict, and a list as in torch_ema."""
+
+    def __init__(self, model):
+        self.shadow = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+        self.shadow_params = [tensor.detach().clone() for tensor in model.parameters()]
+
+    def update(self, model):
+        for tensor, shadow in zip(model.parameters(), self.shadow_params, strict=True):
+            shadow.lerp_(tensor.detach(), 0.1)
+        for name, tensor in model.named_parameters():
+            self.shadow[name].lerp_(tensor.detach(), 0.1)
+
+
+def carrying(steps, save_every, save_to, checkpoint, drop="", unsaved=()):
+    """A script with two optimizers, a chained schedule, its own generators, averages in an object, and a counter."""
+    torch.manual_seed(0)
+    g, d = nn.Linear(4, 4), nn.Linear(4, 1)
+    og, od = (torch.optim.Adam(part.parameters(), lr=0.1) for part in (g, d))
+    kinds = torch.optim.lr_scheduler
+    schedule = kinds.SequentialLR(og, [kinds.LinearLR(og), kinds.ConstantLR(og)], [3])
+    generator, rng, ema = random.Random(1), numpy.random.default_rng(1), Shadow(g)  # noqa: S311
+    position = seen = 0
+    if checkpoint:
+        saved = torch.load(checkpoint, weights_only=False)
+        position = saved["step"]
+        for name, part in {"g": g, "d": d, "og": og, "od": od, "schedule": schedule}.items():
+            if name != drop:
+                part.load_state_dict(saved[name])
+        if drop != "generator":
+            generator.setstate(saved["generator"])
+        if drop != "rng":
+            rng.bit_generator.state = saved["rng"]
+        if drop != "ema":
+            vars(ema).update(saved["ema"])
+        seen = 0 if drop == "seen" else saved["seen"]
+    for step in range(position, steps):
+        noise = generator.random() + rng.random()
+        og.zero_grad()
+        (d(g(torch.full((2, 4), step + 1.0))) * noise).sum().backward()
+        og.step()
+        schedule.step()
+        od.zero_grad()
+        d(g(torch.ones(2, 4)).detach()).square().sum().backward()
+        od.step()
+        ema.update(g)
+        seen += 2
+        if (step + 1) % save_every == 0:
+            weights = {name: tensor.clone() for name, tensor in g.state_dict().items()}
+            parts = {"d": d, "og": og, "od": od, "schedule": schedule}
+            saved = {"g": weights, "step": step + 1, "seen": seen, "path": save_to, "pid": os.getpid()}
+            saved |= {"pytorch-lightning_version": "2.6.6", "loops": {"ready": step + 1 - position}}
+            saved |= {name: part.state_dict() for name, part in parts.items()}
+            saved |= {"generator": generator.getstate(), "rng": rng.bit_generator.state, "ema": dict(vars(ema))}
+            torch.save({key: value for key, value in saved.items() if key not in unsaved}, f"{save_to}/{step + 1}.pt")
+
+
+for _name in ("nothing", "g", "d", "og", "od", "schedule", "generator", "rng", "ema", "seen"):
+    globals()[f"carrying_without_{_name}"] = lambda _name=_name, **options: carrying(**options, drop=_name)
+
+
+def carrying_unsaved_ema(**options):
+    carrying(**options, drop="ema", unsaved=("ema",))
+
+
+def carrying_unsaved_og(**options):
+    carrying(**options, drop="og", unsaved=("og",))

@@ -237,6 +237,55 @@ def test_a_dict_of_averages_is_an_average():
     assert (finding.fqn, finding.message) == ("average", "average: not resumed (shadow: weight, bias)")
 
 
+def test_copies_for_saving_and_changing_settings_are_no_lost_state():
+    """A dict of the saved weights, the folder of the checkpoints and the number of the process differ."""
+    result = check("carrying_without_nothing")
+    assert (result.answer, result.findings) == (ResumeAnswer.EQUAL, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "end"),
+    [
+        ("g", "model: not resumed (weight, bias)", "call g.load_state_dict(checkpoint['g'])"),
+        ("d", "model: not resumed (d: weight, bias)", "call d.load_state_dict(checkpoint['d'])"),
+        (
+            "og",
+            "optimizer: not resumed (step, exp_avg, exp_avg_sq and 1 more)",
+            "call og.load_state_dict(checkpoint['og'])",
+        ),
+        ("od", "optimizer: not resumed (od: step, exp_avg, exp_avg_sq)", "call od.load_state_dict(checkpoint['od'])"),
+        ("schedule", "scheduler: not resumed (schedule)", "call schedule.load_state_dict(checkpoint['schedule'])"),
+        (
+            "generator",
+            "random: not resumed (other random numbers: generator)",
+            "call generator.setstate(checkpoint['generator']) right before step 3",
+        ),
+        (
+            "rng",
+            "random: not resumed (other random numbers: rng)",
+            """call setattr(rng.bit_generator, "state", checkpoint['rng']) right before step 3""",
+        ),
+        ("ema", "average: not resumed (ema.shadow: weight, bias)", "copy the saved tensors into ema.shadow"),
+        (
+            "seen",
+            "seen: differs between the checkpoints of step 4 of the uninterrupted and of the resumed run: 8 → 4",
+            "load the value from the checkpoint of step 2 before step 3",
+        ),
+    ],
+)
+def test_each_state_of_a_larger_script_is_named_with_its_remedy(name, message, end):
+    """Every state has a single finding, also a state that no later step uses."""
+    (finding,) = check(f"carrying_without_{name}").findings
+    assert (finding.message, finding.help.rpartition(": ")[2]) == (message, end)
+
+
+def test_the_state_of_another_object_is_not_suggested():
+    """The checkpoint has one of two optimizers, and no average."""
+    (optimizer,), (average,) = (check(f"carrying_unsaved_{name}").findings for name in ("og", "ema"))
+    assert optimizer.help.endswith("save og.state_dict(), and load it")
+    assert average.help.endswith("save ema.shadow, and copy the saved tensors into ema.shadow")
+
+
 @pytest.mark.parametrize("name", ["loader", "keyword_loader"])
 def test_a_loader_that_begins_again_is_named(name):
     """The first batch after the resume is the batch of the first step."""

@@ -105,7 +105,15 @@ def test_key_names_a_single_state(tmp_path, name, state):
 def test_the_key_with_the_name_of_the_variable_is_preferred(tmp_path):
     """Two optimizers of a GAN."""
     keys = save(tmp_path / "a.pt", {"opt_d": [1], "opt_g": [2], "t": torch.zeros(1)})
-    assert keys.find(State.OPTIMIZER, "self.opt_g") == SavedKey(("opt_g",))
+    assert keys.find(State.OPTIMIZER, "self.opt_g", ["self.opt_d"]) == (SavedKey(("opt_g",)),)
+
+
+def test_each_key_of_a_state_may_belong_to_an_object_of_another_name(tmp_path):
+    """The keys of a GAN are not the names of its variables; a single optimizer has the first key."""
+    keys = save(tmp_path / "a.pt", {"optD": [1], "optG": [2], "t": torch.zeros(1)})
+    both = SavedKey(("optD",)), SavedKey(("optG",))
+    assert keys.find(State.OPTIMIZER, "generator_optimizer", ["critic_optimizer"]) == both
+    assert keys.find(State.OPTIMIZER, "optimizer") == both[:1]
 
 
 def test_a_file_that_is_a_state_dict_has_a_model(tmp_path, objects):

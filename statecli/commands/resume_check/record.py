@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 #: Name of a part of a state -> digest of its values.
@@ -10,8 +12,19 @@ Digests = dict[str, str]
 UNREADABLE = "unreadable"
 
 
+class GeneratorKind(str, Enum):
+    """Kinds of random generators that are variables of a script."""
+
+    TORCH = "torch.Generator"
+    PYTHON = "random.Random"
+    NUMPY = "numpy.random.Generator"
+    RANDOM_STATE = "numpy.random.RandomState"
+
+
 class StepRecord(msgspec.Struct, frozen=True):
-    """State right before an optimizer step. Schedulers, scalers and averages are recorded only at the compared step.
+    """State right before a step of the optimizer.
+
+    Other optimizers, schedulers, scalers and averages are set only at the compared step.
 
     Attributes:
         parameters, buffers: Tensors of each called model, by the name of a variable of the script, of its item, or of
@@ -19,7 +32,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         gradients: By position in the optimizer.
         optimizer: Moments and other state by position in the optimizer.
         groups: Learning rate and other settings of the optimizer.
-        schedulers, scalers, averages: By the name of a variable of the script, or of the class.
+        other_optimizers, schedulers, scalers, averages: By the name of a variable of the script, or of the class.
         batches: Digests of the arguments of the forward calls since the last step of any optimizer, a closure included.
         random: State of each random generator: torch, random, numpy, cuda, or a variable of the script.
     """
@@ -29,6 +42,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     gradients: Digests
     optimizer: Digests
     groups: Digests
+    other_optimizers: dict[str, Digests]
     schedulers: dict[str, str]
     scalers: dict[str, str]
     averages: dict[str, Digests]
@@ -43,12 +57,14 @@ class RunRecord(msgspec.Struct, frozen=True):
         steps: A record for each step of the first optimizer.
         optimizer_name: Variable of the script with the optimizer.
         model_name: Variable of the script with the model.
-        dict_averages: Names of averages that are dicts of tensors.
+        copied_averages: Names of averages that are dicts or lists of tensors.
+        generators: Kind of each random generator of the script, by its variable.
         error: Why the run ended early: the error of the script or its missing part, in one line without its subject.
     """
 
     steps: tuple[StepRecord, ...] = ()
     optimizer_name: str = "optimizer"
     model_name: str = "model"
-    dict_averages: tuple[str, ...] = ()
+    copied_averages: tuple[str, ...] = ()
+    generators: dict[str, GeneratorKind] = {}
     error: str | None = None

@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import traceback
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from statecli.commands.resume_check.record import UNREADABLE, Digests, RunRecord, StepRecord
+from statecli.commands.resume_check.record import UNREADABLE, Digests, GeneratorKind, RunRecord, StepRecord
 from statecli.core.units import join_names
 from statecli.live.installed_code import PACKAGE_FOLDER, is_installed_file
 
@@ -71,7 +71,12 @@ def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoin
         for handle in with_hooks:
             handle.remove()
     return RunRecord(
-        tuple(recorder.steps), recorder.optimizer_name, recorder.model_name, tuple(recorder.dict_averages), error
+        tuple(recorder.steps),
+        recorder.optimizer_name,
+        recorder.model_name,
+        tuple(recorder.copied_averages),
+        recorder.generators,
+        error,
     )
 
 
@@ -149,7 +154,8 @@ class Recorder:
         self.steps: list[StepRecord] = []
         self.optimizer_name = "optimizer"
         self.model_name = "model"
-        self.dict_averages: set[str] = set()
+        self.copied_averages: set[str] = set()
+        self.generators: dict[str, GeneratorKind] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._models: list[nn.Module] = []
         self._batches: list[str] = []
@@ -196,11 +202,12 @@ class Recorder:
                 _read_gradients(optimizer),
                 _read_optimizer(optimizer),
                 _read_groups(optimizer),
+                _read_other_optimizers(tracked, optimizer, names),
                 _read_states(tracked, torch.optim.lr_scheduler.LRScheduler, names),
                 _read_states(tracked, torch.amp.GradScaler, names),
                 self._read_averages(tracked, models, names),
                 tuple(self._batches),
-                _read_random(),
+                self._read_random(),
             )
         )
         self._batches.clear()
@@ -214,7 +221,7 @@ class Recorder:
         self._batches.clear()
 
     def _read_averages(self, objects: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
-        """Read averaged models: AveragedModel, copies of a called model's class, and dicts with a model's shapes."""
+        """Read averages: AveragedModel, other instances of a called class, and dicts and lists of a model's shapes."""
         part_ids = {id(part) for model in models for part in model.modules()}
         kinds = {type(model) for model in models}
         modules = [item for item in objects if isinstance(item, nn.Module) and id(item) not in part_ids]
@@ -223,15 +230,30 @@ class Recorder:
         ]
         inner = {id(part) for module in averaged for part in list(module.modules())[1:]}
         averaged += [module for module in modules if type(module) in kinds and id(module) not in inner]
-        shapes = {name: parameter.shape for model in models for name, parameter in model.named_parameters()}
         states = {
             name: _read_tensors(module.state_dict().items())
             for name, module in zip(_name_objects(averaged, names), averaged, strict=True)
         }
+        for name, value in _iter_containers():
+            tensors = next(filter(None, (_find_average(value, model) for model in models)), {})
+            if tensors:
+                self.copied_averages.add(name)
+                states[name] = {key: _digest(tensor) for key, tensor in tensors.items()}
+        return states
+
+    def _read_random(self) -> Digests:
+        numpy: Any = sys.modules.get("numpy")
+        states = {"torch": _digest(torch.get_rng_state()), "random": _hash(repr(random.getstate()))}
+        if numpy:
+            _, keys, *state_fields = numpy.random.get_state()
+            states["numpy"] = _hash(bytes(keys).hex(), repr(state_fields))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            states["cuda"] = _hash(*map(_digest, torch.cuda.get_rng_state_all()))
         for name, value in _iter_variables():
-            if type(value) is dict and value and all(_has_shape(value, key, shapes) for key in value):
-                self.dict_averages.add(name)
-                states[name] = {str(key): _digest(tensor) for key, tensor in value.items()}
+            kind = _get_generator_kind(value)
+            if kind is not None and name not in states:
+                self.generators[name] = kind
+                states[name] = _hash(_encode(_GENERATOR_STATES[kind](value)))
         return states
 
 
@@ -258,10 +280,29 @@ def _find_whole_models(models: list[nn.Module]) -> list[nn.Module]:
     return [model for model in {id(model): model for model in models}.values() if id(model) not in parts]
 
 
-def _has_shape(values: dict[Any, Any], key: object, shapes: dict[str, torch.Size]) -> bool:
-    tensor = values[key]
-    is_state = isinstance(tensor, torch.Tensor) and not isinstance(tensor, nn.Parameter)
-    return is_state and shapes.get(str(key)) == tensor.shape
+def _find_average(value: Any, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a dict or list by their names in the model; {} if the shapes are not those of the model.
+
+    A list has a tensor for each parameter, or for each trained parameter.
+    """
+    state = {name: item for name, item in model.state_dict().items() if isinstance(item, torch.Tensor)}
+    if isinstance(value, dict) and value and all(_is_average_of(value[key], state.get(str(key))) for key in value):
+        return {str(key): tensor for key, tensor in value.items()}
+    parameters = dict(model.named_parameters())
+    for names in (list(parameters), [name for name, tensor in parameters.items() if tensor.requires_grad]):
+        if (
+            type(value) is list
+            and len(value) == len(names) > 0
+            and all(_is_average_of(tensor, parameters[name]) for name, tensor in zip(names, value, strict=True))
+        ):
+            return dict(zip(names, value, strict=True))
+    return {}
+
+
+def _is_average_of(tensor: object, original: torch.Tensor | None) -> bool:
+    if original is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, nn.Parameter):
+        return False
+    return tensor.shape == original.shape
 
 
 # --- variables of the script ------------------------------------------------------------------------------------------
@@ -278,6 +319,20 @@ def _iter_variables() -> Iterator[tuple[str, Any]]:
             if type(attributes) is dict:
                 yield from ((f"self.{name}", value) for name, value in tuple(attributes.items()))
         frame = frame.f_back
+
+
+def _iter_containers() -> Iterator[tuple[str, Any]]:
+    """Yield the dicts of the script, and the dicts and lists of its objects, such as `ema.shadow`.
+
+    A list in a variable is left out, because it may hold gradients of an earlier step.
+    """
+    for name, value in tuple(_iter_variables()):
+        if type(value) in (dict, OrderedDict):
+            yield name, value
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict and not isinstance(value, (type, ModuleType, FunctionType, *_TRACKED_CLASSES)):
+            items = tuple(attributes.items())
+            yield from ((f"{name}.{key}", item) for key, item in items if type(item) in (dict, OrderedDict, list))
 
 
 def _list_variables() -> dict[int, str]:
@@ -429,21 +484,41 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
     }
 
 
+def _read_other_optimizers(
+    objects: list[Any], first: torch.optim.Optimizer, names: dict[int, str]
+) -> dict[str, Digests]:
+    """Read the state and the settings of each optimizer but the first."""
+    others = [item for item in objects if isinstance(item, torch.optim.Optimizer) and item is not first]
+    return {
+        name: _read_optimizer(optimizer) | _read_groups(optimizer)
+        for name, optimizer in zip(_name_objects(others, names), others, strict=True)
+    }
+
+
+def _get_generator_kind(value: object) -> GeneratorKind | None:
+    numpy: Any = sys.modules.get("numpy")
+    if isinstance(value, torch.Generator):
+        return None if value is torch.default_generator else GeneratorKind.TORCH
+    if isinstance(value, random.Random):
+        return GeneratorKind.PYTHON
+    if numpy and isinstance(value, numpy.random.RandomState):
+        return GeneratorKind.RANDOM_STATE
+    return GeneratorKind.NUMPY if numpy and isinstance(value, numpy.random.Generator) else None
+
+
+#: How to read the state of a generator of the script.
+_GENERATOR_STATES: dict[GeneratorKind, Callable[[Any], object]] = {
+    GeneratorKind.TORCH: lambda generator: generator.get_state(),
+    GeneratorKind.PYTHON: lambda generator: generator.getstate(),
+    GeneratorKind.RANDOM_STATE: lambda generator: generator.get_state(),
+    GeneratorKind.NUMPY: lambda generator: generator.bit_generator.state,
+}
+
+
 def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
     matching_objects: list[Any] = [item for item in objects if isinstance(item, kind)]
+    # The state of a SequentialLR or ChainedScheduler contains the states of its inner schedulers.
+    inner_ids = {id(inner) for item in matching_objects for inner in getattr(item, "_schedulers", ())}
+    matching_objects = [item for item in matching_objects if id(item) not in inner_ids]
     object_names = _name_objects(matching_objects, names)
     return {name: _encode(item.state_dict()) for name, item in zip(object_names, matching_objects, strict=True)}
-
-
-def _read_random() -> Digests:
-    numpy: Any = sys.modules.get("numpy")
-    states = {"torch": _digest(torch.get_rng_state()), "random": _hash(repr(random.getstate()))}
-    if numpy:
-        _, keys, *state_fields = numpy.random.get_state()
-        states["numpy"] = _hash(bytes(keys).hex(), repr(state_fields))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = _hash(*map(_digest, torch.cuda.get_rng_state_all()))
-    for name, value in _iter_variables():
-        if isinstance(value, torch.Generator) and value is not torch.default_generator:
-            states.setdefault(name, _digest(value.get_state()))
-    return states

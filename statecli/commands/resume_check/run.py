@@ -11,8 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.diff import request as diff_request
-from statecli.commands.diff.result import Status
+from statecli.commands.diff.result import Diff, ScalarChange, Status
 from statecli.commands.diff.run import compare_targets
+from statecli.commands.diff.settings import format_values
+from statecli.commands.diff.training_log import LOG_KEY
 from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference, list_unreadable
 from statecli.commands.resume_check.record import RunRecord, StepRecord
@@ -33,6 +35,10 @@ ARGUMENTS = ("steps", "save_every", "save_to", "checkpoint")
 CONTRACT = f"a function main({', '.join(ARGUMENTS)})"
 #: Largest number of functions of a script in an error.
 _MAX_FUNCTIONS = 5
+#: Setting that every checkpoint of Lightning has, and its counters of loops, which begin again after a resume.
+_LIGHTNING_VERSION, _LIGHTNING_PROGRESS = "pytorch-lightning_version", "loops."
+#: Largest number of characters of the values in a message.
+MAX_VALUE_CHARACTERS = 80
 #: Largest number of states in a reason.
 _MAX_NAMES = 3
 
@@ -102,13 +108,15 @@ class _Comparison:
         if not resumed.steps:
             raise ModelError(f"{self._target}: the resumed training took no step of the optimizer")
         rows = tuple(compare_runs(full_run, resumed, self._saved_at))
-        findings = [
-            self._build_finding(row, full_run, checkpoint) for row in rows if row.resumed is False
-        ] or self._compare_ends(last, full_run.steps[self._saved_at], resumed.steps[0])
-        result = ResumeCheck(self._target, self._steps, self._saved_at, ResumeAnswer.EQUAL, rows)
+        findings = [self._build_finding(row, full_run, checkpoint) for row in rows if row.resumed is False]
+        settings: list[ScalarChange] = []
         if not findings:
-            unreadable = list_unreadable(full_run.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
-            return _call_inconclusive(result, unreadable) if unreadable else result
+            diff = self._compare_last(last, "resumed")
+            findings = self._describe_tensor(diff, full_run.steps[self._saved_at], resumed.steps[0])
+            settings = self._list_differing_settings(diff, last)
+        result = ResumeCheck(self._target, self._steps, self._saved_at, ResumeAnswer.EQUAL, rows)
+        if not findings and not settings:
+            return self._confirm(result, full_run, resumed)
         difference = find_run_difference(full_run, self._run("again"))
         if difference is not None:
             reason = (
@@ -116,7 +124,17 @@ class _Comparison:
                 "random generator, and call torch.use_deterministic_algorithms(True)"
             )
             return replace(result, answer=ResumeAnswer.INCONCLUSIVE, states=(), reason=reason)
+        if not findings:
+            variable_keys = {change.key for change in self._compare_last(last, "again").scalars}
+            findings = [self._describe_setting(change) for change in settings if change.key not in variable_keys][:1]
+        if not findings:
+            return self._confirm(result, full_run, resumed)
         return replace(result, answer=ResumeAnswer.DIFFERENT, findings=tuple(findings))
+
+    def _confirm(self, result: ResumeCheck, full_run: RunRecord, resumed: RunRecord) -> ResumeCheck:
+        """Return the result of equal runs, inconclusive if values were unreadable."""
+        unreadable = list_unreadable(full_run.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
+        return _call_inconclusive(result, unreadable) if unreadable else result
 
     # --- the script ----------------------------------------------------------------------------------------------
 
@@ -150,10 +168,12 @@ class _Comparison:
         help = describe_missing(row, full_run, read_keys(checkpoint), self._saved_at)
         return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
 
-    def _compare_ends(self, last: str, before: StepRecord, after: StepRecord) -> list[Finding]:
-        """Compare the last checkpoints of both trainings, if no state differs at the first step."""
-        resumed_checkpoint = self._find_checkpoint("resumed", self._steps)
-        diff = compare_targets(diff_request.Request(last, resumed_checkpoint, renames=False))
+    def _compare_last(self, last: str, name: str) -> Diff:
+        """Compare the last checkpoints of the first run and of the run `name`."""
+        return compare_targets(diff_request.Request(last, self._find_checkpoint(name, self._steps), renames=False))
+
+    def _describe_tensor(self, diff: Diff, before: StepRecord, after: StepRecord) -> list[Finding]:
+        """Return a finding about the first tensor that differs after equal states at the first step."""
         kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
         compared = (change for change in diff.changes if change.not_compared is None and change.kind in kinds)
         name = next((change.fqn for change in compared if change.status is not Status.IDENTICAL), None)
@@ -166,6 +186,28 @@ class _Comparison:
             explanation = f", although all states are equal in step {step}"
         message = f"{name}: differs after step {self._steps}{explanation}"
         return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
+
+    def _list_differing_settings(self, diff: Diff, last: str) -> list[ScalarChange]:
+        """Return the differing settings, without random states, logs, progress of a loop, and paths of this check."""
+        excluded_paths = read_keys(last).list_random_paths()
+        if _LIGHTNING_VERSION in diff.before.metadata.values:
+            excluded_paths += (_LIGHTNING_PROGRESS,)
+        return [
+            change
+            for change in diff.scalars
+            if not f"{change.key}.".startswith(excluded_paths)
+            and not change.key.endswith(LOG_KEY)
+            and self._folder not in f"{change.before} {change.after}"
+        ]
+
+    def _describe_setting(self, change: ScalarChange) -> Finding:
+        values = format_values(change, MAX_VALUE_CHARACTERS)
+        message = (
+            f"{change.key}: differs between the checkpoints of step {self._steps} of the uninterrupted and of the "
+            f"resumed run: {values}"
+        )
+        help = f"load the value from the checkpoint of step {self._saved_at} before step {self._saved_at + 1}"
+        return rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=change.key, help=help)
 
 
 def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeCheck:

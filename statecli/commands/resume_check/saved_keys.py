@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -55,6 +55,10 @@ _STATELESS_WORDS = frozenset(
 )
 #: Setting that only the state_dict() of one kind of state has -> this kind.
 _STATE_BY_FIELD = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
+#: Classes of numpy that only a numpy.random.Generator uses by default, unlike MT19937.
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "Philox", "SFC64")
+#: Key of the inner schedulers in the state_dict() of a SequentialLR or a ChainedScheduler.
+_INNER_SCHEDULERS = "_schedulers"
 #: Parts of keys in files that hold only states of generators.
 _GENERATOR_KEY = compile_on_use("python|numpy|cpu|cuda|torch|random|rng|seed")
 #: Words of keys of data that indicate an order of the batches, not a position.
@@ -105,6 +109,7 @@ class SavedKeys:
         self.states: dict[State, list[SavedKey]] = {}
         self.generators: dict[str, SavedKey] = {}
         self.torch_states: list[SavedKey] = []
+        self._generator_states: list[SavedKey] = []
         self.is_readable = True
         self._others: dict[SavedKey, None] = {}
 
@@ -117,15 +122,23 @@ class SavedKeys:
         return tuple(key for key in self._others if key not in generator_lists)
 
     def find_generator(self, variable: str) -> SavedKey | None:
-        """Return the key that has the name of the script's variable and the state of a torch.Generator, or None."""
+        """Return the key that has the name of the script's variable and the state of a generator, or None."""
         name = variable.rpartition(".")[2]
-        return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
+        return next((key for key in self._generator_states if key.path and key.path[-1] == name), None)
 
-    def find(self, state: State, variable_name: str) -> SavedKey | None:
-        """Return a key that holds the state, or None. Prefer a key with the name of the variable."""
-        keys = self.states.get(state, ())
-        name = variable_name.rpartition(".")[2]
-        return next((key for key in keys if key.name == name), keys[0] if keys else None)
+    def find(self, state: State, variable_name: str, other_variables: Sequence[str] = ()) -> tuple[SavedKey, ...]:
+        """Return the keys that may hold the state: if possible the key with the name of the variable, or ().
+
+        A key with the name of one of the other variables holds the state of that variable. With other variables, each
+        remaining key may hold the state.
+        """
+        name, *other_names = (variable.rpartition(".")[2] for variable in (variable_name, *other_variables))
+        keys = self.states.get(state, [])
+        named_key = next((key for key in (*keys, *self._others) if key.name == name), None)
+        if named_key is not None:
+            return (named_key,)
+        keys = [key for key in keys if key.name not in other_names]
+        return tuple(keys if other_names else keys[:1])
 
     def find_named(self, variable_name: str) -> SavedKey | None:
         """Return the key with the same name as the variable, or None. The key may hold any state."""
@@ -147,6 +160,11 @@ class SavedKeys:
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)
 
+    def list_random_paths(self) -> tuple[str, ...]:
+        """Return the dotted paths of the states of random generators, each with a dot at its end."""
+        keys = dict.fromkeys((*self.states.get(State.RANDOM, ()), *self._generator_states))
+        return tuple("".join(f"{part}." for part in (key.file, *key.path) if part != "") for key in keys)
+
     def add(self, state: State, key: SavedKey) -> None:
         self.states.setdefault(state, []).append(key)
 
@@ -154,6 +172,7 @@ class SavedKeys:
         """Add the states of random generators in a file."""
         for generator, path in _iter_generators(file_state):
             self.generators.setdefault(generator, SavedKey(path, file))
+            self._generator_states.append(SavedKey(path, file))
             if generator == "torch":
                 self.torch_states.append(SavedKey(path, file))
 
@@ -254,7 +273,8 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
     for path in state.metadata.values:
         keys = _split_path(path, state.metadata.types.get(path))
         if keys[-1] in _STATE_BY_FIELD and len(keys) > 1:
-            yield keys[:-1], _STATE_BY_FIELD[str(keys[-1])]
+            outer = keys[: keys.index(_INNER_SCHEDULERS)] if _INNER_SCHEDULERS in keys else keys[:-1]
+            yield outer, _STATE_BY_FIELD[str(keys[-1])]
 
 
 def _list_whole_models(state: ModelState) -> set[str]:
@@ -279,6 +299,8 @@ def _iter_generators(state: ModelState) -> Iterator[tuple[str, Path]]:
         keys = _split_path(path, state.metadata.types.get(path))
         if value == "MT19937" and keys[-1] in (0, "bit_generator"):
             yield "numpy", keys[:-1]
+        elif keys[-1] == "bit_generator" and value in _BIT_GENERATORS:
+            yield "numpy.random.Generator", keys[:-1]
         elif keys[-1] == 1 and str(value).startswith("list of 625,") and values.get(f"{path[:-1]}0") in (2, 3):
             yield "random", keys[:-1]
 
