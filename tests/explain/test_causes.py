@@ -264,6 +264,53 @@ def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):
     assert "pairs of names: " in diagnosis["proof"]
 
 
+def test_pairs_with_the_same_words_are_not_proved(write_module, explain):
+    """Without `layer`, the names `mid_layer_bias` and `mid_mid_bias` have the same words."""
+    source = (
+        "from torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.mid = nn.Module()\n        self.mid.layer = nn.Linear(4, 4)\n"
+        "        self.mid.mid = nn.Linear(6, 4)\n"
+    )
+    state = write_module("part.py", source)["Part"]().state_dict()
+    save_file({name.replace(".", "_"): tensor for name, tensor in state.items()}, "flat.safetensors")
+    diagnosis = explain("part.py:Part", "flat.safetensors")["diagnosis"]
+    assert not diagnosis["proved"]
+    assert "pairs of names: " in diagnosis["proof"]
+
+
+@pytest.mark.parametrize("wrap", [lambda state: [state, {"step": torch.ones(1)}], lambda state: {0: state, "epoch": 3}])
+def test_a_state_dict_with_short_names_in_a_list_is_loaded_by_its_index(write_module, explain, run_lines, wrap):
+    """The names have no dots, so that only the class shows which dict is the state_dict."""
+    source = (
+        "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.up_w, self.down_w = (nn.Parameter(torch.ones(n)) for n in (2, 3))\n"
+    )
+    state = write_module("part.py", source)["Part"]().state_dict()
+    torch.save(wrap(dict(state)), "list.pt")
+    document = explain("part.py:Part", "list.pt")
+    assert list_causes(document) == ["nested"]
+    assert document["diagnosis"]["proved"]
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), [torch.ones(3)], {0: torch.ones(3)}])
+def test_tensors_without_names_are_not_renamed(write_module, explain, value):
+    """A file with a tensor, a list or numbered tensors has no state_dict, although a tensor has a fitting shape."""
+    write_module("part.py", "from torch import nn\n\n\ndef make():\n    return nn.LayerNorm(3, bias=False)\n")
+    torch.save(value, "value.pt")
+    diagnosis = explain("part.py:make", "value.pt")["diagnosis"]
+    assert "contains tensors without names, not a state_dict" in diagnosis["causes"][0]["message"]
+    assert diagnosis["code"] == []
+
+
+def test_an_entry_under_a_number_makes_the_code_impossible(desk, net, explain):
+    """torch refuses a state_dict whose keys are not strings, and no printed name deletes such a key."""
+    torch.save({**net["Net"]().state_dict(), 0: {"x": torch.ones(1)}}, "mixed.pt")
+    document = explain("net.py:Net", "mixed.pt")
+    assert not document["loads"]
+    assert document["diagnosis"]["code"] == []
+
+
 def test_an_average_is_named(desk, net, explain, run_lines):
     """The averaged weights are loaded only if the file has no other weights."""
     state = net["Net"]().state_dict()

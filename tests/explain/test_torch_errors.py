@@ -62,6 +62,15 @@ def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
 
 
+@pytest.mark.parametrize("wrap", [lambda state: [state, 3], lambda state: {"nets": state, "count": 3}])
+def test_an_object_around_the_state_dict_has_no_lines(net, wrap):
+    """A list is not a pickled module, and the keys of a training checkpoint are not renamed to tensors."""
+    diagnosis = diagnose(load_text(net, wrap(net["Net"]().state_dict())))
+    assert [evidence.cause.value for evidence in diagnosis.causes] == ["nested"]
+    assert diagnosis.code == ()
+    assert diagnosis.proof.startswith("no code to load the file; print ")
+
+
 def test_tensors_of_another_shape_keep_initial_values(net, monkeypatch):
     """Tensors named in the error text keep their initial values."""
     wide = net["Net"](num_classes=1000).state_dict()

@@ -58,7 +58,7 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
         common_parts = _find_common(name, registered)
-        if _DIFFERING_PART in common_parts:
+        if name != registered:
             groups.setdefault((common_parts, names.shapes[registered]), []).append(name)
     undecided = [pair for members in groups.values() for pair in _compare_members(members, names.pairs)]
     undecided += _compare_numbers(names)

@@ -71,19 +71,24 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
         and tensor.note_kind is not NoteKind.STORED_ELSEWHERE
         and not (below and tensor.fqn.startswith(below))
     )
-    if not rows and state_dict.keys == ():
+    if all(row.fqn.startswith("[") for row in rows) and state_dict.keys == ():
         state_dict, rows = _find_inner_entries(state, tails)
         section = state_dict.section
+    if not rows:
+        return None
     refused_names = (
         tuple(live.weights_only.list_refused_names(name for name, _ in state.globals)) if state.globals else ()
     )
     source = _find_source(state, rows, state_dict, refused_names)
+    is_of_torch = source is not None and source.loader is Loader.TORCH
+    if is_of_torch and "" not in state.metadata.kinds and len(state.tensors) == 1:
+        return None  # the file of torch.save(tensor), whose tensor has no name
     is_average = is_copy(section) or "ema" in section.lower().split("_")
     return ModelEntries(rows, section, state_dict, source, refused_names, is_average, rivals)
 
 
 _BRACKETS = compile_on_use(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
-_KEYS = compile_on_use(r"([^\[\]]+)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
+_KEYS = compile_on_use(r"([^\[\]]*)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
 
 
 def _find_inner_entries(state: ModelState, tails: Set[tuple[str, ...]]) -> tuple[StateDict, tuple[TensorInfo, ...]]:
@@ -91,8 +96,10 @@ def _find_inner_entries(state: ModelState, tails: Set[tuple[str, ...]]) -> tuple
     rows: dict[tuple[str | int, ...], list[TensorInfo]] = {}
     for tensor in state.tensors:
         if match := _KEYS.fullmatch(tensor.fqn):
-            *outer, last = (match[1], *(key for (key,) in map(ast.literal_eval, _BRACKETS.findall(match[2]))))
-            rows.setdefault(tuple(outer), []).append(replace(tensor, fqn=str(last)))
+            path = [key for (key,) in map(ast.literal_eval, _BRACKETS.findall(match[2]))]
+            *outer, last = [match[1], *path] if match[1] else path
+            if isinstance(last, str):
+                rows.setdefault(tuple(outer), []).append(replace(tensor, fqn=last))
     if not rows:
         return StateDict("", keys=()), ()
     keys = max(rows, key=lambda keys: sum(get_last_parts(row.fqn) in tails for row in rows[keys]))
@@ -121,6 +128,8 @@ def _find_source(
         return None
     if state.traits.is_loaded_by_dcp:
         return _find_dcp_folder(path, state, rows, state_dict.keys)
+    if any(row.fqn.startswith("[") for row in rows):
+        return None  # a key that is not a string
     if state_dict.is_module:
         return _merge(paths, Loader.MODULE, state_dict.keys, ())
     return _merge(paths, Loader.TORCH, state_dict.keys, tuple(name for name in refused_names if name in PLAIN_CLASSES))

@@ -14,7 +14,7 @@ from statecli.commands.explain.result import NO_CODE, Cause, CauseEvidence, Diag
 from statecli.commands.explain.source import ModelEntries
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState
+from statecli.core.model_state import REGISTERED_KINDS, Kind, ModelState
 from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
 from statecli.storage.checkpoint_folder import CONFIG
@@ -126,9 +126,11 @@ def _find_folder(state: ModelState, file: str) -> str | None:
 def diagnose_without_model(state: ModelState) -> Diagnosis:
     """Return the diagnosis of a checkpoint that has no tensors of a model."""
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
-    contents = (
-        f"no tensors of a model, only tensors of these kinds: {', '.join(kinds)}" if state.tensors else "no tensors"
-    )
+    contents = "no tensors"
+    if any(tensor.kind in REGISTERED_KINDS for tensor in state.tensors):
+        contents = f"tensors without names, not a state_dict: {state.tensors[0].fqn}"
+    elif state.tensors:
+        contents = f"no tensors of a model, only tensors of these kinds: {', '.join(kinds)}"
     message = f"{state.target} contains {contents}"
     evidence = CauseEvidence(
         Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else ""

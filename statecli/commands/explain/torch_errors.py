@@ -9,6 +9,7 @@ import msgspec
 
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import align_names
+from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, Recipe, Rest, StateDictSource
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import apply_steps, find_steps
@@ -72,6 +73,13 @@ def _read_keys(text: str) -> Diagnosis | None:
         message = f"the loaded object has the state_dict under the key {nested!r}{others}"
         evidence = CauseEvidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
         return _build((evidence,), Recipe(_find_source(text, (nested,))))
+    if _are_keys_of_script(missing, unexpected):
+        message = (
+            "the unexpected keys do not look like names of tensors, and the state_dict may be under one of these "
+            f"keys: {quoting.names(unexpected)}"
+        )
+        evidence = CauseEvidence(Cause.NESTED, message, len(unexpected), unexpected[0])
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; {_FIND_STATE}")
     return _recognize_names(model, missing, unexpected) or _explain_names(text, model, missing, unexpected, mismatched)
 
 
@@ -110,6 +118,17 @@ def _find_nested_key(missing: Sequence[str], unexpected: Sequence[str]) -> str |
     if not missing or any("." in name for name in unexpected):
         return None
     return next((key for key in _STATE_KEYS if key in unexpected), None)
+
+
+def _are_keys_of_script(missing: Sequence[str], unexpected: Sequence[str]) -> bool:
+    """Return True if the unexpected keys look like variables of a script, not like names of tensors.
+
+    All missing names have dots. No unexpected key has a dot, or a word of a missing name.
+    """
+    if not (missing and unexpected and all("." in name for name in missing)):
+        return False
+    words = split_meaningful_words(".".join(missing))
+    return not any("." in name or words & split_meaningful_words(name) for name in unexpected)
 
 
 def _explain_names(
@@ -196,6 +215,7 @@ def _read_refused_names(text: str) -> Diagnosis | None:
     return _build((evidence,), Recipe(StateDictSource(source.files, source.loader, (), "", tuple(names))))
 
 
+_FIND_STATE = "print the loaded object, and pass the state_dict in it to load_state_dict"
 _AGAIN = "download or copy the file again, and compare the size with the size at the source"
 
 
@@ -239,9 +259,15 @@ _FILE_ERRORS = (
         "the header is not a safetensors header; the file may be a git-lfs pointer or a web page",
     ),
     _FileError(
-        r"Expected state_dict to be dict-like, got <class '[\w.]+'>",
+        r"Expected state_dict to be dict-like, got <class '\w+\.[\w.]+'>",
         Cause.WHOLE_MODULE,
         "the file is a pickled module, not a state_dict",
+    ),
+    _FileError(
+        r"Expected state_dict to be dict-like, got <class '\w+'>",
+        Cause.NESTED,
+        "the loaded object is not a state_dict, and may contain a state_dict",
+        _FIND_STATE,
     ),
 )
 
