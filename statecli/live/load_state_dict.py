@@ -82,10 +82,13 @@ def _silence_extra_states(root: nn.Module) -> list[str]:
     return keys
 
 
-def _iter_extra_state_keys(root: nn.Module) -> Iterator[str]:
-    for path, module in root.named_modules(remove_duplicate=False):
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            yield f"{path}._extra_state".removeprefix(".")
+def list_extra_states(root: nn.Module) -> list[str]:
+    """Return the keys of the extra states in the module's state_dict."""
+    return [
+        f"{path}._extra_state".removeprefix(".")
+        for path, module in root.named_modules(remove_duplicate=False)
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
 
 
 # --- the state_dict --------------------------------------------------------------------------------------------------
@@ -100,7 +103,7 @@ def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, A
     state.update((name, _NoTensor()) for name in entries.others)
     metadata = entries.metadata
     if entries.as_saved:
-        state.update((name, _NoTensor()) for name in _iter_extra_state_keys(module))
+        state.update((name, _NoTensor()) for name in list_extra_states(module))
         metadata = {
             path: {"version": submodule._version} for path, submodule in module.named_modules(remove_duplicate=False)
         }

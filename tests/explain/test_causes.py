@@ -222,19 +222,20 @@ def test_kernels_of_tensorflow_are_in_doubt(desk, net, explain):
     assert "may be transposed" in document["diagnosis"]["proof"]
 
 
-def test_missing_output_layer_may_be_tied(write_module, explain):
+@pytest.mark.parametrize("embedding", ["embed", "wte", "shared"])
+def test_missing_output_layer_may_be_tied(write_module, explain, embedding):
     """The class does not tie the output layer to the embedding, and the file has no output layer."""
     source = (
         "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
-        "        super().__init__()\n        self.embed = nn.Embedding(20, 4)\n        self.mid = nn.Linear(4, 4)\n"
-        "        self.lm = nn.Linear(4, 20, bias=False)\n"
+        f"        super().__init__()\n        self.{embedding} = nn.Embedding(20, 4)\n"
+        "        self.mid = nn.Linear(4, 4)\n        self.lm = nn.Linear(4, 20, bias=False)\n"
     )
     names = write_module("part.py", source)
     state = {name: t for name, t in names["Part"]().state_dict().items() if not name.startswith("lm.")}
     torch.save(state, "a.pt")
     document = explain("part.py:Part", "a.pt")
     assert not document["diagnosis"]["proved"]
-    assert "may be tied to embed.weight" in document["diagnosis"]["proof"]
+    assert f"may be tied to {embedding}.weight" in document["diagnosis"]["proof"]
 
 
 def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
@@ -249,6 +250,60 @@ def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
         {"embed.weight": state["embed.weight"], "lm_head.weight": state["embed.weight"].clone()}, "both.safetensors"
     )
     assert explain("net.py:Tied", "both.safetensors")["loads"]
+
+
+def test_separate_tensors_of_tied_weights_are_not_proved(desk, net, explain):
+    """The class keeps only the tensor that is loaded last, and statecli does not read the values."""
+    state = net["Tied"]().state_dict()
+    separate = state | {"lm_head.weight": state["embed.weight"] + 1}
+    torch.save({f"module.{name}": tensor for name, tensor in separate.items()}, "separate.pt")
+    diagnosis = explain("net.py:Tied", "separate.pt")["diagnosis"]
+    assert not diagnosis["proved"]
+    assert "share a tensor in the class, and have separate tensors in the file" in diagnosis["proof"]
+    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, "shared.pt")
+    assert explain("net.py:Tied", "shared.pt")["diagnosis"]["proved"]
+
+
+EXTRA = """
+import torch
+from torch import nn
+
+
+class Part(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 3)
+        self.scale = SCALE
+
+    def get_extra_state(self):
+        return self.scale
+
+    def set_extra_state(self, state):
+        self.scale = state
+"""
+
+
+@pytest.mark.parametrize("scale", ["torch.ones(3)", "{'scale': 1}"])
+def test_extra_states_are_renamed_with_the_tensors(write_module, explain, run_lines, scale):
+    """An extra state may be a tensor; without an extra state, the class keeps its own."""
+    state = write_module("part.py", EXTRA.replace("SCALE", scale))["Part"]().state_dict()
+    torch.save({f"module.{name}": value for name, value in state.items()}, "extra.pt")
+    diagnosis = explain("part.py:Part", "extra.pt")["diagnosis"]
+    assert (diagnosis["proved"], diagnosis["initial"]) == (True, [])
+    run_lines(diagnosis["code"])
+    torch.save({name: state[name] for name in ("weight", "bias")}, "without.pt")
+    diagnosis = explain("part.py:Part", "without.pt")["diagnosis"]
+    assert (diagnosis["loads"], diagnosis["initial"]) == (True, ["_extra_state"])
+    assert diagnosis["warnings"][0].startswith("_extra_state is not loaded from the checkpoint")
+    run_lines(diagnosis["code"])
+
+
+def test_values_of_a_script_next_to_the_tensors_are_left_out(desk, net, explain, run_lines):
+    """torch refuses a key that the class does not have, also if the value is a number."""
+    state = net["Net"]().state_dict()
+    torch.save({**state, "epoch": 3}, "epoch.pt")
+    document = explain("net.py:Net", "epoch.pt")
+    assert document["diagnosis"]["proved"]
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
 def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):

@@ -13,6 +13,7 @@ from statecli.commands.explain.certainty import Matching, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
 from statecli.commands.explain.initial_values import describe_initial_values
 from statecli.commands.explain.model_code import build_model_code
+from statecli.commands.explain.other_entries import compare_other_entries, is_extra_state, list_other_names
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
 from statecli.commands.explain.rename_text import describe_renames
@@ -59,6 +60,23 @@ def is_loaded_as_is(subject: LoadSubject) -> bool:
     has_plain_source = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
     is_plain = has_plain_source and not subject.entries.refused and not _list_codes(subject)
     return is_plain and load_as_is(subject.entries, subject.built_model).is_accepted
+
+
+def find_untied(subject: LoadSubject, pairs: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], ...]:
+    """Return the names that share a tensor in the class, but have separate tensors in the checkpoint.
+
+    `pairs`: the name in the class for each name in the checkpoint, if the names differ.
+    """
+    stored = {row.fqn if pairs is None else pairs.get(row.fqn): row for row in subject.entries.rows}
+    groups: dict[object, list[str]] = {}
+    for tensor in subject.model.tensors:
+        if tensor.storage is not None and tensor.nbytes and tensor.fqn in stored:
+            groups.setdefault((tensor.storage, tensor.storage_offset, tensor.elements), []).append(tensor.fqn)
+    return tuple(
+        tuple(names)
+        for names in groups.values()
+        if len({(stored[name].storage, stored[name].storage_offset) for name in names}) > 1
+    )
 
 
 def _list_codes(subject: LoadSubject) -> list[TensorInfo]:
@@ -120,11 +138,12 @@ def _explain_computed_weights(subject: LoadSubject, matching: Matching) -> Diagn
 
 
 def _match(subject: LoadSubject) -> Matching:
-    stored_names = {_join_weight_norm(row.fqn): row.fqn for row in subject.entries.rows}
+    names = [name for name in subject.entries.names if not is_extra_state(name)]
+    stored_names = {_join_weight_norm(name): name for name in names}
     registered_names = {_join_weight_norm(name): name for name in subject.registered}
-    if len(stored_names) < len(subject.entries.rows) or len(registered_names) < len(subject.registered):
+    if len(stored_names) < len(names) or len(registered_names) < len(subject.registered):
         stored_names, registered_names = (
-            {name: name for name in subject.entries.names},
+            {name: name for name in names},
             {name: name for name in subject.registered},
         )
     rows = {row.fqn: row for row in subject.entries.rows}
@@ -184,18 +203,19 @@ def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
 def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
     pairs = matching.pairs | matching.mismatched
     names = {name: _choose_new_name(name, registered) for name, registered in pairs.items()}
-    steps = find_steps(names, matching.unexpected)
+    steps = find_steps(names, (*matching.unexpected, *list_other_names(subject.entries)))
     in_order: tuple[str, ...] = ()
-    causes = _list_causes(subject, matching, steps)
+    other_entries = compare_other_entries(subject.entries, steps or (), subject.built_model)
+    causes = (*_list_causes(subject, matching, steps), *other_entries.list_causes(subject.model.target))
     if steps is None:
         causes = (_describe_other_names(names), *causes)
         if not _is_in_order(subject, matching):
             return Diagnosis(causes, proof=NO_CODE)
         steps, in_order = (), tuple(subject.registered)
     initial = (*matching.mismatched.values(), *matching.missing)
-    unused = (*matching.mismatched, *matching.unexpected)
+    unused = (*matching.mismatched, *matching.unexpected, *other_entries.unused)
     dropped_names = [apply_steps(steps, name) for name in unused]
-    kept_names = [names[name] for name in matching.pairs]
+    kept_names = [*(names[name] for name in matching.pairs), *other_entries.kept]
     if 2 * len(initial) > len(subject.registered):
         reason = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {reason}")
@@ -204,6 +224,7 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
         reason = "too many modules differ" if source else "statecli cannot write code that reads this format"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {reason}")
     model_code = build_model_code(subject.built_model.spec, subject.built_model.loaded)
+    initial += other_entries.missing
     recipe = Recipe(
         source,
         model_code,
@@ -216,6 +237,7 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
     )
     result = try_recipe(recipe, subject.entries, subject.built_model)
     diagnosis = Diagnosis(causes, recipe.format_code(), _list_maps(steps), not initial, initial, unused)
+    diagnosis = replace(diagnosis, warnings=tuple(other_entries.list_warnings()))
     return _judge(diagnosis, subject, matching, result, model_code.doubt)
 
 
@@ -234,7 +256,7 @@ def _choose_new_name(name: str, registered: str) -> str:
 
 
 def _is_in_order(subject: LoadSubject, matching: Matching) -> bool:
-    is_complete = len(matching.pairs) == len(subject.entries.rows)
+    is_complete = len(matching.pairs) == len(subject.entries.rows) and not list_other_names(subject.entries)
     return is_complete and list(matching.pairs.values()) == list(subject.registered)
 
 
@@ -249,10 +271,10 @@ def _judge(
         return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:
         return replace(diagnosis, proof=_describe_objections(result))
-    initial = [subject.registered[name] for name in diagnosis.initial]
+    initial = [row for name in diagnosis.initial if (row := subject.registered.get(name))]
     elements = sum(row.elements for row in subject.registered.values())
-    warnings = tuple(describe_initial_values(initial, subject.built_model, elements))
-    diagnosis = replace(diagnosis, loads=True, warnings=warnings)
+    warnings = describe_initial_values(initial, subject.built_model, elements)
+    diagnosis = replace(diagnosis, loads=True, warnings=(*warnings, *diagnosis.warnings))
     doubts = [*filter(None, [doubt_about_model]), *_list_doubts(subject, matching)]
     if doubts:
         return replace(diagnosis, proof=f"a load with this code succeeds on the meta device, but {'; '.join(doubts)}")
@@ -280,6 +302,11 @@ def _list_doubts(subject: LoadSubject, matching: Matching) -> Iterable[str]:
             f"but {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
         )
     yield from list_doubts_about_rest(matching)
+    for tied_group in find_untied(subject, matching.pairs)[:1]:
+        yield (
+            f"{quoting.names(tied_group)} share a tensor in the class, and have separate tensors in the file: the "
+            "model keeps only the last of these tensors"
+        )
     if subject.entries.rivals:
         yield (
             f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} could be loaded instead of "

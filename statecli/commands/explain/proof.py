@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from statecli import live
 from statecli.commands.explain.recipe import Loader, Recipe
+from statecli.commands.explain.renaming import apply_steps
 from statecli.commands.explain.source import ModelEntries
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
@@ -37,6 +38,9 @@ def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -
     """Load the entries as the recipe does, on the meta device. Names with initial values may be missing."""
     if recipe.source.loader is Loader.DCP:  # the printed lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
+    others = (apply_steps(recipe.steps, name) for name in entries.state_dict.others)
+    kept_others = tuple(name for name in others if not recipe.left_out.covers(name))
+    entries = replace(entries, state_dict=replace(entries.state_dict, others=kept_others))
     names = recipe.rename_entries(entries.names)
     transposed = {names[name] for name in recipe.transposed}
     rows = (replace(row, shape=(row.shape or ())[::-1]) if row.fqn in transposed else row for row in entries.rows)

@@ -6,7 +6,7 @@ import msgspec
 
 from statecli import live
 from statecli.commands.explain import special_files
-from statecli.commands.explain.diagnose import build_subject, diagnose, is_loaded_as_is
+from statecli.commands.explain.diagnose import build_subject, diagnose, find_untied, is_loaded_as_is
 from statecli.commands.explain.resize import find_resized
 from statecli.commands.explain.result import Diagnosis, Explanation
 from statecli.core.errors import ModelError
@@ -46,22 +46,8 @@ def explain_states(model: ModelState, built_model: BuiltModel, checkpoint: Model
     if subject is None:
         return msgspec.structs.replace(explanation, diagnosis=special_files.diagnose_without_model(checkpoint))
     if is_loaded_as_is(subject):
-        return msgspec.structs.replace(explanation, loads=True, untied=find_untied(model, checkpoint))
+        return msgspec.structs.replace(explanation, loads=True, untied=find_untied(subject))
     diagnosis = diagnose(subject)
     resized = find_resized(subject, diagnosis)
     diagnoses: tuple[Diagnosis, ...] = (diagnosis,) if resized is None else (resized, diagnosis)
     return msgspec.structs.replace(explanation, diagnosis=diagnoses[0], alternatives=diagnoses[1:])
-
-
-def find_untied(model: ModelState, checkpoint: ModelState) -> tuple[tuple[str, ...], ...]:
-    """Return the names that share a tensor in the class, but have separate tensors in the checkpoint."""
-    stored = {tensor.fqn: tensor for tensor in checkpoint.tensors}
-    groups: dict[object, list[str]] = {}
-    for tensor in model.tensors:
-        if tensor.storage is not None and tensor.nbytes and tensor.fqn in stored:
-            groups.setdefault((tensor.storage, tensor.storage_offset, tensor.elements), []).append(tensor.fqn)
-    return tuple(
-        tuple(names)
-        for names in groups.values()
-        if len({(stored[name].storage, stored[name].storage_offset) for name in names}) > 1
-    )

@@ -8,7 +8,11 @@ from math import prod
 from statecli.commands.explain.align import Shape
 from statecli.commands.explain.certainty import Matching
 from statecli.commands.explain.name_words import split_meaningful_words
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
+
+#: Part of the names of embeddings that an output layer may share: `embed_tokens`, `wte`, `shared`.
+_EMBEDDING = compile_on_use(r"emb|\bwte\b|\bshared\b|\btok")
 
 
 def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
@@ -80,7 +84,9 @@ def _find_possible_tie(matching: Matching) -> Iterable[str]:
     embeddings: dict[Shape, str] = {
         shape: name
         for name, registered_name in matching.pairs.items()
-        if "emb" in registered_name.lower() and (shape := matching.shapes.get(registered_name)) and len(shape) == 2
+        if _EMBEDDING.search(registered_name.lower())
+        and (shape := matching.shapes.get(registered_name))
+        and len(shape) == 2
     }
     for name in matching.missing:
         embedding = embeddings.get(matching.shapes[name])
