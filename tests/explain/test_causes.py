@@ -647,3 +647,19 @@ def test_an_unused_tensor_with_other_words_is_not_in_doubt():
     shapes = {"top.0.scale": (4,), "top.0.bias": (4,)}
     matching = Matching({}, {}, {}, ("top.0.scale",), ("top.0.bias",), (), shapes, shapes)
     assert not list(list_doubts_about_rest(matching))
+
+
+@pytest.mark.parametrize(("shape", "in_doubt"), [((3, 4), True), ((4, 3), False), ((4, 4), False)])
+def test_an_unused_matrix_of_the_transposed_shape_is_in_doubt(shape, in_doubt):
+    """If the weight is transposed, a square weight of the file may be transposed too."""
+    matching = Matching(
+        {"mid.weight": "mid.weight"},
+        {},
+        {},
+        ("old.weight",),
+        ("top.weight",),
+        (),
+        {"mid.weight": (4, 4), "old.weight": shape},
+        {"mid.weight": (4, 4), "top.weight": (4, 3)},
+    )
+    assert any("transposed" in doubt for doubt in list_doubts_about_rest(matching)) == in_doubt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice, product
 from math import prod
 
 from statecli.commands.explain.align import Shape
@@ -11,6 +12,8 @@ from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
 
+#: Largest number of comparisons between unused and missing tensors.
+MAX_COMPARISONS = 20_000
 #: Part of the names of embeddings that an output layer may share: `embed_tokens`, `wte`, `shared`.
 _EMBEDDING = compile_on_use(r"emb|\bwte\b|\bshared\b|\btok")
 
@@ -23,6 +26,7 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
     yield from _find_transposed_kernels(matching)
     yield from _find_square_weights(matching)
     yield from _find_permuted_tensors(matching)
+    yield from _find_transposed_rest(matching)
 
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
@@ -129,6 +133,19 @@ def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
             yield (
                 f"{name} of shape {list(shapes[0])} is left out, and may be {registered_name} of shape "
                 f"{list(shapes[1])} with its dimensions in another order"
+            )
+            return
+
+
+def _find_transposed_rest(matching: Matching) -> Iterable[str]:
+    """Yield a warning if an unused matrix may be a missing matrix that is transposed, as square weights may be then."""
+    for name, missing_name in islice(product(matching.unexpected, matching.missing), MAX_COMPARISONS):
+        shape, missing_shape = matching.own_shapes[name] or (), matching.shapes[missing_name] or ()
+        is_transposed = len(shape) == 2 and shape != shape[::-1] == missing_shape
+        if is_transposed and _split_last_part(name) & _split_last_part(missing_name):
+            yield (
+                f"the unused tensor {name} may be the missing {missing_name}: it has the transposed shape, so other "
+                "weights may be transposed too"
             )
             return
 
