@@ -311,6 +311,17 @@ BROKEN_MODELS = {
         ("torch.arange(y.shape[-1], device=y.device)",),
         "2x4",
     ),
+    "cache-without-device": BrokenModel(
+        net(
+            "self.t = None",
+            "if self.t is None:\n    self.t = torch.ones(4)\nreturn self.fc(x) + self.t",
+        ),
+        (
+            "if self.t is None or self.t.device != x.device or self.t.dtype != x.dtype:\n"
+            "            self.t = torch.ones(4, device=x.device, dtype=x.dtype)\n",
+        ),
+        "2x4",
+    ),
     "cache-by-size": BrokenModel(
         net(
             "self.cache = None",

@@ -118,14 +118,20 @@ def recreate_on_device(source: ParsedFile, name: str, line: int) -> Iterator[Cha
         device_test = source.parse_expression(f"{instance}.{name}.device != {device}")
         changes: Changes = {condition.test: [cst.BooleanOperation(test, cst.Or(), device_test)]}
         yield changes
-        yield from _recreate_with_dtype(source, assigned, f"{instance}.{name}", device, test)
+        yield from _recreate_with_dtype(source, assigned, f"{instance}.{name}", device, test, has_device=bool(devices))
         if not devices:
             moved_value = source.parse_expression(f"({source.format(assigned.value)}).to({device})")
             yield join_changes(changes, {assigned.value: [moved_value]})
 
 
 def _recreate_with_dtype(
-    source: ParsedFile, assigned: Assigned, name: str, device: str, test: cst.BaseExpression
+    source: ParsedFile,
+    assigned: Assigned,
+    name: str,
+    device: str,
+    test: cst.BaseExpression,
+    *,
+    has_device: bool,
 ) -> Iterator[Changes]:
     """Yield the change by which forward creates a cached tensor again if its input changes device or dtype."""
     condition, value = source.find_around(assigned.node, cst.If), assigned.value
@@ -134,10 +140,12 @@ def _recreate_with_dtype(
         return
     if any(arg.keyword is not None and arg.keyword.value == "dtype" for arg in value.args):
         return
+    if not has_device:
+        value = _add_keyword(source, value, f"device={device}")
     device_or_dtype_test = source.parse_expression(f"{name}.device != {device} or {name}.dtype != {owner}.dtype")
     yield {
         condition.test: [cst.BooleanOperation(test, cst.Or(), device_or_dtype_test)],
-        value: [_add_keyword(source, value, f"dtype={owner}.dtype")],
+        assigned.value: [_add_keyword(source, value, f"dtype={owner}.dtype")],
     }
 
 
