@@ -69,7 +69,17 @@ def test_a_module_without_a_gradient_is_named():
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     lines = train(model, optimizer, loss=lambda m: error(m.head(m.norm(m.base(torch.randn(4, 3))))))
-    assert lines == ["adapter.* got no update: no gradient"]
+    assert lines == ["adapter.* got no update: no gradient in step 1"]
+
+
+def test_experts_that_take_turns_are_not_a_finding():
+    """Each step trains another module, so the first step gives the other modules no gradient."""
+    model = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+    turns = iter([0, 1, 2, 0, 1])
+    lines = train(
+        model, torch.optim.SGD(model.parameters(), 0.1), 5, lambda m: error(m[next(turns)](torch.randn(4, 3)))
+    )
+    assert lines == ["3.* got no update: no gradient in 5 steps"]
 
 
 def test_frozen_parameters_that_move_are_named():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 #: Number of steps after which tensors still without an update are reported. The gradient of a LoRA factor is zero in
-#: the first step, the learning rate is often zero, and a scaler skips steps.
+#: the first step, an expert has no gradient, the learning rate is often zero, and a scaler skips steps.
 MAX_STEPS = 10
 #: dtypes with so few digits that a usual update may be rounded to zero.
 _SHORT_DTYPES = ("bfloat16", "float16")
@@ -60,10 +60,12 @@ class TrainingCheck:
         self._rates: dict[int, float] = {}
         #: Parameters without an update that are compared again; None until a step has changed a parameter.
         self._waiting: set[str] | None = None
+        #: Parameters that had no gradient in any compared step. An expert may get its first gradient in a later step.
+        self._without_gradient: frozenset[str] = frozenset()
 
     def start(self, model: nn.Module) -> None:
         """Take a snapshot of the model before the first step."""
-        self._steps, self._waiting = 0, None
+        self._steps, self._waiting, self._without_gradient = 0, None, frozenset()
         tensors = _list_tensors(model)
         self._names = frozenset(tensors)
         self._before = statecli.Snapshot(tensors) if tensors else None
@@ -85,6 +87,8 @@ class TrainingCheck:
         compared_names = self._names & _list_tensors(model).keys()
         parameters = {name: parameter for name, parameter in model.named_parameters() if name in compared_names}
         trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        without_gradient = frozenset(name for name, parameter in parameters.items() if parameter.grad is None)
+        self._without_gradient = without_gradient & (self._without_gradient if self._steps > 1 else without_gradient)
         lines: list[str] = []
         if self._waiting is None and (trainable & changed_names or not trainable):
             reasons = {name: self._explain_no_update(parameters[name]) for name in trainable - changed_names}
@@ -112,14 +116,19 @@ class TrainingCheck:
         if self._waiting is None:
             self.report([f"no parameter got an update {reason}"])
         else:
-            self.report([f"{_join_globs(self._waiting, names)} got no update {reason}"] if self._waiting else [])
+            without_gradient = self._waiting & self._without_gradient
+            groups = (
+                (without_gradient, f": no gradient {reason.partition(':')[0]}"),
+                (self._waiting - without_gradient, f" {reason}"),
+            )
+            self.report([f"{_join_globs(group, names)} got no update{text}" for group, text in groups if group])
 
     def _explain_no_update(self, parameter: torch.Tensor) -> str:
         """Return the reason why a parameter has the same values as before, or "" if a later step may change them."""
         if self._rates and id(parameter) not in self._rates:
             return "not in the optimizer"
         if parameter.grad is None:
-            return "no gradient"
+            return ""
         dtype = str(parameter.dtype).removeprefix("torch.")
         is_zero = not bool(parameter.grad.any()) or not self._rates.get(id(parameter), 1)
         # In float32 the gradient of a bias before a BatchNorm is rounding noise, as expected.

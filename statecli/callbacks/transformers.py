@@ -21,8 +21,8 @@ class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
     """Report tensors without an update, frozen tensors that changed, and differences between saved files and the model.
 
     The callback compares the model after the first optimizer step with a snapshot before the step. For this time the
-    callback needs as much additional memory as the model. A parameter with a gradient or a learning rate of zero is
-    compared again in later steps. At each save the callback compares the file with the model.
+    callback needs as much additional memory as the model. A parameter without a gradient, or with a gradient or a
+    learning rate of zero, is compared again in later steps. At each save the callback compares the file with the model.
 
     Args:
         fail: End the training with AssertionError at a finding; False warns.
