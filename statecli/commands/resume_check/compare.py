@@ -276,7 +276,7 @@ def _compare_optimizer(before: StepRecord, after: StepRecord) -> StateRow:
         return StateRow(State.OPTIMIZER, resumed=False, evidence=join_names(kinds, _MAX_NAMES))
     for name, state in before.other_optimizers.items():
         same_name = _find_same(name, state, after.other_optimizers)
-        other_state = after.other_optimizers.get(same_name, {})
+        other_state = after.other_optimizers.get(same_name, state)  # the script may have replaced an older optimizer
         if kinds := _list_differing_kinds(state, other_state, has_equal_schedulers=has_equal_schedulers):
             return StateRow(State.OPTIMIZER, resumed=False, evidence=f"{name}: {join_names(kinds, _MAX_NAMES)}")
     return StateRow(State.OPTIMIZER, resumed=True)
