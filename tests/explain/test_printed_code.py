@@ -209,6 +209,12 @@ def save_shards(state, folder, save, suffix):
     (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
 
 
+def save_next_to_a_similar_name(state, folder):
+    """Save two shards next to a file that every pattern of the shards matches."""
+    save_shards(state, folder, save_file, "safetensors")
+    save_file({"extra": torch.zeros(10)}, folder / "model-extra.safetensors")
+
+
 def save_in_training_folder(state, folder):
     """Save the model next to the state of an optimizer."""
     folder.mkdir()
@@ -224,6 +230,7 @@ FORMATS = {
     "safetensors.bin": lambda state, path: save_file(state, path),
     "shards of safetensors": lambda state, path: save_shards(state, path, save_file, "safetensors"),
     "shards of pickles": lambda state, path: save_shards(state, path, torch.save, "bin"),
+    "shards next to a similar name": save_next_to_a_similar_name,
     "training folder": save_in_training_folder,
     "dcp": lambda state, path: dcp.save(state, checkpoint_id=path, no_dist=True),
     "nested dcp": lambda state, path: dcp.save({"model": state}, checkpoint_id=path, no_dist=True),

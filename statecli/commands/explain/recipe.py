@@ -29,7 +29,8 @@ class Loader(Enum):
 class StateDictSource(msgspec.Struct, frozen=True):
     """The files of a checkpoint, and the keys that lead from the loaded object to the state_dict inside.
 
-    `pattern`: a glob that matches exactly these files, or "". `allowed`: classes that `weights_only=True` must allow.
+    `pattern`: a glob that matches exactly these files; "" for a single file, or for files that the code lists.
+    `allowed`: classes that `weights_only=True` must allow.
     """
 
     files: tuple[str, ...]
@@ -114,7 +115,7 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def rebuilds_dict(self) -> bool:
         """Return True if the code builds a new dict. A new dict lacks the attribute `_metadata`."""
-        return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.pattern) or (
+        return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.files[1:]) or (
             self.source.loader is Loader.DCP
         )
 
@@ -226,9 +227,10 @@ def _format_source(source: StateDictSource) -> list[str]:
         load = 'torch.load({}, map_location="cpu", weights_only=False)'
     else:
         load = 'torch.load({}, map_location="cpu", weights_only=True)'
-    if source.pattern:
+    if len(source.files) > 1:
+        paths = f"glob.glob({format_text(source.pattern)})" if source.pattern else _format_tuple(source.files)
         merge = f"state |= {load.format('path')}{keys}"
-        return [*lines, "state = {}", f"for path in glob.glob({format_text(source.pattern)}):", f"    {merge}"]
+        return [*lines, "state = {}", f"for path in {paths}:", f"    {merge}"]
     suffix = ".state_dict()  # runs code of the file" if source.loader is Loader.MODULE else ""
     return [*lines, f"state = {load.format(format_text(source.files[0]))}{keys}{suffix}"]
 

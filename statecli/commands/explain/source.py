@@ -18,6 +18,8 @@ from statecli.core.parameter_or_buffer import is_copy, list_model_sections, sele
 from statecli.storage.checkpoint_names import METADATA
 from statecli.targets.section_of_target import split_section
 
+#: Largest number of files that the printed code lists, because other files match each pattern.
+MAX_LISTED_FILES = 8
 #: Harmless classes that training scripts save next to the weights.
 PLAIN_CLASSES = frozenset(["argparse.Namespace", "pathlib.PosixPath"])
 
@@ -160,7 +162,7 @@ def _merge(
     for pattern in _propose_patterns(folder, paths):
         if set(glob.glob(pattern)) == set(paths):
             return StateDictSource(paths, loader, keys, pattern, allowed_names)
-    return None
+    return StateDictSource(paths, loader, keys, "", allowed_names) if len(paths) <= MAX_LISTED_FILES else None
 
 
 def _propose_patterns(folder: str, paths: Sequence[str]) -> Iterator[str]:
