@@ -64,8 +64,8 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
         why = "Lightning deletes the file or the folder at this URL after the next save"
     elif text.startswith(_HOME) or _PREFIX.match(text):
         why = (
-            "Lightning checks this path, but Lightning deletes another path after the next save, because "
-            "fsspec replaces `~` and `file:`"
+            "Lightning checks this path as written, but deletes a different path after the next save, because "
+            "fsspec expands `~` and removes `file:`"
         )
     else:
         return
@@ -99,7 +99,7 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
 
 
 def explain_unsafe_step(value: Value) -> str | None:
-    """Describe a value in place of the step number that MMEngine puts into a path; None for an int."""
+    """Describe the step number that MMEngine puts into a path, if the value is not an int; else return None."""
     if type(random_states.read_number(value)) is int:
         return None
     text = read_text(value)

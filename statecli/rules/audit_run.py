@@ -51,7 +51,7 @@ IGNORED_NOTHING = _note(
 )
 CONTENT_NOT_LISTED = _note(
     "content-not-listed",
-    summary="`per-target-ignore` accepts the rule only for the reviewed contents of this file, which have changed.",
+    summary="The file has changed since the review, so `per-target-ignore` no longer accepts findings of this rule.",
     why="the file was changed or replaced after the review, so the review does not cover the present contents.",
     example="`unsafe-global` is accepted for `model.pt`, and somebody replaced the file.",
     fix="review the file. If it is safe, add its digest, which a note of the audit shows, to `contents` in the "

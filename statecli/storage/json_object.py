@@ -121,7 +121,7 @@ def is_deeper(node: object, levels: int) -> bool:
 
 
 def _list_parts(node: object) -> Iterable[Any]:
-    """Return the items of a list or dict; (None,) if it has none, because an empty container counts as a level too."""
+    """Return the items of a list or dict; (None,) for an empty container, which counts as a level of nesting too."""
     if type(node) is dict:
         return node.values() or (None,)
     if type(node) is list:
@@ -147,7 +147,7 @@ def _refuse_constant(text: str) -> None:
 def _parse_float(text: str) -> float:
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text[:40]} is too large for a float64, and JSON readers refuse such a number")
+        raise ValueError(f"{text[:40]} is too large for a float64, and some JSON readers refuse such a number")
     return number
 
 

@@ -170,7 +170,7 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "number out of range": (
         pack_file(HEADER_START[:-1] + ',"x":1e999}}', bytes(8)),
-        "its header is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
+        "its header is not valid JSON: 1e999 is too large for a float64, and some JSON readers refuse such a number",
     ),
     "shape is no list": (
         pack_file(HEADER_START.replace("[2]", "2") + "}", bytes(8)),

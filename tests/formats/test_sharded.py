@@ -399,7 +399,7 @@ INVALID_INDEXES: dict[str, tuple[bytes, str]] = {
     "NaN": build_case('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
     "an endless number": build_case(
         '{"metadata":{"total_size":1e999}}',
-        "{} is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
+        "{} is not valid JSON: 1e999 is too large for a float64, and some JSON readers refuse such a number",
     ),
     "missing shard": build_case(
         encode_index({"model.b": "m-9.safetensors"}),
