@@ -1,4 +1,4 @@
-"""Write a function for the user to paste. It builds a model whose arguments cannot be typed. Imports no model code."""
+"""Write a function that builds a model whose arguments cannot be written on a command line. Imports no model code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AUTO_FOLDER = "auto"
 
 
 def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> str | None:
-    """Describe the classes whose arguments cannot be typed, and write a function that builds the first of them.
+    """Describe the classes whose arguments a command line cannot express, and write a function that builds the first.
 
     A class that is built by a function of the file needs no other function.
     """
@@ -82,7 +82,7 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
 def write_function(
     module: str, call: str, names: Sequence[str], used_names: Sequence[str] | set[str] = (), imports: str = ""
 ) -> str:
-    """Return text for the user: a function that builds a model by `call`, the file for it, and the target to type.
+    """Return advice: add a function that builds a model with `call` to a Python file, and give the function as target.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `used_names`: names of functions of the file. `imports`: lines of other imports, which end in "; ".

@@ -72,7 +72,7 @@ def _is_argument(node: ast.expr, argument: str) -> bool:
 
 
 def fits(read_fields: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
-    """Return True if a class with `fields` may be the class of an argument whose `read_fields` the code reads.
+    """Return True if the attributes that code reads from an argument (`read_fields`) fit a class with `fields`.
 
     `is_complete`: the class has no other fields; else a single known field is enough.
     """

@@ -28,7 +28,7 @@ class FailureGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 def group_by_cause(failures: Iterable[Failure]) -> list[FailureGroup]:
-    """Return one line per file and cause, with the number of failures. Differing figures are shown as "…".
+    """Return one line per file and cause, with the number of failures. Numbers in which the messages differ become "…".
 
     Tensors of one storage share one message, with the name of the first.
     """

@@ -68,7 +68,7 @@ class StateError(Exception):
         return super().__str__()
 
     def describe(self) -> str:
-        """Return the message without the list of choices and the advice. Options fit the command line or Python."""
+        """Return the message without choices and advice, and spell its options for the command line or for Python."""
         return spell_options(self.message)
 
     def use_arguments(self, arguments: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 
 def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
-    """Return an option in markers, so that a `StateError` can spell the option for the command line or for Python.
+    """Mark an option in a message, so that a `StateError` can spell the option for the command line or for Python.
 
     The error writes the option as `--device gpu` for the command line and as `device='gpu'` for Python.
 
@@ -150,7 +150,7 @@ class NothingMatched(UsageError):
 
 
 class FilteredOut(NothingMatched):
-    """Filters left nothing of one target; other targets may have tensors."""
+    """The filters removed all tensors of one target; other targets may still have tensors."""
 
 
 class UnreadableError(StateError):

@@ -1,4 +1,4 @@
-"""Choose the exit code of a command. Exit with an exception that differs from a SystemExit of model code."""
+"""Choose the exit code of a command. `CommandExit` differs from a SystemExit that model code raises."""
 
 from __future__ import annotations
 

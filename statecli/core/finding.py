@@ -147,7 +147,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         origin: Origin | UnsetType,
         about: str | UnsetType,
     ) -> Finding:
-        """Return one finding for this finding and others with the same cause. Target and place stay the same."""
+        """Return one finding for this finding and others with the same cause. Keep this finding's target and place."""
         return Finding(
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )
@@ -174,6 +174,6 @@ class WordedFinding(Finding, frozen=True, gc=False, kw_only=True):
 
 
 def select_unreported(oddities: Iterable[Oddity], findings: Iterable[Finding]) -> list[Oddity]:
-    """Return the oddities that no finding reports. A rule with the name of an oddity reports this oddity."""
+    """Return the oddities that no finding reports. A finding reports an oddity if its rule has the oddity's name."""
     reported = {(finding.rule, finding.fqn) for finding in findings}
     return [oddity for oddity in oddities if (oddity.name, oddity.fqn) not in reported]

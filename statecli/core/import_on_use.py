@@ -1,4 +1,4 @@
-"""Import a package's modules on their first use, because most runs do not need them, or they need torch or numpy.
+"""Import a package's modules on first use, because most runs do not need them all, and some import torch or numpy.
 
 A file imports the package at its top, and uses its modules as attributes: `live.build.build(…)`. The `__getattr__` of
 the package imports the module. The package lists its modules of this kind for type checkers.

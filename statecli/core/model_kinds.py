@@ -1,4 +1,4 @@
-"""Classify the entries of a checkpoint by the way in which a model class registers them.
+"""Classify the entries of a checkpoint as parameters or buffers, by the way in which a model class registers them.
 
 Entries not accepted by `load_state_dict` of the class are returned as findings.
 """
@@ -25,7 +25,7 @@ from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 def classify_by_model(
     state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
 ) -> tuple[ModelState, list[Finding]]:
-    """Return the checkpoint with the kinds of the class, and a finding for each entry that fails to load.
+    """Return the checkpoint with kinds (parameter, buffer) from the class, and a finding for each entry that fails.
 
     `model` is the state of the class. Entries of optimizer and other sections are unchanged. The prefix of a wrapper is
     stripped from names and reported, since loading would fail. `renamed` maps names of entries to the names expected by

@@ -1,4 +1,4 @@
-"""Match names with patterns such as `layers.{3,4}.*` and `layers.{0..3}`, which statecli writes for equal layers."""
+"""Match names with globs such as `layers.{3,4}.*`, and with joined layers as statecli writes them: `layers.{0..3}`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of oddities (unusual facts about a target) on which commands act; all others are only shown.
+"""Oddities (unusual facts about a target) that change the behaviour of a command. All other oddities are only shown.
 
 This module imports no other module of statecli.
 """

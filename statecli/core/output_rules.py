@@ -1,4 +1,4 @@
-"""Rules of the notes that a report adds to a command's findings, such as files that were not checked."""
+"""Rules of the notes that a report adds to a command's findings, for example about files that were not checked."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ, SKIPPED)
 
 
 def choose_case(entries: Iterable[NotChecked]) -> str | None:
-    """Return the case of the rule NOT_CHECKED: "tensors" if the entries contain unread tensors, else None."""
+    """Return "tensors", a case of the rule NOT_CHECKED, if the entries contain unread tensors; else None."""
     return "tensors" if has_unread_tensors(entries) else None

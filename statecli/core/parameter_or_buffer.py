@@ -300,7 +300,7 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the positions of the tensors that the optimizer certainly trains. Return none if this is undecided.
+    """Return the positions of the tensors that the optimizer certainly trains, or an empty set if this is unclear.
 
     If the optimizer saved names, all names must be in the file. Otherwise shapes decide. The optimizer's ids follow the
     order of `parameters()`, so each group is a subsequence of the entries. The assignment is unique if the leftmost and

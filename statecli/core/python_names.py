@@ -276,7 +276,7 @@ def _format_annotation(argument: ast.arg) -> str:
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class of the file whose instance `owner`'s constructor takes as `argument`, else None.
+    """Return the class of the object that `owner`'s constructor takes as `argument`; None if not in the file.
 
     The class is the annotation, or the only configuration with the fields that the code reads from the argument.
     """

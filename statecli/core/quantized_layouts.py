@@ -51,7 +51,7 @@ class QuantizedPart(str, Enum):
 
 
 class LayoutNames(msgspec.Struct, frozen=True):
-    """Last name components of a layout's tensors. Those in `optional` may be missing; `owner` is that of the weight."""
+    """Last name components of a layout's tensors. Tensors in `optional` may be missing; `owner` names the weight."""
 
     layout: QuantizedLayout
     required: Mapping[str, QuantizedPart]

@@ -179,7 +179,7 @@ class _WholeWeights:
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
 
     def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
-        """Return the last name component of a tensor that loaders need and only other weights have, or None."""
+        """Return the last name component of a tensor that loaders need and only this weight lacks, or None."""
         needed_part = _NEEDED_BY_LOADERS.get(names.layout)
         if needed_part is None or any(
             part is needed_part and name in tensors_by_name for name, part in names.optional.items()
@@ -292,7 +292,7 @@ def _take_parts(
 
 
 def _has_layout(layout: QuantizedLayout, parts: Mapping[QuantizedPart, TensorInfo]) -> bool:
-    """Return True if the shapes of codes and scales fit the layout, because GPTQ and AWQ use the same names."""
+    """Return True if the shapes of codes and scales fit the layout. GPTQ and AWQ differ in shapes, but not in names."""
     codes, scales = (parts[part].shape or () for part in (QuantizedPart.CODES, QuantizedPart.SCALES))
     if layout is QuantizedLayout.GPTQ:
         return len(codes) == len(scales) == 2 and codes[1] == scales[1]

@@ -19,7 +19,7 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 def has_unread_tensors(entries: Iterable[NotChecked]) -> bool:
-    """Return True if an entry is about tensors. Unread tensors are unexpected, unlike skipped files."""
+    """Return True if an entry counts unread tensors. A run may skip files, but unread tensors are unexpected."""
     return any(entry.what == "tensor" for entry in entries)
 
 

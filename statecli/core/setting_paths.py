@@ -25,7 +25,7 @@ def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
-    """Return the settings with new path prefixes. `renaming`: path -> (old prefix, new prefix), or None to drop it."""
+    """Return the settings with new path prefixes. `renaming(path)` is (old prefix, new prefix); None drops the path."""
     prefixes_by_key = {
         key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None
     }

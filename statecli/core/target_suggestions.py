@@ -82,7 +82,7 @@ _Error = TypeVar("_Error", bound=StateError)
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """Suggestion for the user: a sentence, targets to type, and advice on classes that need more than a target."""
+    """Suggestion for the user: a sentence, targets to type, and advice on how to build other classes."""
 
     text: str = ""
     choices: tuple[str, ...] = ()
@@ -427,7 +427,7 @@ def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | No
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:
-    """Yield Python's specs of a module and of its submodules, one for each part. Nothing is imported."""
+    """Yield the module spec (importlib) of a package, then of each inner module in `parts`. Nothing is imported."""
     from importlib.util import find_spec
 
     try:

@@ -45,6 +45,6 @@ def fill_tied_to(state: ModelState) -> ModelState:
 
 
 def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
-    """Return the last source line in the first tensor's file that assigned one of the tensors. This line tied them."""
+    """Return the line that tied the tensors: the last line in the first tensor's file that assigned one of them."""
     origins = [tensor.origin for tensor in tensors if tensor.origin is not None]
     return max((o for o in origins if o.file == origins[0].file), key=lambda origin: origin.line, default=None)

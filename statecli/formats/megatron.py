@@ -107,7 +107,7 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """Read every rank, and prefix its sections with the rank's name. A damaged tensor row replaces an unreadable rank.
+    """Read all ranks, and prefix each section with the rank's name. An unreadable rank becomes a damaged tensor row.
 
     Raises UnreadableError if no rank can be read.
     """

@@ -73,7 +73,7 @@ def _is_bare_array(record: Record, source: ByteSource) -> bool:
 
 
 def _build_disputed_row(fqn: str, path: str) -> TensorInfo:
-    """Return the tensor row as unreadable: `x` and `x.npy` have the same name, so numpy.load returns only one."""
+    """Return the tensor row as unreadable: numpy.load calls both `x` and `x.npy` `x`, and returns only one of them."""
     names = f"{quoting.quote(fqn)} and {quoting.quote(fqn + _SUFFIX)}"
     why = (
         f"two records have the same array name ({names}), so numpy.load returns only one of them under this "

@@ -72,7 +72,7 @@ FORMATS = (*FILES, *FOLDERS)
 
 
 def find_format(path: str, head: bytes, *, is_folder: bool = False) -> Format | None:
-    """Return the first format that accepts the file or folder, or None if none does."""
+    """Return the first format that accepts the file or folder, or None if no format accepts it."""
     return next((format for format in (FOLDERS if is_folder else FORMATS) if format.sniff(path, head)), None)
 
 

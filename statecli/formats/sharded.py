@@ -58,7 +58,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class Shards(msgspec.Struct, frozen=True):
-    """The readable shards of a folder by name, and the reason why each other shard is unreadable.
+    """The readable shards of a folder, and a reason for each unreadable shard, by the name of the shard.
 
     The reasons do not begin with a path. `missing_message` is one line about all `missing_shards`.
     """

@@ -76,7 +76,7 @@ def read_contents(path: str) -> Contents:
 
 
 def _read_pickles(source: ByteSource) -> list[Pickle]:
-    """Read the five pickles. Set `end` of each pickle to its end in the file."""
+    """Read the five pickles. Change `end` of each pickle to count from the start of the file."""
     pickles: list[Pickle] = []
     at = 0
     for label in _PICKLES:
@@ -195,7 +195,7 @@ def _walk_storages(
 
 
 def _check_count(key: str, numel: int, recorded: bytes) -> int:
-    """Raise MalformedError for a wrong element count. Return 0 (see `Guard`), because the data is not shifted."""
+    """Raise MalformedError for a wrong element count. Otherwise return 0: the data is not shifted (see `Guard`)."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")

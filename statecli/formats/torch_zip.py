@@ -74,7 +74,7 @@ def read_single(path: str, base: int, length: int) -> TensorData:
 
 
 def read_contents(path: str, base: int = 0, length: int | None = None) -> Contents:
-    """Return pickle, storages and oddities of an archive. Its central directory is freed (30 MB per 100,000 records).
+    """Return an archive's pickle, storages and oddities. Keep no central directory: it takes 30 MB per 100,000 records.
 
     `base` and `length` are the position and size of a nested archive.
     """

@@ -218,7 +218,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
-    """Return the prefix and the settings of a file or folder. A folder's settings lose the saved object's key."""
+    """Return the prefix and the settings of a file or folder. A folder's paths lose the key of the saved object."""
     match = _SHARDED_FOLDER.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings

@@ -365,7 +365,7 @@ def _find_strays_in_lists(
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing call that must share a device. Indices count only if the table is elsewhere."""
+    """Return tensors of an indexing call that must share a device. If the table is on `device`, skip the indices."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
         # The indices are legal: the table, and the values written to the table, are on the wrong device.

@@ -85,7 +85,7 @@ def describe_device(tensor: torch.Tensor) -> str:
 
 
 def get_true_device(tensor: torch.Tensor) -> torch.device:
-    """Return the true device of `tensor`. It is `DEVICE` where the model's code reads `cuda:0`."""
+    """Return the true device of `tensor`: `DEVICE` for a tensor on the fake GPU (`cuda:0` for the model's code)."""
     with torch._C.DisableTorchFunction():
         return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 

@@ -21,7 +21,7 @@ from statecli.live.load_state_dict_result import Entries, LoadReport
 
 
 def adjust_answer(module: nn.Module, entries: Entries, answer: LoadReport) -> LoadReport:
-    """Return the report without names that `from_pretrained` ignores or converts. Other models keep their report."""
+    """For a transformers model, remove from the report all names that `from_pretrained` ignores or converts."""
     hub = sys.modules.get("transformers.modeling_utils")
     if hub is None or not isinstance(module, hub.PreTrainedModel):
         return answer

@@ -64,7 +64,7 @@ class TensorSource:
 
     @property
     def all_sources(self) -> tuple[TensorSource, ...]:
-        """This source and the sources of further inputs (`companions`), all of which must move to the device."""
+        """This source and its `companions`. The tensors of all these sources must move to the device."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
     def combine_with(self, other_sources: Iterable[TensorSource]) -> TensorSource:

@@ -44,7 +44,7 @@ def advise_line(spec: ModelSpec, callee: object, error: BaseException) -> Advice
 
 
 def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
-    """Yield model specs that may avoid a download: with another option, or with None or False in place of a default."""
+    """Yield model specs that may avoid a download: another allowed value, or None or False in place of a default."""
     yield from write_options(spec, callee)
     for parameter in list_parameters(callee) if not spec.is_file else ():
         if parameter.default is True or type(parameter.default) is str:

@@ -412,7 +412,7 @@ def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:
 
 
 def _is_written_out(value: Obj) -> bool:
-    """Return True if an object's text may show its contents; False for unknown classes, which other rules report."""
+    """Return True if an object's repr may show its contents; False for unknown classes, which other rules report."""
     return type(value.cls) is Global and is_clean(get_plain_name(value.cls)) and reads_contents(value)
 
 

@@ -55,7 +55,7 @@ _TAG_ESCAPE = compile_on_use(rb"%([0-9a-fA-F]{2})")
 
 
 def _decode(text: bytes) -> bytes:
-    """Return the text encoded as UTF-8, because libraries also read files in UTF-16 and UTF-32."""
+    """Convert the bytes of a text to UTF-8, because the file may be in UTF-16 or UTF-32, which libraries also read."""
     from json import detect_encoding  # imported here, because every command imports this module
 
     encoding = detect_encoding(text)

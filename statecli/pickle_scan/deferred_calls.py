@@ -123,7 +123,7 @@ def is_callable(value: Value, root: RootLookup) -> bool:
 
 
 def is_callback(name: str) -> bool:
-    """Return True for a function or class that a pickle may store but not call; False for functions of tensors."""
+    """Return True for a function or class that a pickle may store but must not call; False for functions of tensors."""
     is_stored = known_names.may_be_named(name) and not known_names.computes_tensors(name)
     return is_stored and not name.startswith(("typing.", "types."))
 

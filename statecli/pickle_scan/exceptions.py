@@ -36,7 +36,7 @@ def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str |
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True if a state sets no attribute that its class defines, because picklers pass these as arguments."""
+    """Return True if a state sets no attribute of the class, because picklers pass such attributes as arguments."""
     return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
 
 

@@ -43,7 +43,7 @@ def get_plain_name(name: Global) -> str:
 
 
 def is_copyreg_call(value: Obj) -> bool:
-    """Return True for a call of a function of copyreg that creates an object of its first argument, a class."""
+    """Return True for a call of a copyreg function that creates an object of the class in its first argument."""
     return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
 
 
@@ -57,7 +57,7 @@ def fills_mapping(name: str, call: Obj) -> bool:
 
 
 def is_layer_count(layers: Value) -> bool:
-    """Return True for a plausible `num_layers` of a recurrent module, which creates several names for each layer."""
+    """Return True for a plausible `num_layers` of a recurrent module, because each layer adds several names."""
     return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
 
 
@@ -79,7 +79,7 @@ def is_state(name: str, state: Value) -> bool:
 
 
 def list_parts(value: Any) -> Sequence[Value]:
-    """Return the elements of a list, tuple or set; the values and `Key` keys of a dict; () for other values."""
+    """Return the elements of a list, tuple or set; for a dict, its values and unwrapped `Key` objects; else ()."""
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
@@ -116,7 +116,7 @@ def is_clean(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function whose result may be shared: it is not known to create a new object."""
+    """Return True for a clean function that is not known to create a new object, so that its result may be shared."""
     is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
     return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 

@@ -1,4 +1,4 @@
-"""Check the operator arguments in a program of torch.export that torch's kernels use unchecked.
+"""Check operator arguments in a torch.export program, because torch's kernels use some arguments unchecked.
 
 The sizes are stated by the graph for its values (`tensor_values`). For weights the reader of the format compares the
 sizes with the tensors in the file; for other values the graph is believed. Sources: torch/_export/serde/schema.py,

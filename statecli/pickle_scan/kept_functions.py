@@ -114,7 +114,7 @@ class Attributes:
         self._sound: set[tuple[str, int]] = set()
 
     def explain_misuse(self, holder: str, key: str, value: Value) -> str | None:
-        """Return why an object of the class `holder` may not have this attribute; None if the attribute is allowed.
+        """Return why an object of class `holder` must not have this attribute; None if the attribute is allowed.
 
         Raises OutOfSteps.
         """
@@ -175,7 +175,7 @@ class Attributes:
         return has_tensor_name or name.startswith(_TENSOR_PREFIXES) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
-        """Return True for a value that torch may store as a hook, and for an unclean name: other checks report it."""
+        """Return True for a value that torch may store as a hook, and for names that other checks report as unclean."""
         if type(value) not in (Global, Obj):
             return type(value) in (bool, int, type(None))
         name = self._root(value) or ""

@@ -158,7 +158,7 @@ _STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(_OTHER_MODULE_NAMES.spli
 
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
-    """Return True if a checkpoint may contain `module.name`. If `called`, the name must only build data."""
+    """Return True if a checkpoint may contain `module.name`. If `called`, the call must do no more than build data."""
     qualified = f"{module}.{name}"
     if may_be_named(qualified) or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified):
         return not called

@@ -185,7 +185,7 @@ def is_magic_number(scanner: Scanner) -> bool:
 
 
 def may_equal_magic_number(scanner: Scanner) -> bool:
-    """Return True if torch.load, which compares with `!=`, may take the pickle for its magic number.
+    """Return True if torch.load may take the pickle for its magic number: objects can define the result of `!=`.
 
     `Decimal(119547037146038801333356)` is equal, and any result of a call except a dict may be equal.
     """

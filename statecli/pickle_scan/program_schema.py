@@ -68,7 +68,7 @@ class TextRequirement(enum.Enum):
 
 
 class ListOf(msgspec.Struct, frozen=True):
-    """Kind of a list in the schema, whose elements all have the kind `item`."""
+    """Schema kind of a list. All elements of the list have the kind `item`."""
 
     item: Kind
 

@@ -251,7 +251,7 @@ def find_mismatch(calls: Iterable[Obj], builds: Iterable[Build], types: ScriptTy
 
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
-    """Return True if torch's C++ code creates an object for the call, like Python. An Enum needs a member's value."""
+    """Return True if torch's C++ code can create the object as Python does. An Enum needs the value of a member."""
     if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None

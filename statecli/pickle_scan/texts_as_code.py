@@ -1,4 +1,4 @@
-"""Check texts of plain data that a loader imports, calls or runs as Python.
+"""Check texts in plain data, because some loaders treat a text as a name to import or call, or as Python code.
 
 LightningCLI merges the hyperparameters of a checkpoint into its configuration. jsonargparse imports and calls the name
 at each `class_path`, and `load_from_checkpoint` calls the function at `_instantiator`. For an argument that takes an
@@ -72,12 +72,12 @@ _CONFIG_HELP = "do not give the file to MMEngine unless you trust its author"
 
 
 def is_dtype_key(name: str) -> bool:
-    """Return True if HQQ evaluates the letters at this key. The key may end with a subscript (`compute_dtype[0]`)."""
+    """Return True if HQQ evaluates the text at this key. The key may end with a subscript (`compute_dtype[0]`)."""
     return "_dtype" in name and _DTYPE_KEY.search(name) is not None
 
 
 def is_dtype(letters: str) -> bool:
-    """Return True if the letters are the name of a dtype of torch, as written by HQQ."""
+    """Return True if the text is the name of a torch dtype, as HQQ writes it."""
     return _DTYPE.fullmatch(letters) is not None
 
 

@@ -220,7 +220,7 @@ class Machine(MachineState):
         return True
 
     def take_similar_records(self, pos: int) -> int:
-        """Read further tensor records that make the same calls as the last one; return the position after them.
+        """Read further tensor records that make the same calls as the last record; return the position after them.
 
         Each entry counts as many opcodes as without this method.
         """

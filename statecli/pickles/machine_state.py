@@ -326,7 +326,7 @@ class MachineState:
 
 
 def _count_values(value: Value) -> int:
-    """Return the number of values in a container, or in all containers that fill the result of a call."""
+    """Count the values in a container. For the result of a call, also count the containers that the call copies."""
     size = 0
     for _ in range(MAX_NESTED_COPIES):
         if type(value) is not Obj:

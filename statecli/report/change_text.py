@@ -276,7 +276,7 @@ def _make_fold_key(change: Change) -> object:
 
 
 def _build_lines(nodes: Sequence[tree.TreeNode[Change]], depth: int, unfold: bool) -> list[Line]:
-    """Return the lines for the children of `nodes`, which are equal modules. A line covers the same child of each."""
+    """Return the lines for the children of equal modules. A line covers the children of one name in all `nodes`."""
     lines: list[Line] = []
     indent = "  " * depth
     for name, names in tree.group_siblings(nodes[0], _make_fold_key, unfold):

@@ -177,7 +177,7 @@ def _build_group(
 def _number_alike(
     tensors: Sequence[TensorInfo], view: RowView, reported: Set[str | None]
 ) -> tuple[Sequence[int], Sequence[TensorInfo]]:
-    """Number the tensors: equal numbers mean equal lines, apart from the name. Return also a tensor for each number.
+    """Give the same number to tensors whose lines differ only in the name. Also return one tensor for each number.
 
     A large model has few different lines.
     """

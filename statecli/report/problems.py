@@ -283,7 +283,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _join_fixes(fixes: Sequence[str]) -> str:
-    """Join the fixes to one text. A first or last line that fixes share is written once."""
+    """Join the fixes to one text. If several fixes begin or end with the same line, write this line once."""
     location = _get_place(fixes[0]) if fixes else ""
     lines = "\n".join([*fixes[:1], *(fix.removeprefix(location) for fix in fixes[1:])]).split("\n")
     last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None

@@ -35,7 +35,7 @@ def _needs_strides(subject: Subject) -> str | None:
 
 
 def _needs_all_tensors(subject: Subject) -> str | None:
-    """Return a reason if a tensor of the file cannot be read, because this tensor may use the bytes."""
+    """Return why unused bytes are not reported: an unreadable tensor may use the bytes. Otherwise return None."""
     state = subject.full_state
     has_unread_tensors = any(oddity.kind is OddityKind.TOO_DEEP for oddity in state.oddities) or any(
         tensor.damage for tensor in state.tensors
@@ -108,7 +108,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_tie_help(subject: Subject, tied_rows: Sequence[TensorInfo]) -> str:
-    """Return the remedy for tied weights, with the function of safetensors if `save_file` refuses the state_dict."""
+    """Return the remedy for tied weights, with safetensors' `save_model` if `save_file` refuses the state_dict."""
     help = "intentional for tied weights; otherwise save a copy with .clone()"
     in_state_dict = {row.key for row in tied_rows if row.is_in_state_dict}
     names_by_section = Counter(section for section, _ in in_state_dict)

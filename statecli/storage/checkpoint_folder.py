@@ -154,12 +154,12 @@ def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
 
 
 def list_files(path: str) -> list[str]:
-    """Return the sorted names of the files in a folder; empty for a folder that may not be listed."""
+    """Return the sorted names of the files in a folder; an empty list if listing the folder is not permitted."""
     return _list(path).files if on_disk.may_list(path) else []
 
 
 def list_folders(path: str) -> list[str]:
-    """Return the sorted names of the folders in a folder; empty for a folder that may not be listed."""
+    """Return the sorted names of the folders in a folder; an empty list if listing the folder is not permitted."""
     return _list(path).folders if on_disk.may_list(path) else []
 
 

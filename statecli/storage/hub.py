@@ -42,7 +42,7 @@ class HubPath(NamedTuple):
 
 
 class _NoRepository(Missing):
-    """Error: the hub does not have the repository, or the token may not read the repository."""
+    """Error: the repository does not exist on the hub, or the token gives no access to the repository."""
 
 
 class Hub:

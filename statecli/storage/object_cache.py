@@ -440,7 +440,7 @@ class _Windows(threading.local):
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop finished windows, then the least recently used. If unread bytes are dropped, halve new windows."""
+        """Drop finished windows, then the least recently used. If this drops unread bytes, halve the window size."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)

@@ -65,7 +65,7 @@ def secrets() -> Secrets:
 
 
 def hide(*words: str, sure: bool = True) -> None:
-    """Remove the words and their percent-encoded forms from later text; only from libraries' text if not `sure`."""
+    """Remove the words and their percent-encoded forms from later text; if not `sure`, from libraries' text only."""
     from urllib.parse import quote, unquote
 
     stored = secrets()

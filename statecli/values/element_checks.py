@@ -317,7 +317,7 @@ def round_to(values: Array, dtype: str) -> Array:
 
 
 def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, Array]:
-    """Return the two values of a float type around each value; the value nearer to zero is first."""
+    """Return, for each value, the two numbers of a float type that enclose it: first the number nearer to zero."""
     with np.errstate(all="ignore"):
         if dtype != "float32":
             values = values.astype(np.float32, copy=False)

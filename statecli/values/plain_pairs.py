@@ -47,7 +47,7 @@ def _is_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _tally(before: bytes, after: bytes, dtype: str, options: CompareOptions) -> Tally | None:
-    """Return the tally of two tensors. If only some blocks are equal, return None: a task adds their norm last."""
+    """Return the tally of two tensors, or None if only some blocks are equal: a task must add the norm of these."""
     if before == after:
         return EQUAL_TALLY
     size = BLOCK_ELEMENTS * ELEMENT_BITS[dtype] // 8

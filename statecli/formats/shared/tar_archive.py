@@ -65,7 +65,7 @@ def is_written_by_torch(head: bytes) -> bool:
 
 
 def has_pickles(source: ByteSource) -> bool:
-    """Return whether torch.load may unpickle a member of the archive: one that tarfile may know as `storages`.
+    """Return whether torch.load may unpickle a member: the archive has a member that tarfile may read as `storages`.
 
     Also True if tarfile may find members that `iter_members` does not find.
     """

@@ -120,7 +120,7 @@ class LazyFlags(msgspec.Struct, frozen=True):
 
 
 def decode_lazy_flags(node: object, fqn: str) -> LazyFlags:
-    """Return the conjugate and negative flags in a tensor's metadata, which TorchScript wraps in `restore_type_tag`.
+    """Return the conjugate and negative flags in a tensor's metadata. TorchScript wraps them in `restore_type_tag`.
 
     torch sets a flag if its key exists, whatever the value is, even for a key of bytes. It only writes True.
     """

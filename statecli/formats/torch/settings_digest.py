@@ -231,7 +231,7 @@ def compute_text_digest(text: str, _: str = "") -> str:
 
 
 def _list_parts(node: object) -> Iterator[_Part]:
-    """Yield the parts of a container or object in order: each has a kind and a value, some also have a name."""
+    """Yield the parts of a container or object: the kind of part (`key`, `attribute`), its name if any, its value."""
     items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())

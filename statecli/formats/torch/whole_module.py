@@ -123,7 +123,7 @@ class _ModuleWalk:
             self.storages.setdefault(tensor.storage, row)
 
     def _note_opaque(self, path: str, node: Obj) -> None:
-        """Note a class with its own `__reduce__` or `__getstate__`, because only its code knows its tensors."""
+        """Note a class with its own pickling, because its pickled state does not show which tensors are registered."""
         name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
