@@ -134,7 +134,7 @@ def _find_transformers_config(name: str, models_folder: str) -> str | None:
 
 
 def _read_code(folder: str, start: str) -> str:
-    """Return the text of all Python files in the folder whose names begin with `start`."""
+    """Return the joined text of the folder's Python files whose names begin with `start`."""
     texts = []
     for name in sorted(list_names(folder)):
         if not (name.startswith(start) and name.endswith(".py")):

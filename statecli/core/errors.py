@@ -158,7 +158,7 @@ class UnreadableError(StateError):
 
 
 class PlaceUnreadable(UnreadableError):
-    """The server or bucket as a whole cannot be read, so that one report is enough for all its files."""
+    """The whole server or bucket cannot be read, so that one report of this error is enough for all its files."""
 
 
 class BarePickle(UnreadableError):

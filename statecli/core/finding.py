@@ -153,7 +153,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         )
 
     def strip_line(self) -> str:
-        """Return the help without the source line of `origin`, which reports show next to the finding."""
+        """Return the help without the source line of `origin`, because reports show this line next to the finding."""
         line = f"{self.origin.file}:{self.origin.line}" if self.origin is not UNSET else ""
         help = self.help or ""
         return help.removeprefix(f"{line}: ").removesuffix(f"assigned at {line}").removesuffix("; ") if line else help
@@ -164,7 +164,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
 
 
 class WordedFinding(Finding, frozen=True, gc=False, kw_only=True):
-    """A finding with the parts of its message, which are not in the JSON documents."""
+    """A finding with the parts of its message. The JSON documents do not contain these parts."""
 
     wording: Wording
 

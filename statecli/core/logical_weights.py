@@ -252,7 +252,7 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
 
 
 def _describe_gptq(source: _Source) -> _Facts:
-    """Describe a GPTQ weight. The bits follow from qzeros [groups, out * bits / 32]; act-order only reorders groups."""
+    """Describe a GPTQ weight. The shape of qzeros [groups, out * bits / 32] gives the bits, also with act-order."""
     weight = source.weight
     codes = weight.codes.shape or ()
     zeros, scales, groups = (

@@ -71,7 +71,7 @@ def classify_by_model(
 
 
 def _is_out_of_state_dict(tensor: TensorInfo, state: ModelState) -> bool:
-    """Return True for a tensor of a whole pickled module that is not in its state_dict, so that no load reads it."""
+    """Return True for a tensor that is not in the state_dict of a whole pickled module, so that no load reads it."""
     return tensor.saved is False or (tensor.kind is Kind.UNREGISTERED and tensor.section in state.whole_modules)
 
 

@@ -79,7 +79,7 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def map_stale_views(state: ModelState) -> dict[str | None, Finding]:
-    """Map each name to the finding about its stale view, which keeps the old memory after the model moves."""
+    """Map each name to the finding about its stale view: a view that keeps the old memory after the model moves."""
     return {finding.fqn: finding for finding in report_broken_ties(state) if finding.rule == STALE_VIEW.name}
 
 

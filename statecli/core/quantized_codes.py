@@ -1,4 +1,4 @@
-"""Test whether a checkpoint may have quantized weights. If not, no other module about them is imported."""
+"""Test whether a checkpoint may have quantized weights. Otherwise no module about quantized weights is imported."""
 
 from __future__ import annotations
 

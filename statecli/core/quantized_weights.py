@@ -179,7 +179,7 @@ class _WholeWeights:
         return is_same_block or self._kinds[id(names), dtype] >= incomplete
 
     def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
-        """Return the last name component of a tensor that loaders need and only this weight lacks, or None."""
+        """Return the last name component of a missing tensor that loaders need and complete weights have, or None."""
         needed_part = _NEEDED_BY_LOADERS.get(names.layout)
         if needed_part is None or any(
             part is needed_part and name in tensors_by_name for name, part in names.optional.items()
@@ -247,7 +247,7 @@ def _split_name(fqn: str) -> tuple[str, str]:
 
 
 def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | None:
-    """Return the layout whose required tensors a module has, in possible shapes, or None."""
+    """Return the layout if a module has all of its required tensors, in possible shapes. Otherwise return None."""
     for names in LAYOUTS:
         parts = _take_parts(names, tensors_by_name) if tensors_by_name.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
@@ -258,7 +258,7 @@ def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | Non
 def _build_weight(
     module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, needed_name: str | None = None
 ) -> QuantizedWeight:
-    """Build a quantized weight. `needed_name`: last component of a tensor that this weight lacks and others have."""
+    """Build a quantized weight. `needed_name`: last component of a missing tensor that other weights have."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
     parts = _take_parts(names, tensors_by_name) or {}
     missing_names = [

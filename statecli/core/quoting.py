@@ -48,7 +48,7 @@ def quote_for_shell(word: str) -> str:
 
 
 def names(texts: Sequence[str]) -> str:
-    """Return the first four of the names, and the number of the others: `a, b, c, d and 3 more`."""
+    """Return the first four names, and the number of the remaining names: `a, b, c, d and 3 more`."""
     count_text = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
     return ", ".join(map(name, texts[:4])) + count_text
 

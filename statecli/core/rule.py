@@ -87,7 +87,7 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Build a finding of this rule. `severity` belongs to this case, `configured` is set in the configuration."""
+        """Build a finding of this rule. Its severity is `configured`, else `severity`, else the default of the rule."""
         decided_severity = decide_severity(self.severity, severity, configured)
         text = message.message if isinstance(message, Wording) else message
         finding = Finding(self.name, decided_severity, text, target, fqn, help, section, origin, place, about, content)

@@ -43,7 +43,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     @property
     def selects_by_tensor(self) -> bool:
-        """Return True if the selection depends on a tensor's kind, dtype or shape, which settings do not have."""
+        """Return True if the selection depends on kind, dtype or shape. Only tensors have these, settings do not."""
         return bool(self.kind or self.dtype or self.shape)
 
     def check(self) -> None:

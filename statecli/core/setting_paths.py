@@ -72,7 +72,7 @@ def join(parts: Iterable[Settings]) -> Settings:
 
 
 def drop_same(settings: Settings, other: Settings) -> Settings:
-    """Return the settings that `other` does not have with the same value, key types and container types."""
+    """Return the settings that are missing in `other`, or have a different value, key type or container type there."""
     return select(settings, lambda key: not is_same_setting(key, settings, other))
 
 

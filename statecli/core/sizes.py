@@ -66,7 +66,7 @@ def describe_size(tensors: Collection[TensorInfo]) -> str:
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
-    """Return the totals of the four kinds of the JSON contract, and of `other` if there is such a tensor.
+    """Return the totals for each kind of tensor. The kind `other` is left out if no tensor has this kind.
 
     Storage shared by tensors of two kinds counts for each kind.
     """

@@ -431,7 +431,7 @@ def _build_row(fqn: str, leaf: _Leaf) -> DecodedTensor:
 
 
 def _assign_owners(tensors: list[TensorInfo]) -> list[TensorInfo]:
-    """Set the owner of each optimizer tensor, whose name ends in the owner's name (`0.mu.Dense_0.kernel`)."""
+    """Set the owner (a parameter) of each optimizer tensor, by the end of its name (`0.mu.Dense_0.kernel`)."""
     names = {tensor.fqn for tensor in tensors if tensor.kind is Kind.PARAMETER}
     return [
         replace(tensor, belongs_to=_find_owner(tensor.fqn, names)) if tensor.kind is Kind.OPTIMIZER else tensor

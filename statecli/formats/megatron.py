@@ -69,7 +69,7 @@ def _find_ranks(path: str) -> dict[str, str]:
 
 
 def _resolve_iteration(path: str) -> str:
-    """Return the subfolder with the rank folders ("" for `path` itself). Raises UnreadableError if there is none."""
+    """Return the subfolder with the rank folders ("" for `path` itself). Raises UnreadableError without ranks."""
     if _find_ranks(path) or _list_arrays(path):
         return ""
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER_BYTES)

@@ -122,7 +122,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelState:
-    """Read the model from its files. If the folder also has FSDP's shards, add an oddity, because they are not read."""
+    """Read the model from its files. If the folder also has FSDP's shards, add an oddity that these were not read."""
     state = sharded.read_folder(path, read_file, parts)
     if "model" not in _find_folders(path).values():
         return state

@@ -160,7 +160,7 @@ def refuses_parameter_list(function: str, torch_names: Mapping[str, str]) -> boo
 
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
-    """Return the name `start` and the names of all functions that it calls, directly or indirectly."""
+    """Return `start`, the name of a function, and the names of all functions that it calls, directly or indirectly."""
     reached_names, pending_names = {start}, [start]
     while pending_names:
         names = (calls.get(pending_names.pop(), set()) & calls.keys()) - reached_names

@@ -159,7 +159,7 @@ def _has_from_dict(config_class: type) -> bool:
 
 
 def is_of_transformers(config_class: type) -> bool:
-    """Return True for a configuration class of transformers, whose file may have keys that are not fields."""
+    """Return True for a configuration class of transformers. Its JSON file may have keys that are not fields."""
     return any(base.__module__ == "transformers.configuration_utils" for base in config_class.__mro__)
 
 
@@ -226,7 +226,7 @@ class JsonConfiguration(msgspec.Struct, frozen=True):
 
 
 def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Callee) -> JsonConfiguration:
-    """Describe which argument takes the configuration of `--config-json`, and how it is built. Raises ModelError."""
+    """Describe which argument takes the configuration of `--config-json`, and how to build it. Raises ModelError."""
     path = spec.options.config_json
     assert path is not None  # noqa: S101 - the caller has such a spec
     argument, config_class = find_configuration(Scope.around(spec, module, callee), callee)

@@ -184,7 +184,7 @@ class DeviceWatch:
         return True
 
     def record_results(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Record the sources of an operator's results. A tensor written in place also gets its inputs' sources."""
+        """Record the sources of an operator's results. A tensor written in place also gets sources of the inputs."""
         tensors = list_tensors(out)
         if not tensors:
             return

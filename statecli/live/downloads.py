@@ -178,7 +178,7 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
 
 
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
-    """Return the argument that requests weights and the value that avoids a download, or None if there is none."""
+    """Return the argument that requests weights and the value that avoids a download; None without such an argument."""
     for name, value in tuple(arguments.items()):
         if names_weights(name) and (value is True or (value and isinstance(value, (str, Enum)))):
             return name, False if value is True else None

@@ -192,7 +192,7 @@ def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveReco
 
 @contextlib.contextmanager
 def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
-    """Answer queries to `torch.cuda` as if one GPU existed, except `is_available`. Its calls by user code are recorded.
+    """Answer `torch.cuda` queries as if one GPU existed. `is_available` keeps its answer; user calls are recorded.
 
     Libraries call `is_available` once and would remember a wrong answer after the block.
     """

@@ -333,7 +333,7 @@ def _find_inner_class(package: object, name: str, *, is_similar: bool) -> _Hint 
 
 
 def _find_moved_class(module: object, name: str) -> _Hint | None:
-    """Suggest the model class `name` in another module of the package, or return None if there is none."""
+    """Suggest the model class `name` in another module of the package, or return None if no module has this class."""
     package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if package is None or package is module or not hasattr(package, "__path__"):
         return None

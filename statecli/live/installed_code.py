@@ -1,4 +1,4 @@
-"""Recognize files of installed libraries, which users do not edit, and format file names as the user typed them."""
+"""Recognize files of installed libraries (users do not edit these), and format file names as the user typed them."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
-    """Suggest the last install command in an ImportError, which installs no extras. Return None if there is none."""
+    """Suggest the last `pip install` command in the text of an ImportError, or return None without a command."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 

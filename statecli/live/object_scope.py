@@ -69,7 +69,7 @@ class Scope:
 
     @classmethod
     def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Scope:
-        """Return the scope for the arguments of `callee`, which the model spec found in `module`."""
+        """Return the scope for the arguments of `callee`. The model spec found `callee` in `module`."""
         return cls(spec, tuple(_iter_namespaces(module, callee)))
 
     def enter(self, callee: FoundObject) -> Scope:
@@ -108,7 +108,7 @@ class Scope:
         return True
 
     def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
-        """Return the first module that defines the first part of a name (`nn` of `nn.GELU`), or None if none does."""
+        """Return the first module that defines the first part of a name (`nn` of `nn.GELU`); None without a module."""
         first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 

@@ -62,7 +62,7 @@ def _remove_names(names: Iterable[str], names_to_remove: Iterable[str]) -> tuple
 
 
 def _iter_conversions(module: Any, entries: Entries, answer: LoadReport) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield unexpected names, and the missing names into which transformers converts them. Their sizes must agree."""
+    """Yield unexpected names, and the missing names into which transformers converts them, if tensor sizes agree."""
     meta = module.state_dict()
     missing = set(answer.missing)
     for targets, sources in _group_by_target(module, meta, answer.unexpected).items():
@@ -84,7 +84,7 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
-    """Group names by the names into which transformers converts them. Return {} if this version converts none."""
+    """Group names by the names into which transformers converts them. Return {} if this release converts no names."""
     rename = hf_auto.build_renaming(module, dict(meta))
     if rename is None:
         return {}

@@ -39,7 +39,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call in a docstring, or None if unreadable. A list with code is cut to one literal.
+    """Return the arguments of a call in a docstring, or None if unreadable. A list with code keeps only one literal.
 
     `code` begins after the parenthesis of the call.
     """

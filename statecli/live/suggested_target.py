@@ -41,7 +41,7 @@ def advise_line(word: str, *, question: str = "") -> Advice:
 
 
 def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelError:
-    """Return the error with better advice, or the same error if its advice works or no better advice is known.
+    """Return the error with better advice, or unchanged if its advice works or no better advice is known.
 
     `build` builds the model of a spec, without values, or raises StateError.
     """

@@ -45,7 +45,7 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Origin of a tensor, which is unknown if `fqn`, `file_variable` and `place` are None.
+    """Origin of a tensor. The origin is unknown if `fqn`, `file_variable` and `place` are None.
 
     Attributes:
         fqn: Name of a tensor of the model.

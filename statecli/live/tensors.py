@@ -94,7 +94,7 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def identify_storage(tensor: torch.Tensor) -> int | str:
-    """Return an identity of the memory of `tensor`, which is equal for tensors that share a storage.
+    """Return an identity of the memory of `tensor`. Tensors that share a storage have equal identities.
 
     The identity of a sparse tensor is the storage of its values; tensors without storage (mkldnn, some subclasses) get
     a number of their own.

@@ -1,4 +1,4 @@
-"""Shorten errors of TorchScript's interpreter, whose text contains a traceback of its own."""
+"""Shorten errors of TorchScript's interpreter, because their text contains a traceback."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")
 
 
 def advise_line(spec: ModelSpec, callee: object, error: BaseException) -> Advice:
-    """Return advice for a call that started a download: a model spec that needs none, and how to allow downloads."""
+    """Return advice for a call that started a download: a model spec without downloads, and how to allow downloads."""
     repository = _find_repository(error)
     line = _write_loaded_class(spec, callee) or (repository and _write_class_of_repository(callee, repository))
     line = line or _write_model_of_registry(spec)

@@ -233,7 +233,7 @@ class Allocations:
                 self._number_steps += len(number.args[0]) ** 2 // _SQUARED_BYTES_PER_STEP
 
     def _measure_arguments(self, call: Obj, name: Global) -> None:
-        """Measure the arguments of a call. The called function may hash them or show them in an error message."""
+        """Measure the arguments of a call. The called function may hash these or show them in an error message."""
         for value in (call.args, call.kwargs):
             if value and not _is_nearly_flat(value):
                 self._note_expansion(name, self._arguments.measure(value).size)

@@ -93,7 +93,7 @@ class RecordUses(NamedTuple):
 
 
 def classify_records(archive: Archive) -> RecordUses:
-    """Return how loaders use each record. If a configuration is unreadable, every record except code is a pickle."""
+    """Return how loaders use each record. If a configuration is unreadable, treat all except code as pickles."""
     folder = _normalize_name(f"{archive.folder}/")
     numbered_storages = _list_numbered_storages(archive)
     names = {

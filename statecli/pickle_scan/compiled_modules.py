@@ -71,7 +71,7 @@ def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int
 
 
 def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
-    """Return the ids of the names that the calls use. The names are harmless if nothing else uses them."""
+    """Return the ids of the names that the calls use. If only these calls use a name, the name is harmless."""
     if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}

@@ -95,7 +95,7 @@ def compute_array(name: str, call: Obj) -> bytes | None:
 
 
 def has_computed_data(state: tuple[Value, ...]) -> bool:
-    """Return True if the state of a numpy array takes its data from a call, which numpy never writes."""
+    """Return True if a numpy array's state takes its data from a call. numpy itself never writes such a state."""
     data = numpy_dtype_states.split_array_state(state)[-1]
     # Protocol 2 writes empty bytes as `bytes()`.
     return type(data) is Obj and read_raw_bytes(data) is None and bool(data.args or data.kwargs or data.state)
@@ -146,7 +146,7 @@ def _is_numbers(value: Value) -> bool:
 
 
 def _read_data(value: Value) -> bytes | None:
-    """Return the data in an array's state as bytes; None if it has another form. A text is bytes of Python 2."""
+    """Return the data in an array's state as bytes; None for data in another form. A text is bytes of Python 2."""
     if type(value) is str:
         return value.encode("latin-1", "replace")
     return read_raw_bytes(value)

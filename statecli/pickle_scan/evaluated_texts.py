@@ -1,4 +1,4 @@
-"""Check texts in a checkpoint that a loader passes to `eval`.
+"""Check the texts that a loader takes from a checkpoint and passes to `eval`.
 
 fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
 `conv_feature_layers`. Composer evaluates the `repr` of each algorithm, after `algorithms.`, and Ultralytics the

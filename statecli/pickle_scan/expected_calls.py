@@ -1,4 +1,4 @@
-"""Describe how picklers use names of `known_names`: which arguments they pass, and which states and items they set.
+"""Describe how picklers use names of `known_names`: which arguments they pass, which states and items they set.
 
 `call_flow` compares each call of a pickle with these calls. Any other call may run a method of an object that the file
 chooses.
@@ -122,7 +122,7 @@ def may_return_shared_object(name: str) -> bool:
 
 
 def keeps_arguments(how: str, name: str) -> bool:
-    """Return True if a class only stores its arguments, as an exception does, or if other rules check them."""
+    """Return True if a class only stores its arguments (like an exception), or if other rules check the arguments."""
     is_keeper = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
     return is_keeper or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
 
@@ -396,7 +396,7 @@ EXPECTED_CALLEES = {
 
 
 def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return keyword arguments as a dict. If they are not a dict, they become its only key, which is not a text."""
+    """Return keyword arguments as a dict. A value that is not a dict becomes the only key, which is not a text."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 

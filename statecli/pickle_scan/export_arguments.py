@@ -184,7 +184,7 @@ _NUMBER_FIELDS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_
 
 
 def _check_callees(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the problems of an operator that calls its arguments, which must be graphs or operators."""
+    """Yield the problems of an operator that calls its arguments. These arguments must be graphs or operators."""
     if not target.startswith(_CALLER_PREFIX):
         return
     name = target.removeprefix(_CALLER_PREFIX)

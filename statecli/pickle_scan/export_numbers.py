@@ -84,7 +84,7 @@ def _read_operands(node: dict[str, Any], bits: dict[str, float], is_nested: bool
 
 
 def _measure(value: object, bits: dict[str, float], is_nested: bool) -> float:
-    """Return the bits of an argument, which is a number or the name of an earlier result."""
+    """Return the bits of an argument: a number, or the name of an earlier result."""
     if type(value) is dict:
         name = value.get("as_name", value.get("name"))
         if type(name) is str:

@@ -67,7 +67,7 @@ class KeyHashes:
         return hash(tuple(_Hashed(self.compute_hash(child, nesting)) for child in children))
 
     def _hash_set(self, children: Iterable[Value], nesting: int) -> int:
-        """Return the hash of a frozenset; 0 if statecli cannot decide whether elements with the same hash are equal."""
+        """Return the hash of a frozenset; 0 if statecli cannot compare elements that have the same hash."""
         groups: dict[int, list[Value]] = {}
         for child in children:
             group = groups.setdefault(self.compute_hash(child, nesting), [])

@@ -173,7 +173,7 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
 
 
 def is_member(qualified: str) -> bool:
-    """Return True if this is a member of an enumeration found in checkpoints."""
+    """Return True if this is a member of an enumeration that occurs in checkpoints."""
     owner, _, member = qualified.rpartition(".")
     return _MEMBER_NAME.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
 
@@ -198,13 +198,13 @@ def may_be_named(qualified: str) -> bool:
 
 
 def is_hook_of_lazy_module(qualified: str, method: str) -> bool:
-    """Return True if a lazy module of torch registers this method as a hook; pickle stores it as a `getattr` call."""
+    """Return True if a lazy module of torch registers this method as a hook. Pickles store it as a `getattr` call."""
     return qualified in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 
 @lru_cache(maxsize=1024)
 def is_configuration(qualified: str) -> bool:
-    """Return True for a class of settings, whose constructor may open connections or create folders."""
+    """Return True for a class of settings whose constructor may open connections or create folders."""
     return _CONFIGURATION_PATTERN.match(qualified) is not None
 
 
@@ -271,7 +271,7 @@ def _look_up_alias(parts: list[str]) -> str | None:
 
 
 def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:
-    """Return the harm of a name in torch or numpy; None for most classes, which are harmless unless called."""
+    """Return the harm of a name in torch or numpy; None for most classes, because these are harmless unless called."""
     if parts[0] == "torch" and parts[-1] in _GRAPH_CLASSES:
         return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name

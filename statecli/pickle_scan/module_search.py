@@ -83,7 +83,7 @@ class ModuleSearch:
 
 
 class AdjacentFiles:
-    """Files in the folder of a file and in its parent folders, which Python may import for names in the file.
+    """Files that Python may import for the names in a file: files in the same folder and in the parent folders.
 
     A command lists each folder once for all files.
     """

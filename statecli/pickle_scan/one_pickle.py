@@ -174,7 +174,7 @@ def begins_as_pickle(source: ByteSource) -> bool:
 
 
 def is_cut_off(region: Region) -> bool:
-    """Return True if the bytes end inside their first pickle, whose missing rest may import something."""
+    """Return True if the bytes end inside their first pickle. The missing rest may import something."""
     _, scan_error = PickleReader(region.path, Steps()).read(region, 0, "the file", FIRST_WINDOW_BYTES)
     return isinstance(scan_error, TruncatedPickle)
 

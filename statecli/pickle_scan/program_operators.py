@@ -83,7 +83,7 @@ _TENSOR_OVERLOADS = frozenset(["aten::values.default", "aten::values.Tensor_Dict
 
 
 def is_about_texts(operator: str, overload: str) -> bool:
-    """Return True for TorchScript's operators on texts, lists and dicts, which no exported graph needs."""
+    """Return True for TorchScript's operators on texts, lists and dicts. Exported graphs do not need these."""
     namespace, _, name = operator.partition("::")
     if namespace not in ("aten", "prim") or f"{operator}.{overload}" in _TENSOR_OVERLOADS:
         return False

@@ -29,7 +29,7 @@ _CALL = compile_on_use(r"\w\(")
 
 
 class UncheckedCast(msgspec.Struct, frozen=True):
-    """Unchecked cast in line `line` of an archive's text `number`. The value may not have the type of the cast."""
+    """Unchecked cast in line `line` of an archive's text `number`. The value may have a different type."""
 
     number: int
     line: int
@@ -88,7 +88,7 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
 def _is_value(
     value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]
 ) -> bool:
-    """Return True if an assigned value is None, is declared as Optional, or is a cast, which is checked separately."""
+    """Return True if an assigned value is None, is declared as Optional, or is a cast (which is checked separately)."""
     if value["attribute"]:
         return is_optional_attribute(types, value["attribute"], f"Optional[{declared}]")
     if value["name"] in (None, "None") or value["name"] in visited_names:

@@ -255,5 +255,5 @@ def _iter_default_scopes(node: ast.AST) -> Iterator[str]:
 
 
 def _describe_text(value: ast.expr) -> str:
-    """Return the text of a constant. For any other value, return words with a dot, which match no registered name."""
+    """Return the text of a constant. For another value, return words with a dot, which match no registered name."""
     return str(value.value) if isinstance(value, ast.Constant) else f"a value computed in line {value.lineno}."

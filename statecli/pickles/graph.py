@@ -139,7 +139,7 @@ def get_state_attributes(state: object) -> dict[str, Any]:
 
 
 def get_text_items(node: object) -> dict[str, Any]:
-    """Return the items of a mapping whose keys are texts; {} for other nodes."""
+    """Return the items of a mapping that have text keys; {} for other nodes."""
     items = as_mapping(node)
     return {key: value for key, value in items.items() if type(key) is str} if items else {}
 
@@ -188,7 +188,7 @@ def iter_children(node: object) -> Iterator[tuple[str, Any]]:
 
 
 def list_child_nodes(node: object) -> list[Any]:
-    """Return the same nodes as `iter_children`, but without subscripts, which takes a third of the time."""
+    """Return the same nodes as `iter_children` without subscripts. This takes a third of the time."""
     items = as_mapping(node)
     nodes = list(items.values()) if items is not None else list(as_sequence(node) or ())
     return [*nodes, *(child for _, child in iter_non_items(node))] if type(node) is Obj else nodes

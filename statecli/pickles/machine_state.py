@@ -102,7 +102,7 @@ class MachineState:
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
     def build_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for a damaged pickle, which every loader rejects, at the opcode before byte `pos`."""
+        """Return the error for a damaged pickle at the opcode before byte `pos`. Every loader rejects such a pickle."""
         return self.build_unsupported_error(pos, f"the pickle is damaged: {text}")
 
     def build_unsupported_error(self, pos: int, text: str) -> MalformedError:

@@ -60,7 +60,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def list_annotated_messages(report: Report) -> set[str]:
-    """Return the messages of failed targets, which get annotations. Return an empty set if there are too many."""
+    """Return the messages of failed targets that get annotations. Return an empty set for too many messages."""
     messages = {trouble.message for trouble in report.troubles if trouble.severity is Severity.ERROR}
     return messages if len(messages) <= MAX_ANNOTATIONS else set()
 

@@ -37,7 +37,7 @@ _MARKUP = compile_on_use(
 
 
 class _CharacterBudget:
-    """Number of characters left for lines. If a line does not fit, it and all later lines are only counted."""
+    """Number of characters left for lines. If a line does not fit, this line and all later lines are only counted."""
 
     def __init__(self, characters: float) -> None:
         self.characters_left = characters
@@ -126,7 +126,7 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
 
 
 def _format_help(label: str, help_lines: Sequence[str]) -> list[str]:
-    """Return list items of help. A fix of several lines becomes one block, which the budget keeps or drops whole."""
+    """Return list items of help. A fix of several lines becomes one block, which is kept or dropped as a whole."""
     if label == "fix" and len(help_lines) > 1:
         block = "".join(f"    {line}\n" for line in _format_block(help_lines))
         return [f"  - {label}:\n\n{block}"]

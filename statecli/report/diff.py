@@ -132,7 +132,7 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
-    """Return the test case of a difference, which passes if no finding reports the difference."""
+    """Return the test case of a difference. The case passes if no finding reports the difference."""
     case = (
         junit_cases.build_failed_case(suite, name, list(map(build_problem, findings)))
         if findings
@@ -265,7 +265,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
 
 
 def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | None:
-    """Add a line for each met expectation to the group `transformations`. Create a missing group for these lines."""
+    """Add a line for each met expectation to the group `transformations`. If the group is None, create a group."""
     if not diff.met:
         return transformations
     group = transformations or Group("expectations", f"{len(diff.met):,} met", ())

@@ -288,7 +288,7 @@ def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[Tensor
 
 
 def _list_fixes(tensors: Sequence[TensorInfo]) -> tuple[Fix, ...]:
-    """Return each fix once, because repeated layers have the same fix. If a line has several, name the tensors."""
+    """Return each fix once, because repeated layers have the same fix. If a line has several fixes, add names."""
     fixes: dict[Fix, str] = {}
     for t in tensors:
         if t.fix:

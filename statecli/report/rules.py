@@ -42,7 +42,7 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
 
 
 def describe_former_name(name: str) -> str | None:
-    """Return a warning if `name` was once the name of other rules, or None if it was not."""
+    """Return a warning if other rules were once reported as `name`, or None otherwise."""
     texts = read_rule_texts()
     renamed_rules = [texts[new] for new in list_present_names(name)]
     if not renamed_rules:

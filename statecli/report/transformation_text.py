@@ -301,7 +301,7 @@ def _format_blocks(blocks: Sequence[int]) -> str:
 
 
 def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
-    """Remove from the names the first modules and the last part that all of them share with the joined tensor."""
+    """Shorten names: remove the first modules and the last part that all of them share with the joined tensor."""
     paths = [name.split(".") for name in names]
     joined_path = joined_name.split(".")
     start = 0

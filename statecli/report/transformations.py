@@ -305,7 +305,7 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
 
 
 def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
-    """Format `, alpha 8`. Add the scale if it is not alpha / rank, as with `use_rslora`."""
+    """Format `, alpha 8`. Add the scale if the scale is not alpha / rank, as with `use_rslora`."""
     if alpha is None or scale is None:
         return ""
     is_usual = math.isclose(alpha, rank * scale)

@@ -64,7 +64,7 @@ def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group
 
 
 def build_tree(items: Iterable[T]) -> TreeNode[T]:
-    """Build a tree from the names of the items, which are split at their dots."""
+    """Build a tree from the names of the items. Each name is split at its dots."""
     root: TreeNode[T] = TreeNode()
     for item in items:
         node = root

@@ -57,7 +57,7 @@ def report_tensor(
 
 
 def convert_finding(finding: Finding) -> Issue:
-    """Convert a finding of another command to an issue of the same rule."""
+    """Convert a finding of another command's rule to an issue of this rule in `audit`."""
     origin = None if finding.origin is UNSET else finding.origin
     facts = finding.message, finding.fqn, finding.section, finding.help, finding.severity, origin
     return Issue(*facts, wording=finding.wording)

@@ -90,7 +90,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def divided_storages(self) -> list[Storage]:
-        """Return the storages that are not filled by exactly one tensor, computed once for all rules."""
+        """Return the storages that are not filled by exactly one tensor. They are computed once for all rules."""
         return [storage for storage in group_by_storage(self.full_state) if not storage.plain]
 
     @cached_property

@@ -125,7 +125,7 @@ def _is_placeholder(tensor: TensorInfo, present: set[TensorKey]) -> bool:
 
 
 def _count_unlisted(subject: Subject) -> int:
-    """Return the number of sparse tensors in pickles that the reader does not list, such as those in dict keys."""
+    """Return the number of sparse tensors in pickles that the reader leaves out, such as tensors in dict keys."""
     count = sum(pickle.sparse_tensors for pickle in subject.pickles)
     rows = _list_sparse(subject.full_state) if count else ()
     return max(0, count - len({(tensor.layout, tensor.shape, tensor.parts) for tensor in rows}))

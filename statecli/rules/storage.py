@@ -239,7 +239,7 @@ def _pair_with_class(subject: Subject) -> dict[TensorKey, TensorInfo]:
 
 
 def _find_optimizer_copies(subject: Subject) -> set[TensorData | None]:
-    """Return the data of the float32 copies in the optimizer, which ZeRO-3 stores instead of the weights."""
+    """Return the data of the float32 weights in the optimizer. ZeRO-3 stores these copies instead of the weights."""
     if not subject.state.traits.weights_are_optimizer_copies:
         return set()
     return {

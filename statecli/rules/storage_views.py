@@ -200,7 +200,7 @@ def _split_by_period(views: list[StorageView]) -> list[list[StorageView]]:
 
 
 def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple[int, int]:
-    """Return where a view begins and ends within each period of bytes; (0, period) if it crosses a period's end."""
+    """Return where a view begins and ends in each period of bytes; (0, period) if the view crosses a period's end."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)

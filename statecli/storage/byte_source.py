@@ -66,7 +66,7 @@ class ByteSource:
 
     @property
     def is_trusted(self) -> bool:
-        """True if a reader may delay checks of an archive's offsets until it reads the bytes, to save requests."""
+        """True if a reader may check an archive's offsets only when it reads the bytes, to save requests."""
         return self.reads_are_requests and not files.is_strict()
 
     def prefetch(self, extents: Iterable[Extent]) -> None:

@@ -203,7 +203,7 @@ TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointe
 
 
 def decode_tracker(raw: bytes) -> str:
-    """Decode a tracker file, which names the latest checkpoint, as loaders do: universal newlines, stripped."""
+    """Decode a tracker file (a file that names the latest checkpoint) as loaders do: universal newlines, stripped."""
     return raw.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
@@ -336,7 +336,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
 
 
 def advise_class(path: str) -> str:
-    """Return the advice to name a model class on the command line, because config.json does not name one."""
+    """Return the advice to name a model class on the command line, because config.json does not name a class."""
     line = quote_for_shell(f"transformers:BertModel(config={path!r})")
     return f"name the class too, for example {line}"
 

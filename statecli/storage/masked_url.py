@@ -57,7 +57,7 @@ class _TypedUrls(dict[str, TypedUrl]):
 
 
 def typed_urls() -> dict[str, TypedUrl]:
-    """Return the URLs of this process by masked name. They outlive a command, so that a name stays usable."""
+    """Return the URLs of this process by masked name. They are kept after a command, so that a name stays usable."""
     return lifetime.for_process(_TypedUrls)
 
 

@@ -44,7 +44,7 @@ _ZIP_MAGIC = b"PK\3\4"
 
 
 class ShiftedRun(NamedTuple):
-    """Bytes that lie `distance` bytes after the offsets in an archive's directory, up to the stated offset `stop`."""
+    """Bytes up to the offset `stop`. They lie `distance` bytes later than the archive's directory states."""
 
     stop: int
     distance: int
@@ -191,7 +191,7 @@ class RemoteFile:
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> Span:
-        """Return the span to fetch for missing bytes. It may be longer than these, but contains no cached bytes."""
+        """Return the span to fetch for missing bytes. The span may be longer, but contains no cached bytes."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -295,7 +295,7 @@ class RemoteFile:
         return self.checksums.combine(offset, end, self.read_cached if is_confirmed else lambda *_: None)
 
     def read_window(self, offset: int, stop: int) -> memoryview:
-        """Return bytes from `offset` to at most `stop`. They are either all cached or all fetched together."""
+        """Return bytes from `offset` to at most `stop`. The bytes are either all cached or all fetched together."""
         actual_offset, stop = self._locate(offset, min(stop, self.size))
         if actual_offset != offset:
             return memoryview(self.request(actual_offset, stop - actual_offset))

@@ -157,7 +157,7 @@ class RemoteStore:
         return self.open(path).size
 
     def version(self, path: str) -> None:
-        """Return None, which means that the store itself compares the version of each read; see `Store.version`."""
+        """Return None: the store itself compares the version of each read; see `Store.version`."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
         """Fetch the beginnings of files, and listings of folders, before they are opened. Opening raises the errors."""

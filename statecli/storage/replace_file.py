@@ -12,7 +12,7 @@ from typing import IO
 
 @contextmanager
 def replace_file(path: str) -> Iterator[IO[bytes]]:
-    """Yield a file to write, which replaces `path` after the block; until then `path` is unchanged.
+    """Yield a file to write. After the block, the file replaces `path`; until then `path` is unchanged.
 
     Mode, owner and links are kept. If `path` is a special file, or its folder is read-only, the file is written in
     place. Raises OSError.

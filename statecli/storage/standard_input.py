@@ -24,7 +24,7 @@ _COPIED_AT_ONCE = 1 << 20
 
 
 class StandardInputStore(LocalStore):
-    """Store for the single path `-` (standard input), which has neither a folder nor adjacent files."""
+    """Store for the single path `-` (standard input). This path has neither a folder nor adjacent files."""
 
     def parents(self, path: str) -> Iterator[str]:  # noqa: ARG002 - see the class
         return iter(())

@@ -115,7 +115,7 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the tensor's location in its archive, which can be sliced. If the archive is unreadable, return `data`.
+    """Return the tensor's location in its archive, to slice the tensor. If the archive is unreadable, return `data`.
 
     Errors are ignored, because the later read reports them.
     """
@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view, whose first block has number `block`. Raises StateError if reading fails."""
+    """Return the facts of a strided view whose first block has number `block`. Raises StateError if reading fails."""
     if not view.elements:
         return Facts()
     times = 1
@@ -200,7 +200,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
-    """Yield the stored items in blocks, of which the last may be shorter. A block is valid until the next one."""
+    """Yield the stored items in blocks, of which the last may be shorter. A block may overwrite the previous block."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     is_plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)

@@ -272,7 +272,7 @@ def _is_same_view(before: Strided, after: Strided) -> bool:
 
 
 def rechunk(chunks: Iterable[Array], block: int = BLOCK_ELEMENTS) -> Iterator[Array]:
-    """Yield values in blocks of `block` values (the last may be shorter). A block is valid until the next one."""
+    """Yield values in blocks of `block` values (the last may be shorter). A block overwrites the previous block."""
     buffer: Array | None = None
     filled = 0
     for chunk in chunks:

@@ -56,7 +56,7 @@ def _count_written_bits(values: Array) -> float:
 
 
 def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
-    """Return the bits of evidence that a tensor is a copy. `exceptions` of the `elements` compared elements differ.
+    """Return the bits of evidence that a tensor is a copy, if `exceptions` of `elements` compared elements differ.
 
     By chance, as many or more elements are equal with a probability of at most 2 ** -result (Chernoff bound).
     """

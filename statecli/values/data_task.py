@@ -62,7 +62,7 @@ class TensorTask(WholeTask, frozen=True, gc=False):
 
 
 class ComputedTask(Task, Protocol[_Result_co]):
-    """Protocol that adds the result type to `DataTask`, because msgspec 0.18 refuses a generic struct with gc=False."""
+    """Protocol that adds the result type to `DataTask`. msgspec 0.18 refuses a generic struct with gc=False."""
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:

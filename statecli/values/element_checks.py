@@ -101,7 +101,7 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
 
 def can_copy(before: str, after: str) -> bool:
-    """Return whether a tensor may be a copy of another tensor: their dtypes are equal, or both are float types."""
+    """Return whether a tensor may be a copy of another tensor: both dtypes are equal, or both are float types."""
     return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
 
 

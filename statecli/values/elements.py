@@ -217,7 +217,7 @@ class Arena:
         self._used_bytes = 0
 
     def clear(self) -> None:
-        """Free all memory of the arena for new arrays, which may overwrite earlier arrays."""
+        """Free all memory of the arena for new arrays. New arrays may overwrite earlier arrays."""
         self._used_bytes = 0
 
     def take(self, size: int, dtype: str) -> Array:

@@ -185,7 +185,7 @@ GOLDEN = 0x9E37_79B9_7F4A_7C15
 
 
 def mix_bits(number: int) -> int:
-    """Return a number whose bits each depend on all bits of `number`: SplitMix64's finalizer (Steele et al. 2014)."""
+    """Mix the bits, so that each depends on all bits of `number`: SplitMix64's finalizer (Steele et al. 2014)."""
     number = (number ^ number >> 30) * 0xBF58_476D_1CE4_E5B9 & DIGEST_MASK
     number = (number ^ number >> 27) * 0x94D0_49BB_1331_11EB & DIGEST_MASK
     return number ^ number >> 31

@@ -330,7 +330,7 @@ def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
 
 
 def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
-    """Yield all values in C order, in flat chunks of at most `CHUNK_ELEMENTS`. A chunk is valid until the next.
+    """Yield all values in C order, in flat chunks of at most `CHUNK_ELEMENTS`. Each may overwrite the previous chunk.
 
     Floats are yielded as float32 or float64, whichever represents the stored type exactly. Integers stay as
     stored, and complex values stay complex. Bool becomes float32, and quantized elements are dequantized to float32.
@@ -363,7 +363,7 @@ def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Arra
 
 
 def dequantize(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
-    """Return (code - zero point) * scale, with one scale or one per code, rounded to float32 where torch rounds."""
+    """Return (code - zero point) * scale for each code, rounded to float32 where torch rounds."""
     out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
     shifted = decoder.buffer("shifted", scales.dtype.str, codes.size).reshape(codes.shape)
     with np.errstate(all="ignore"):

@@ -368,7 +368,7 @@ def _get_state(node: object) -> Mapping[str, Any]:
 
 
 def _read_properties(node: object) -> tuple[str, bool]:
-    """Return a tensor's dtype and requires_grad from its pickled properties, which are a tuple or attributes."""
+    """Return a tensor's dtype and requires_grad from its pickled properties: a tuple, or an object with attributes."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:
         dtype, _, grad = state[:3]

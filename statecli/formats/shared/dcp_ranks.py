@@ -43,7 +43,7 @@ def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]
 
 
 def _add_chunks(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
-    """Add the other rank's chunks of a tensor to `first`. Yield a Rival for each chunk or value that both saved."""
+    """Add the other rank's chunks of a tensor to `first`. Yield a Rival for each item that both ranks saved."""
     tensor, other_tensor = first.tensors.get(fqn), other.tensors.get(fqn)
     other_places = other.places.get(fqn, [])
     if fqn not in first.places and tensor is None:

@@ -233,7 +233,7 @@ def find_unused_records(archive: Archive, *used_names: str, prefix: str | None =
 
 
 def find_gaps(archive: Archive) -> Iterator[Oddity]:
-    """Yield an oddity for bytes between records, if there are more of them than padding needs."""
+    """Yield an oddity for the bytes between records, if these are more bytes than padding needs."""
     if not archive.spaces:
         return
     alignment = read_word(archive, ".storage_alignment") or ""

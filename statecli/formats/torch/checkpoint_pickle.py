@@ -1,4 +1,4 @@
-"""Read the pickle of a checkpoint. Refuse pickles that change finished objects, because no pickler writes them.
+"""Read the pickle of a checkpoint. Refuse a pickle that changes finished objects: picklers do not write this.
 
 The graph of a pickle shows each object in its final state. Python copies the arguments of a call or a BUILD at once, so
 the graph would show a later change that the loaded object does not have: the list behind a shape grows, or the state of

@@ -63,7 +63,7 @@ class _Layouts:
         return _Layout(format_code(f"{order}{code}{_format_unit(code, state)}"), size)
 
     def _read_part(self, part: object, depth: int) -> _Layout:
-        """Read the type of a record's array field, which is a pair: the type of an element, and a shape."""
+        """Read the type of an array field of a record. The type is a pair of the element type and a shape."""
         if type(part) is not tuple or len(part) != 2:
             raise _create_error("the shape of a field is missing")
         element = self.read(part[0], depth + 1)

@@ -92,7 +92,7 @@ class Reading:
         self.oddities.append(Oddity(name, message, fqn))
 
     def tensor(self, node: object, fqn: str) -> Tensor | None:
-        """Decode a tensor as `TensorDecoder.tensor` does. If the tensor contradicts the file, it has `damage`."""
+        """Decode a tensor as `TensorDecoder.tensor` does. A tensor that contradicts the file gets `damage`."""
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:

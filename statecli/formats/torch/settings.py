@@ -90,7 +90,7 @@ def collect_settings(root: object, reading: Reading) -> Settings:
 
 
 def _replace_tensor(node: object, digests: Digests) -> Any:
-    """Replace a tensor by its Python attributes, or by None if the tensor has none. Return other values unchanged."""
+    """Replace a tensor by its Python attributes (None without attributes). Return other values unchanged."""
     if not digests.is_tensor(node):
         return node
     attributes = digests.decoder.get_attributes(node)

@@ -129,7 +129,7 @@ def _select_view(root: ByteRange, view: object, itemsize: int, fqn: str) -> Byte
 
 
 def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return both descriptions of each storage or view that the pickle describes in two ways, by key.
+    """Return, by key, both descriptions of each storage or view that the pickle describes in two ways.
 
     torch uses the first description for all mentions, and saves only one. A storage of 0 elements in both descriptions
     is not disputed, because torch creates it again for each description.
