@@ -1,4 +1,4 @@
-"""The digest algorithms of `lock`, and their hashes."""
+"""The digest algorithms of `lock`, and the functions that compute their hashes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NewHasher = Callable[..., Hasher]
 
 
 def load_hasher(algorithm: Algorithm) -> NewHasher:
-    """Return the constructor of an algorithm's hashes. Raises `MissingDependency`."""
+    """Return the function that creates hash objects of an algorithm. Raises `MissingDependency`."""
     if algorithm is Algorithm.SHA256:
         from hashlib import sha256
 

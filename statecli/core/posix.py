@@ -73,7 +73,7 @@ def call_after_fork_in_child(function: Callable[[], object]) -> None:
 
 
 def count_usable_cores() -> int:
-    """Return the number of cores that this process may use, or of all cores if the system does not report it."""
+    """Return the number of cores that this process may use, or of all cores if the first number is unknown."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Layouts of quantized weights: the tensors that together store a weight, by their last names and roles.
+"""Layouts of quantized weights: the tensors that together store a weight, by the end of their names, and their roles.
 
 layout              tensors of one weight [out, in]
 scaled              weight, weight_scale_inv (DeepSeek-V3) | weight_scale (compressed-tensors) | SCB, weight_format

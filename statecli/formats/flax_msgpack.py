@@ -263,7 +263,7 @@ def _read_shape(node: object) -> tuple[int, ...]:
 
 
 def _list_numbered(node: object) -> list[Any] | None:
-    """Return the items of a tuple, which Flax saves as a map with the keys "0", "1"..., or None for any other map."""
+    """Return the items of a tuple that Flax saved as a map with the keys "0", "1"..., or None for any other map."""
     if type(node) is not dict or any(str(n) not in node for n in range(len(node))):
         return None
     return [node[str(n)] for n in range(len(node))]

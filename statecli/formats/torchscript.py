@@ -148,7 +148,7 @@ def _list_foreign_names(pickle: Pickle) -> list[Global]:
 
 
 def _measure_code(archive: Archive) -> dict[str, Scalar]:
-    """Return the size and the digest of the code as settings. Their names have spaces, which no attribute can have."""
+    """Return the size and the digest of the code as settings. Their names contain spaces, unlike attribute names."""
     import hashlib
 
     prefix = f"{archive.folder}/code/"

@@ -182,7 +182,7 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
 
 
 def find_example(auto_class: object, name: str = "") -> str | None:
-    """Return a model spec for a class of the Auto class with its default configuration, or None if unknown.
+    """Return a model spec for a model class of the Auto class, with its default configuration, or None if unknown.
 
     `name`: name of a repository or a model, which may contain a model_type.
     """

@@ -79,7 +79,7 @@ class _OwnLines:
 
 
 def _is_by_library(frame: types.FrameType | None) -> bool:
-    """Return True if the printing library is torch, was called by statecli, or prints during its import.
+    """Return True if the printed line comes from torch, from a library that statecli called, or from an import.
 
     If the user's code imports the library, a frame `<module>` is between the frames of both.
     """

@@ -17,7 +17,7 @@ CALL_OUTSIDE_HELP = "call the metric outside of the compiled or exported model"
 
 
 def is_metric(kind: type) -> bool:
-    """Return True for a torchmetrics metric class or the user's subclass of one, without importing torchmetrics."""
+    """Return True for a metric class of torchmetrics or a subclass by the user. Does not import torchmetrics."""
     return any(base.__name__ == "Metric" and base.__module__ == "torchmetrics.metric" for base in kind.__mro__)
 
 

@@ -1,4 +1,4 @@
-"""Names and calls in the arguments of a model spec (`act=nn.GELU`), which stand for Python objects.
+"""Names and calls that stand for Python objects in the arguments of a model spec (`act=nn.GELU`).
 
 The module stands before the colon: `transformers:BertModel`. A name without a colon belongs to the class's module, or
 begins with the name of a package.

@@ -138,7 +138,7 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
 
 
 def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
-    """Return `PATTERN_PERIOD` different numbers k / 255 with the bits of k. Their last bit is 1, except in bfloat16."""
+    """Return k / 255 for each k from 1 to `PATTERN_PERIOD`, shifted. The last bit is 1, except in bfloat16."""
     row = ((torch.arange(PATTERN_PERIOD, device=device) + shift) % PATTERN_PERIOD + 1).to(dtype) / (PATTERN_PERIOD + 4)
     if dtype is not torch.bfloat16:  # its eight bits are those of k
         _view_as_integers(row).bitwise_or_(1)

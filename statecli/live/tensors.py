@@ -128,7 +128,7 @@ def _get_address(store: torch.UntypedStorage) -> int:
 
 
 def has_memory(store: torch.UntypedStorage) -> bool:
-    """Return True if a storage has memory or needs none. The storage of a wrapper subclass has a size but no memory."""
+    """Return True if a storage has memory, is empty or is on meta. Storages of wrapper subclasses have only a size."""
     try:
         return store.nbytes() == 0 or store.device.type == "meta" or store.data_ptr() != 0
     except RuntimeError:  # torch's fake tensors refuse to give an address

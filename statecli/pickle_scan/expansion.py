@@ -43,7 +43,7 @@ class Expansions:
         self._open_containers: dict[int, int] = {}
 
     def measure(self, root: Value) -> Expansion:
-        """Return the expansion of a value. It is cached by id, so keep the value alive. Raises OutOfSteps."""
+        """Return the expansion of a value. The result is cached by id, so keep the value alive. Raises OutOfSteps."""
         measured, open_containers = self._measured, self._open_containers
         waiting: list[tuple[Value, Sequence[Value] | None]] = [(root, None)]
         object_count = 0

@@ -101,7 +101,7 @@ _TEXT_AND_OBJECT_FIELDS = frozenset(
 
 
 def _explain_unexpected_object(target: str, inputs: object, given_objects: frozenset[str], steps: Steps) -> str | None:
-    """Return the problem with an operator's arguments that torch never writes; None for the usual arguments.
+    """Return the problem of an operator with arguments that torch never writes; None for usual arguments.
 
     If an object is not a value of the graph, torch takes the object from the constants of the file. torch writes its
     `repr`, possibly any text, into the source of `forward`. An operator that another operator calls gets unchecked
@@ -320,7 +320,7 @@ def _check_other_objects(document: object, steps: Steps) -> Iterator[Misuse]:
 
 
 def _is_custom_operator(name: str) -> bool:
-    """Return True for an operator outside of `aten` and `higher_order`; it may be an argument of other operators."""
+    """Return True for an operator outside of `aten` and `higher_order`. Other operators may take it as an argument."""
     return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
 
 

@@ -1,4 +1,4 @@
-"""Find the file or the package in a folder that Python would import for the module of a pickle."""
+"""Find the file or package that Python would import from a folder for a module named in a pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the texts in a program of torch.export that torch or its compilers write into source code.
+"""Check the texts that torch or its compilers copy from a torch.export program into source code.
 
 `torch.export.load` compiles names of the graph as Python source, and `torch.export.unflatten` the paths of modules.
 inductor writes values, names and stack traces into Python and C++. Sources: torch/fx/graph.py,
@@ -238,7 +238,7 @@ def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[TextRequirement, s
 
 
 def _find_keyword_names(text: str) -> list[Any]:
-    """Return the names of keyword arguments, which torch writes into the source of `forward`."""
+    """Return the names of keyword arguments, because torch writes them into the source of `forward`."""
     try:
         names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
     except (TypeError, KeyError, IndexError, ValueError, RecursionError):

@@ -12,7 +12,7 @@ class TruncatedPickle(MalformedError):
 
 
 class ComputedName(MalformedError):
-    """Error for an import whose name is computed, by another import (`posix.__name__`) or by a call."""
+    """Error for an import with a computed name: another import (`posix.__name__`) or a call computes the name."""
 
 
 class OverBudget(MalformedError):

@@ -174,7 +174,7 @@ def _decode_numpy_scalar(call: Obj) -> Value:
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
-    """Return True if a call creates a key of unknown value, which may equal a text that is also a key."""
+    """Return True if a call creates a key of unknown value. The value may equal a text that is also a key."""
     name, args = _get_python_name(key.cls), key.args
     if name == _RECONSTRUCTOR and len(args) > 1 and _get_python_name(args[1]) == "builtins.object":
         return False

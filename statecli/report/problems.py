@@ -454,7 +454,7 @@ _PLURAL_FORMS = {
 
 
 def _make_plural(text: str) -> str:
-    """Change a text about one tensor to a text about several: `gets no gradient` becomes `get no gradient`."""
+    """Change a text about one tensor to a text about several tensors: `gets no gradient` becomes `get no gradient`."""
     first = _FIRST_VERB.match(text)
     if first is None:
         return text

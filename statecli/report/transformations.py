@@ -417,7 +417,7 @@ def _build_named_lines(changes: Sequence[Change], _: _Overview, unfold: bool) ->
 
 
 def _describe_alone(change: Change) -> str:
-    """Describe a change that has no row. For a resized tensor, add the shapes, which a row would show."""
+    """Describe a change that has no row. For a resized tensor, add the shapes, because no row shows the shapes."""
     text = f"{describe_recognised_change(change)}{_format_new_not_finite(change)}"
     if get_kind(change) is not TransformationKind.RESIZED or change.before is None or change.after is None:
         return text

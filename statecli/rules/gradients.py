@@ -122,7 +122,7 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
 
 
 def _find_unmatched(names: Iterable[str], others: set[str]) -> Iterator[str]:
-    """Yield the names that equal none of `others`, even after removal of wrapper prefixes."""
+    """Yield the names that do not occur in `others`, not even without the prefixes of wrappers."""
     tails = {tail for other in others for tail in _list_tails(other)}
     return (name for name in names if name not in tails and others.isdisjoint(_list_tails(name)))
 

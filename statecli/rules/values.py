@@ -204,7 +204,7 @@ def _report_by_section(
     help: str,
     severity: Severity | None = None,
 ) -> Iterator[Issue]:
-    """Yield an issue for each section. It names a single tensor, or the number and first names of several tensors."""
+    """Yield an issue for each section: about a single tensor, or with the number and first names of several tensors."""
     sections = group_by(tensors, lambda pair: pair[0].section)
     for section, pairs in sections.items():
         if len(pairs) == 1:
@@ -304,7 +304,7 @@ def duplicate_values(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Issue:
-    """Return an issue for a section's duplicates. It names one group, or the number and first names of several."""
+    """Return an issue for a section's duplicates: names of one group, or number and first pairs of several groups."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
     copies_text, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"

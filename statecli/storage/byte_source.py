@@ -21,7 +21,7 @@ HEAD_BYTES = 4096
 
 
 class ByteSource:
-    """An open regular file, or a part of one: `length` bytes from byte `start` on. Offsets then count from `start`.
+    """An open regular file, or `length` bytes of a file from byte `start` on. Offsets then count from `start`.
 
     Raises UnreadableError for a missing, forbidden, empty or special file.
 

@@ -1,4 +1,4 @@
-"""Timeout, retries and connections from environment variables, which workers inherit."""
+"""Limits of requests (timeout, retries, connections) from environment variables. Workers inherit these variables."""
 
 from __future__ import annotations
 

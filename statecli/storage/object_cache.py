@@ -454,7 +454,7 @@ class _Windows(threading.local):
 
 
 class _ValueReads:
-    """Limit for threads that read values: one per core may compute. Threads that wait for bytes do not count."""
+    """Limit for threads that read values: one thread per core may compute. Threads that wait for bytes do not count."""
 
     def __init__(self) -> None:
         self.workers = threading.Semaphore(max(os.cpu_count() or 1, 2))

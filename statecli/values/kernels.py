@@ -243,7 +243,7 @@ def _is_equal_or_nan(before: Array, after: Array) -> Array:
 
 
 def _compute_integer_gap(before: Array, after: Array) -> Array:
-    """Return |after - before| of integers as float64, rounded only once. It may reach 1.5 * 2 ** 64."""
+    """Return |after - before| of integers as float64, rounded only once. The result may reach 1.5 * 2 ** 64."""
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)

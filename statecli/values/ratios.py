@@ -1,4 +1,4 @@
-"""Estimate the factor between the values of an older and a newer tensor from samples, which may have outliers."""
+"""Estimate the factor between the values of an older and a newer tensor from samples. These may have outliers."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def _gather(
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
-    """Yield the codes of elements that share bytes, in C order. Raises UnreadableError unless they are contiguous."""
+    """Yield the codes of elements that share bytes, in C order. Raises UnreadableError for non-contiguous elements."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
@@ -398,7 +398,7 @@ def read_all_values(data: TensorData, name: str = "tensor") -> Array:
 
 
 def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
-    """Return rows [start, stop) of the matrix `data`, which must have strides."""
+    """Return rows [start, stop) of the strided matrix `data`."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
     return read_all_values(rows, name).reshape(rows.shape)

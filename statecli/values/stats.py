@@ -123,7 +123,7 @@ def explain_no_data(tensor: TensorInfo) -> str:
 
 
 def _summarize_data(data: TensorData, name: str, decoder: Decoder) -> Facts | str:
-    """Return the facts of a tensor, or the reason why it has none."""
+    """Return the facts of a tensor, or the reason why the tensor has no facts."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:

@@ -26,7 +26,7 @@ MIN_SQUARES = 2.0**-80
 
 
 class Wide(NamedTuple):
-    """Sum `mantissa * 4.0 ** exponent`, because a sum of squares of float64 values may be far beyond float64."""
+    """Sum stored as `mantissa * 4.0 ** exponent`, because a sum of squares of float64 values may exceed float64."""
 
     mantissa: float = 0.0
     exponent: int = 0

@@ -213,7 +213,7 @@ def _send_and_compare(byte_range: ByteRange, dtype_name: str, name: str, device:
 
 
 def _copy_back(torch: Any, chunk: Any, dtype: DType, device: Device) -> Any:
-    """Copy a chunk to the device and back, as elements of `dtype` if it has only whole elements. Return the bytes."""
+    """Copy a chunk to the device and back, if possible as elements of `dtype`. Return the bytes."""
     source = torch.from_numpy(chunk)
     if chunk.size % dtype.itemsize == 0:
         source = source.view(dtype)
