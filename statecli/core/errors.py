@@ -202,7 +202,7 @@ class OutputError(StateError):
 
 
 class ModelError(StateError):
-    """A model class could not be found, imported, built or walked.
+    """A model class could not be found, imported or built, or its tensors could not be listed.
 
     `lines` are words to type instead: `live.build` tries them, and replaces the advice if another line works.
     """

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class OddityKind(Enum):
-    """Oddity that changes the behaviour of a command. The value is the name that reports show."""
+    """Oddity (an unusual fact about a target) that changes a command's behaviour. The value is its name in reports."""
 
     # Contents that a reader could not list or compare.
     NO_TENSORS = "no-tensors"

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Name(str, Enum):
-    """Names of the proofs, in the order in which they run."""
+    """Names of the checks of `verify`, in the order in which the checks run."""
 
     MOVE = "move"
     CAST = "cast"

@@ -28,7 +28,7 @@ def format_kind(tensor: TensorInfo) -> str:
 
 
 def format_kind_with_evidence(pair: tuple[Kind, Evidence]) -> str:
-    """Return the kind from a pair (kind, evidence), with a question mark if the kind is only assumed."""
+    """Return a tensor's kind from the pair (kind, how the kind was decided), with `?` if the kind is only assumed."""
     kind, evidence = pair
     return f"{kind.value}?" if evidence is Evidence.ASSUMED else kind.value
 

@@ -226,7 +226,7 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict
 
 
 def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
-    """Yield oddities for names and dtypes that differ between the tensor-parallel ranks of a pipeline stage."""
+    """Yield an `Oddity` if names or dtypes differ between the tensor-parallel ranks of a pipeline stage."""
     if len(states) > 1:
         yield note_separate_ranks(len(states))
     stages: dict[str | None, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Describe live models as `ModelState`: build a class, walk its tensors, measure which ones move and which are saved.
+"""Describe live models as `ModelState`: build a class, list its tensors, and measure which tensors move or are saved.
 
 Importing this package imports no torch. Most of its modules import torch, so they are imported when they are first used
 (`live.build.build(…)` after `from statecli import live`).

@@ -162,7 +162,7 @@ def _suggest_input(error: BaseException) -> str:
 
 
 def _find_taken_size(layer: object, shape: Sequence[int]) -> tuple[int, int, str] | None:
-    """Return the refused dimension of a layer's input, the size that the layer accepts, and the unit of this size."""
+    """Return the refused dimension of a layer's input, the size that the layer accepts, and what this size counts."""
     features, channels = getattr(layer, "in_features", None), getattr(layer, "in_channels", None)
     if isinstance(features, int) and shape[-1] != features:
         return -1, features, "values in the last dimension"

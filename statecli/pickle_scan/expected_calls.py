@@ -116,7 +116,7 @@ def is_clean(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function that is not known to create a new object, so that its result may be shared."""
+    """Return True for a harmless function that is not known to create a new object: its result may be shared."""
     is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
     return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 
@@ -401,7 +401,7 @@ def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
 
 
 def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
-    """Yield the calls in which a clean function calls its arguments, such as the class in `copyreg.__newobj__`."""
+    """Yield the calls that a harmless function makes to its arguments, such as to the class in `copyreg.__newobj__`."""
     match function, args:
         case "copyreg.__newobj__", (cls, *rest):
             yield Obj(cls, tuple(rest), "newobj")

@@ -221,7 +221,7 @@ def is_clean_mention(mention: Mention) -> bool:
 
 
 def find_harm(mention: Mention) -> str | None:
-    """Return the known harm of a name that is misused or not clean; None if no harm is known."""
+    """Return the known harm of a name that is misused or not known as harmless; None if no harm is known."""
     harm = None
     if not is_clean_mention(mention):
         for module, name in (rename_python2(mention.module, mention.name), (mention.module, mention.name)):
@@ -239,7 +239,7 @@ def may_be_harmful(qualified: str) -> bool:
 
 
 def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:
-    """Return a short description of the known harm of a name; None if unknown. Do not call this for clean names."""
+    """Return a short description of the known harm of a name; None if unknown. Do not call this for harmless names."""
     parts = f"{module}.{name}".partition("[")[0].split(".")
     if get_plain_name(module, name) in _HARMLESS_NAMES:
         return None

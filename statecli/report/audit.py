@@ -181,7 +181,7 @@ def _build_case(
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
-    """Return a table with a row for each finding. Without source lines, the column `place` is only for programs."""
+    """Return a table with a row for each finding. Without source lines, only programs get the column `place`."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     findings = tuple(findings)
     has_lines = any(finding.origin is not UNSET for finding in findings)

@@ -262,7 +262,7 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[TensorKey]) -> Iterator[Issue]:
-    """Yield an issue for a shape that only one layer has. Plain layers are skipped, because they often change width.
+    """Yield an issue for a shape that only one layer has. Skip layers without submodules: their widths often differ.
 
     `reported` are the sections and names of tensors in earlier findings.
     """

@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view whose first block has number `block`. Raises StateError if reading fails."""
+    """Return the `Facts` about a strided view. `block`: number of its first block. Raises StateError if unreadable."""
     if not view.elements:
         return Facts()
     times = 1
@@ -241,7 +241,7 @@ def _check_indices(tensor: TensorInfo) -> str | None:
 
 
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:
-    """Return the facts of a tensor with several parts, such as a sparse tensor. The digest covers all parts."""
+    """Return the `Facts` about a tensor with several parts, such as a sparse tensor. The digest covers all parts."""
     names = [name for name, _ in tensor.parts]
     damaged_part = next((facts for facts in part_facts if facts.damaged), None)
     if damaged_part is not None:

@@ -46,20 +46,20 @@ def count_block_elements(dtype: str) -> int:
 
 
 def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
-    """Return the facts of a block of stored items in native byte order; `block` is its number in the tensor."""
+    """Return the `Facts` about a block of stored items in native byte order. `block`: number of the block."""
     element = require_element(dtype)
     return _add_bits(_scan_numbers(items, dtype, element, decoder), items, element, block)
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
-    """Return the facts of stored items whose `values` were scaled, negated or conjugated."""
+    """Return the `Facts` about stored items whose `values` were scaled, negated or conjugated."""
     name = values.dtype.name
     facts = _scan_complex(values, name) if values.dtype.kind == "c" else _scan_plain(values, name)
     return _add_bits(facts, items, require_element(dtype), block)
 
 
 def scan_bits(items: Array, dtype: str, block: int) -> Facts:
-    """Return the facts of elements that are not numbers."""
+    """Return the `Facts` about elements that are not numbers."""
     element = require_element(dtype)
     return _add_bits(Facts(items.size // element.items), items, element, block)
 

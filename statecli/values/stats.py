@@ -51,7 +51,7 @@ MIN_ELEMENTS_TO_COUNT = 1 << 12
 
 
 def summarize_view(view: Strided, decoder: Decoder) -> Facts:
-    """Return the facts of a strided view; each stored element is read once.
+    """Return the `Facts` about the values of a strided view. Each stored element is read once.
 
     Raises `UnreadableError` for elements other than numbers, or if they overlap too much.
     """
@@ -123,7 +123,7 @@ def explain_no_data(tensor: TensorInfo) -> str:
 
 
 def _summarize_data(data: TensorData, name: str, decoder: Decoder) -> Facts | str:
-    """Return the facts of a tensor, or the reason why the tensor has no facts."""
+    """Return the `Facts` about a tensor's values, or the reason why they are not available."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:

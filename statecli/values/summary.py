@@ -94,7 +94,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
 
     def repeat(self, count: int) -> Facts:
-        """Return the facts of `count` repetitions of the elements, without a digest, because their order is unknown."""
+        """Return the `Facts` about `count` repetitions of the elements, without a digest: their order is unknown."""
         if count == 1:
             return self
         names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")
@@ -156,7 +156,7 @@ def join_reasons(reason: str | None, further: str) -> str:
 
 
 def summarize_chunk(chunk: Array, decoder: Decoder) -> Facts:
-    """Return the facts of a flat chunk of real or complex values."""
+    """Return the `Facts` about a flat chunk of real or complex values."""
     if chunk.dtype.kind == "c":
         return _count_complex(chunk)
     is_zero = np.equal(chunk, 0, out=decoder.buffer("mask", "?", chunk.size))
@@ -206,7 +206,7 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
 
 
 def summarize_codes(counts: Array, values: Array) -> Facts:
-    """Return the facts of elements given as counts: code i occurs `counts[i]` times and has the value `values[i]`."""
+    """Return the `Facts` about counted elements: code i occurs `counts[i]` times and has the value `values[i]`."""
     counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
     elements = int(counts.sum())
     occurs, finite = counts > 0, np.isfinite(values)

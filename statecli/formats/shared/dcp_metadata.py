@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Place of an item: `length` bytes in a file of the folder. These bytes are one archive of torch.save.
+    """Location of an item: `length` bytes in a file of the folder. These bytes are one archive of torch.save.
 
     `start` is the start of the chunk; None for a value other than a tensor. `transforms` names the stream transforms
     that were applied to the bytes during writing.

@@ -86,7 +86,7 @@ def parse_ranks(names: Iterable[str]) -> set[int]:
 
 
 def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
-    """Return an oddity about a folder that ranks saved independently. It lists the values that differ between ranks.
+    """Return an `Oddity` about a folder that ranks saved independently: the values that differ between ranks.
 
     All `rivals` must be in readable files. Raises UnreadableError for a file that changes meanwhile.
     """

@@ -12,7 +12,7 @@ from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
-    """Merge the oddities of ranks (or files). List an oddity of several ranks once, with the number of these ranks."""
+    """Merge the oddities (unusual facts) of ranks or files. An oddity of several ranks is listed once, with a count."""
     names_by_oddity: dict[Oddity, list[str]] = {}
     for name, rank_oddities in oddities.items():
         for oddity in rank_oddities:

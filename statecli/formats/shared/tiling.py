@@ -66,7 +66,7 @@ def format_box(box: IndexBox) -> str:
 
 
 def _split_into_slabs(place: IndexBox, boxes: Sequence[IndexBox]) -> list[tuple[IndexBox, Sequence[IndexBox]]] | None:
-    """Split `place` with planes that cut no box, along the first possible axis. Return None if this is impossible."""
+    """Split the box `place` with planes that cut no inner box, along the first possible axis, or return None."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
@@ -100,7 +100,7 @@ def _build_slab(place: IndexBox, axis: int, low: int, high: int) -> IndexBox:
 
 
 def _find_problem(place: IndexBox, boxes: Sequence[IndexBox]) -> str | None:
-    """Return why boxes that no plane separates do not fill `place`, or None if they do (as boxes in a pinwheel may)."""
+    """Return why boxes that no plane separates do not fill the box `place`, or None if they do (like a pinwheel)."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
     for first, second in combinations(boxes[:MAX_PAIRED_BOXES], 2):

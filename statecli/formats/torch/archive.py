@@ -151,7 +151,7 @@ def locate_storages(
 
 
 def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
-    """Yield an oddity for storages that have bytes, but that the pickle does not refer to."""
+    """Yield an `Oddity` about the storages that have bytes, but that the pickle does not refer to."""
     used_keys = {
         pid[2]
         for persistent in pickle.persistent
@@ -168,7 +168,7 @@ def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], fold
 
 
 def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]:
-    """Yield an oddity for the first storage that is not at the offset that torch computes.
+    """Yield an `Oddity` about the first storage that is not at the offset that torch computes.
 
     With `torch.utils.serialization.config.load.calculate_storage_offsets`, and under FakeTensorMode, torch adds up
     the sizes of the storages in the order of the pickle. Source: `_get_offset` in torch/serialization.py of 2.13.
@@ -215,7 +215,7 @@ def compute_data_offset(header: int, name: str, size: int, alignment: int) -> in
 
 
 def find_unused_records(archive: Archive, *used_names: str, prefix: str | None = None) -> Iterator[Oddity]:
-    """Yield an oddity for records that no loader reads: all records with bytes except `used_names`.
+    """Yield an `Oddity` about the records that no loader reads: all records with bytes except `used_names`.
 
     `used_names` are relative to `prefix`; a folder ends with /. The default of `prefix` is the archive's folder.
     """
@@ -233,7 +233,7 @@ def find_unused_records(archive: Archive, *used_names: str, prefix: str | None =
 
 
 def find_gaps(archive: Archive) -> Iterator[Oddity]:
-    """Yield an oddity for the bytes between records, if these are more bytes than padding needs."""
+    """Yield an `Oddity` about the bytes between records, if these are more bytes than padding needs."""
     if not archive.spaces:
         return
     alignment = read_word(archive, ".storage_alignment") or ""

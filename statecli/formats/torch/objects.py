@@ -108,7 +108,7 @@ def _describe(node: Any) -> str:
 
 
 def name_globals(pickle: Pickle, reading: Reading) -> None:
-    """Add an oddity for names outside torch that the pickle uses, because torch.load would import or call them."""
+    """Add an `Oddity` about a pickle's names outside torch, because torch.load would import or call these names."""
     names = safe_globals.find_foreign_names([mention.qualified for mention in pickle.globals])
     if names:
         name_list = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

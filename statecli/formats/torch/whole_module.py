@@ -139,7 +139,7 @@ class _ModuleWalk:
                 self.walk_registered(strip_compile_wrapper(child.node), child.path + ".")
 
     def walk_plain(self) -> None:
-        """Walk the plain attributes of every module, including modules found in plain containers."""
+        """Add the tensors in the unregistered attributes of every module, including modules in lists and dicts."""
         for path, node, _ in self.modules:  # the list grows during the loop
             module_attributes = get_attributes(node)
             states, is_packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING_MODULES)
@@ -221,7 +221,7 @@ _METRIC_NOTE = "state of a torchmetrics metric; the metric itself moves this sta
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
-    """List the plain attributes that a torchmetrics.Metric moves itself: its states, their defaults and its results."""
+    """List the attributes that a torchmetrics.Metric moves by its own code: states, their defaults and results."""
     defaults, reductions = as_mapping(attributes.get("_defaults")), as_mapping(attributes.get("_reductions"))
     if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
