@@ -93,7 +93,7 @@ def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _find_stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
-    """Return the wrapper parts that only the first name has, and those that only the second name has."""
+    """Return the wrapper parts that only the first name has, and the parts that only the second name has."""
     if before.endswith(core) and after.endswith(core):
         return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])
     return _compare_parts(before, after)

@@ -94,7 +94,7 @@ def _quote(prefixes: Sequence[str]) -> str:
 
 
 def _join_prefixes(prefixes: Iterable[str]) -> list[str]:
-    """Return the single prefix, or the distinct parts of several prefixes, because FSDP adds a part at each level."""
+    """Return the prefix or, for several prefixes, their distinct parts. FSDP adds a part at each level of modules."""
     distinct = list(dict.fromkeys(filter(None, prefixes)))
     return (
         distinct

@@ -365,7 +365,7 @@ def _create_gap_error(name: str, begin: int, end: int, at: int, previous_name: s
 
 
 def _may_be_dropped(name: str, kept_name: str) -> bool:
-    """Return whether `save_model` may have dropped the tensor `name`, because its values are stored as `kept_name`.
+    """Return whether `save_model` may have dropped the tensor `name` and kept its values under the name `kept_name`.
 
     Both names must have the same last part (`weight`). All other metadata are settings.
     """

@@ -57,7 +57,7 @@ def list_factories(callee: Callee) -> list[str]:
 
 
 def list_subclasses(base: type, module: str) -> list[str]:
-    """Return the names of concrete subclasses of `base` that a module contains and that need no arguments."""
+    """Return the names of a module's concrete subclasses of `base` that can be built without arguments."""
     values = vars(sys.modules[module])
     names = [name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)]
     concrete = [name for name in names if not inspect.isabstract(values[name])]

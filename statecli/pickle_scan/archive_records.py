@@ -133,7 +133,7 @@ def classify_records(archive: Archive) -> RecordUses:
 
 
 def _list_numbered_storages(archive: Archive) -> Set[str]:
-    """Return the names of records like `<folder>/data/0`, because torch.save gives such names to storages."""
+    """Return the names of records like `<folder>/data/0`: torch.save gives such names to storages."""
     is_numbered, prefix = _NUMBERED_STORAGE.fullmatch, f"{archive.folder}/data/"
     return {name for name in archive.records if is_numbered(name) and name.startswith(prefix)}
 

@@ -56,7 +56,7 @@ _FIELDS_OF_OPTIMIZER_PAIRS = (Field.SHAPE, Field.DTYPE)
 
 
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
-    """Return the sections of models that are compared: paired sections, and sections that a load would read.
+    """Return the model sections to compare: paired sections, and sections that a load would read.
 
     An averaged model without a counterpart is not compared. If the reference has no model, return an empty set: then
     all sections are compared.

@@ -209,7 +209,7 @@ def unmask_urls(text: str) -> str:
 
 
 def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> str | None:
-    """Return advice if a URL's file does not exist, because `#section` may belong to the file name; else None."""
+    """Return advice for a URL whose file does not exist: `#section` may belong to the file's name. Else return None."""
     if not section or not is_remote(path) or not isinstance(error, storage.object_store.Missing):
         return None
     longer = f"add a section such as #model after the name: #{section}#model"

@@ -62,7 +62,7 @@ def typed_urls() -> dict[str, TypedUrl]:
 
 
 def parse_url(url: str) -> PlainUrl:
-    """Parse a URL that is not a chain. There is no fragment, because a file name may contain `#`.
+    """Parse a URL that is not a chain. A `#` does not begin a fragment, because file names may contain `#`.
 
     Text that may be a password with `/`, `?` or `#` counts as a password: hiding too much is safer than too little.
     """

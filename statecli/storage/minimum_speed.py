@@ -40,7 +40,7 @@ class Pace:
         self._until = self._last + seconds
 
     def start_body(self) -> None:
-        """Expect the body, because all headers have arrived."""
+        """Start the deadlines of the body, because all headers have arrived."""
         self._in_body, self._came = True, 0
         self._until = time.monotonic() + self._seconds
 

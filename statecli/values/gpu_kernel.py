@@ -58,7 +58,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class DeviceWorker(Worker):
-    """Worker that sums differences on `device`. Blocks are larger than on the CPU, because each needs a transfer."""
+    """Worker that sums differences on `device`. Blocks are larger than on the CPU, because transfers take time."""
 
     block = 16 * BLOCK_ELEMENTS
 

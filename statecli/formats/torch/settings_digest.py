@@ -74,7 +74,7 @@ class Digests:
         return node
 
     def is_tensor(self, node: object) -> bool:
-        """Return whether the node is a tensor or a tensor's storage, because neither is compared as a setting."""
+        """Return whether the node is a tensor or a tensor's storage. Neither of them is compared as a setting."""
         return type(node) is Persistent or self.decoder.is_tensor(node)
 
     def is_leaf(self, node: object) -> bool:
@@ -307,7 +307,7 @@ def _join_framed(parts: Iterable[bytes]) -> bytes:
 
 
 def _hash_parts(parts: Iterable[bytes]) -> bytes:
-    """Return a hash of the parts. Its first byte is `#`, because no verbatim leaf begins with this byte."""
+    """Return a hash of the parts. The hash begins with the byte `#`, unlike every leaf that is stored verbatim."""
     import hashlib  # a slow import, because loading OpenSSL takes longer than listing most checkpoints
 
     return b"#" + hashlib.sha256(_join_framed(parts)).digest()
