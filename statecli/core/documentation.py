@@ -14,7 +14,7 @@ def is_published() -> bool:
 
 
 def rule_url(name: str) -> str:
-    """Return the address of the page of a rule."""
+    """Return the address of a rule's documentation page."""
     return f"{DOCUMENTATION_URL}reference/rules/{name}.html"
 
 

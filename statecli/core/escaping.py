@@ -29,7 +29,7 @@ def escape(text: str) -> str:
 
 
 def escape_path(text: str) -> str:
-    """Return `escape(text)`, but leave line breaks and tabs unchanged for an output that encodes them itself."""
+    """Return `escape(text)`, but keep line breaks and tabs, because the output's own encoding escapes these."""
     return _UNSAFE.sub(lambda match: match[0] if match[0] in "\t\n\r" else _escape_character(match), text)
 
 

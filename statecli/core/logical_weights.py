@@ -199,7 +199,7 @@ def _find_misfit(source: _Source, shape: Shape) -> str:
 
 
 def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> bool:
-    """Return True if the scales fit: one per tensor, row, part of a row, or block.
+    """Return True if the scales fit the weight: one scale per tensor, row, part of a row, or block.
 
     Blocks must have a known size. LLM.int8() has a scale for each row only.
     """

@@ -110,7 +110,7 @@ def _join_parts(parts: Iterable[str]) -> str:
 
 
 def _find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """Return the shortest common prefix without which a name is registered. Return "" if no prefix fits."""
+    """Return the shortest common prefix after which the rest of a name is registered, or "" if no prefix fits."""
     prefix = ""
     for _ in range(MAX_PREFIX_PARTS):
         if not names or any(name[len(prefix) :] in registered for name in names):

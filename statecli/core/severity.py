@@ -15,7 +15,7 @@ def decide_severity(default: Severity, case: Severity | None, configured: Severi
 
 
 def find_worst_severity(severities: Iterable[Severity]) -> Severity:
-    """Return the highest of the severities, of which there must be at least one."""
+    """Return the highest of the severities. There must be at least one severity."""
     return max(severities, key=lambda severity: severity.rank)
 
 

@@ -197,7 +197,7 @@ def find_example(auto_class: object, name: str = "") -> str | None:
 
 
 def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
-    """Return the model type with which a word of a repository's name begins (`bert` for `bert-base-uncased`), or None.
+    """Return the model type that begins a word of a repository's name (`bert` for `bert-base-uncased`), or None.
 
     The first such word counts, and the longest type: `distilbert-base` is not a BERT.
     """

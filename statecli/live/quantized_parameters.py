@@ -28,7 +28,7 @@ class InnerTensor(msgspec.Struct, frozen=True):
 
 
 class QuantizedParameter(msgspec.Struct, frozen=True):
-    """A quantized parameter, whose class belongs to a library.
+    """A quantized parameter, read from an object of a library's class.
 
     Attributes:
         dtype: Type of the quantized codes; "" for the tensor's dtype.

@@ -1,4 +1,4 @@
-"""Find pickles whose loading allocates more memory than the file explains, or whose keys take too long to hash.
+"""Find pickles that allocate more memory than the file's size explains, or whose keys take too long to hash.
 
 `bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory. A tuple with itself as two items, 64 levels deep, takes
 2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call. Ordinary

@@ -29,7 +29,7 @@ from statecli.pickles.python2_names import rename_python2
 
 
 def qualify_names(module: str, words: str) -> list[str]:
-    """Return the words of a text as names `module.word`."""
+    """Return the name `module.word` for each word of a text."""
     return [f"{module}.{name}" for name in words.split()]
 
 

@@ -40,7 +40,7 @@ _TEXT = compile_on_use(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
 class FetchError(Exception):
-    """Error for bytes that could not be fetched; nothing is known to be wrong with the file."""
+    """Error for bytes that could not be fetched. The file itself may be correct."""
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class ListOf(msgspec.Struct, frozen=True):
 
 
 class DictOf(msgspec.Struct, frozen=True):
-    """Kind of a dict in the schema, with arbitrary keys. All keys must meet the requirement `key`."""
+    """Schema kind of a dict with arbitrary keys. All keys must meet the requirement `key`."""
 
     key: TextRequirement
     value: Kind

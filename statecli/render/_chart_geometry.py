@@ -84,7 +84,7 @@ class PlotBox(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Point of a line. The mouse shows its title over the strip that begins at `left` and is `width` wide.
+    """Point of a line. The page shows its title if the mouse is over the strip from `left` that is `width` wide.
 
     `mood` "odd" marks an alarm: a red point, or a strip from the bottom to the top if the value is unknown.
     `tensor` is the section and name of the tensor behind the point.

@@ -274,7 +274,7 @@ def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | 
 
 
 def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:
-    """Return the problems. The cause of a failing load is first; without `--all`, it may replace its findings."""
+    """Return the problems, first the cause of a failing load. Without `--all`, explained findings may be omitted."""
     findings_with_cause = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
     causes = list_problems_of_diff(diff.loading, findings_with_cause)
     is_folded = bool(causes) and _covers_names(diff) and not view.unfold

@@ -55,7 +55,7 @@ def format_subtitle(inspection: Inspection) -> str:
 
 
 def _sum_stored_bytes(inspection: Inspection) -> int:
-    """Return the size of all tensors in bytes. A tensor subclass with a quantized weight counts its inner tensors."""
+    """Return the size of all tensors in bytes. For a quantized tensor subclass, sum the sizes of its inner tensors."""
     of_subclasses = [weight for weight in inspection.weights if len(weight.parts) == 1]
     return sizes.sum_bytes(fold_tensors(inspection.state.tensors, of_subclasses))
 

@@ -14,7 +14,7 @@ from statecli.report import Problem, RuleText
 
 
 def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ...]:
-    """Return each rule of the findings once, without its explanation. Its severity is that of its first finding."""
+    """Return each rule of the findings once, without its explanation, with the severity of its first finding."""
     first: dict[str, Finding | Problem] = {}
     for finding in findings:
         first.setdefault(finding.rule, finding)

@@ -205,7 +205,7 @@ def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
 
 
 def _report_odd_names(stack: Stack, reported: Set[TensorKey], owners: Mapping[TensorKey, str]) -> Iterator[Issue]:
-    """Yield an issue for layers that only lack tensors of their siblings, and for a layer with additional tensors.
+    """Yield an issue for layers that lack tensors of the other layers, and for a layer with additional tensors.
 
     `reported` are the sections and names of missing tensors in earlier findings. `owners` are the names of quantized
     weights by section and name of their tensors: a layer whose weight is not quantized needs no scales.

@@ -192,7 +192,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
-    """Return True for a matrix parameter that usually does not start at a single value, such as zero."""
+    """Return True for a matrix parameter that is usually not initialised with a single value, such as zero."""
     is_matrix = sum(size > 1 for size in tensor.shape or ()) > 1
     return tensor.kind is Kind.PARAMETER and is_matrix and not _UNIFORM_AT_START.search(tensor.fqn)
 

@@ -70,7 +70,7 @@ class ByteSource:
         return self.reads_are_requests and not files.is_strict()
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
-        """Fetch the extents together before they are read, if the file is behind a URL."""
+        """Fetch the extents (byte ranges) together before they are read, if the file is behind a URL."""
         self._file.prefetch(Extent(self.start + extent.offset, extent.length) for extent in extents)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:

@@ -55,7 +55,7 @@ class Checksums:
 
 
 def combine_crc32(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two joined byte strings from the CRC-32 of each. The second has `length` bytes."""
+    """Return the CRC-32 of two joined byte strings from the CRC-32 of each. The second string has `length` bytes."""
     power, n = 1 << 31, 3
     while length:
         if length & 1:

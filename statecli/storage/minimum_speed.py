@@ -45,7 +45,7 @@ class Pace:
         self._until = time.monotonic() + self._seconds
 
     def hurry(self, seconds: float) -> None:
-        """Expect the rest within `seconds`, at any speed."""
+        """Expect the rest of the answer within `seconds`, at any speed."""
         self._in_body = False
         self._until = min(self._until, time.monotonic() + seconds)
 

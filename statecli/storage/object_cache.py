@@ -167,7 +167,7 @@ class RemoteFile:
         self._keep(span.start, self.request(span.start, span.stop - span.start))
 
     def missing_spans(self, extents: Iterable[Extent]) -> list[Span]:
-        """Return the spans of the extents that are not cached. Near spans are joined."""
+        """Return the spans of the extents that are not cached. Spans that are close together are joined."""
         missing: list[Span] = []
         spans = (Span(extent.offset, min(extent.offset + extent.length, self.size)) for extent in extents)
         for start, stop in sorted(hole for span in spans for hole in self._split_cached(*span)[1]):

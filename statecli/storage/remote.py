@@ -160,7 +160,7 @@ class RemoteStore:
         """Return None: the store itself compares the version of each read; see `Store.version`."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Fetch the beginnings of files, and listings of folders, before they are opened. Opening raises the errors."""
+        """Fetch the beginnings of files, and listings of folders, in advance. Errors are raised at the opening."""
         unknown_paths = [path for path in paths if path not in self._files and path not in self._listings]
         with report_prefetch(len(unknown_paths)) as report_one:
 
@@ -176,7 +176,7 @@ class RemoteStore:
 
     @contextmanager
     def prefetch_extents(self, extents_by_path: Mapping[str, list[Extent]]) -> Iterator[None]:
-        """Fetch the extents of each file and keep them during the block; the reads raise any errors."""
+        """Fetch the extents of each file and keep them during the block. Errors are raised by the reads."""
         self.prefetch(list(extents_by_path))
         existing_files = {
             file: extents

@@ -98,7 +98,7 @@ class File(Protocol):
         """
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
-        """Fetch the extents together before they are read, if the file is behind a URL."""
+        """Fetch the extents (byte ranges) together before they are read, if the file is behind a URL."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Return the requested bytes; None if reading them takes a request."""

@@ -132,7 +132,7 @@ def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResul
 
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check for rounding to the nearest. If there are exceptions, read again and check other ways of rounding."""
+    """Check whether all values were rounded to the nearest. If not, read again and check other ways of rounding."""
     elements = exceptions = changed_count = 0
     parts, dtype = (2, COMPLEX_PARTS[task.after.dtype]) if task.after.dtype in COMPLEX_PARTS else (1, task.after.dtype)
     for old, new in _pair_parts(before, after):
@@ -175,7 +175,7 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check for values * factor and for values / (1 / factor), because these may be rounded differently.
+    """Check for values * factor and for values / (1 / factor), because rounding may differ between the two.
 
     Quotients are checked only if a product differs. Products of float32 values in float64 are checked last.
     """

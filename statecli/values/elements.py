@@ -87,7 +87,7 @@ _LONG_DOUBLE = compile_on_use(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
 class Element(msgspec.Struct, frozen=True):
-    """Storage and decoding of an element type.
+    """How an element type is stored and decoded.
 
     Attributes:
         stored: numpy's name of a stored item.

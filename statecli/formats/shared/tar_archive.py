@@ -99,7 +99,7 @@ class FoundMember(NamedTuple):
 
 
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
-    """Yield the members that tarfile finds. `read` gets rising offsets, and returns fewer bytes at the file's end.
+    """Yield the members that tarfile finds. `read` is called with rising offsets; at the file's end it returns less.
 
     Headers are read as tarfile reads them. Raises MalformedError where tarfile may find other members.
     """

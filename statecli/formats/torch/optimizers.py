@@ -22,7 +22,7 @@ MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg",
 
 
 def has_training_facts(section: Section) -> bool:
-    """Return whether the section has facts that `collect_optimizer_facts` can collect."""
+    """Return whether the section is an optimizer's state that `collect_optimizer_facts` can read."""
     return section.role == "optimizer" or (section.role == "moments" and is_flat_optimizer(section.node))
 
 
