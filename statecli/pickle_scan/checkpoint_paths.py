@@ -64,8 +64,8 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
         why = "Lightning deletes the file or the folder at this URL after the next save"
     elif text.startswith(_HOME) or _PREFIX.match(text):
         why = (
-            "Lightning checks this path as written, but deletes a different path after the next save, because "
-            "fsspec expands `~` and removes `file:`"
+            "Lightning checks this path as written, but after the next save Lightning deletes a different path, "
+            "because fsspec expands `~` and removes `file:`"
         )
     else:
         return
