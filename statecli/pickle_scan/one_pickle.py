@@ -208,7 +208,7 @@ def is_harmless(
     harmless if Python may import a file next to it. `is_storage`: no loader unpickles the bytes.
     """
     # Unpicklers read other opcodes from a damaged frame. Random bytes may begin with FRAME, but a frame longer than the
-    # file is not ambiguous: the unpickler in C raises there, and the scanner reads on as the unpickler in Python.
+    # file is not ambiguous: the C unpickler raises there, and the scanner reads on like `pickle._Unpickler`.
     act_count = scanner.call_count or scanner.change_count
     # An extension code of copyreg imports only names that the loader registered, and a msgpack file begins with such a
     # code. Random bytes may seem to call the name, up to their first error, but picklers write the protocol before it.
