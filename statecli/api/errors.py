@@ -61,7 +61,7 @@ def _list_spellings() -> list[tuple[str, str]]:
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of the traceback that is in the user's code, or None if there is none."""
+    """Return the traceback without the leading frames of statecli, or None if no other frame remains."""
     own_folder = os.path.dirname(os.path.dirname(__file__)) + os.sep
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own_folder):
         trace = trace.tb_next

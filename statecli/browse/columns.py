@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class ListColumn(str, enum.Enum):
-    """Columns of the list. The value of each member is the heading of its column."""
+    """Columns of the list. The enum values are the headings of the columns."""
 
     NAME = "name"
     KIND = "kind"

@@ -122,7 +122,7 @@ class Difference:
         return change.section, ".".join(parts[:end])
 
     def get_order(self, position: int) -> float | None:
-        """Return the change to sort by, as a share of its layer. It is infinity if undefined, and None if unknown."""
+        """Return the tensor's share of its layer's change, to sort by: infinity if undefined, None if unknown."""
         if not self.has_pair(position):
             return math.inf
         outcome = self.outcomes.get(position)

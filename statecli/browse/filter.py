@@ -230,7 +230,7 @@ class Filter:
     # --- why nothing matches ------------------------------------------------------------------------------------
 
     def _explain_nothing(self, words: Sequence[str]) -> str:
-        """Return why no tensor matches: because of a single word, or only because of all words together."""
+        """Return why no tensor matches: one of the words matches no tensor, or no tensor matches all words together."""
         for word in words:
             test = self._build_test(word)
             if not any(map(test, range(len(self._tensors)))):

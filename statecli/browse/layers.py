@@ -70,7 +70,7 @@ class LayerTable(msgspec.Struct, frozen=True):
     measures: tuple[LayerMeasure, ...]
 
     def list_unusual(self, stats: Mapping[int, Stats]) -> list[UnusualCell]:
-        """Return the unusual cells by layer: first outliers, which are hard to see, then NaN and infinity."""
+        """Return the unusual cells in the order of the layers: first all outliers, then all NaN and infinities."""
         cells = (
             UnusualCell(row, number, describe_unusual(column, row, stats))
             for row in range(len(self.layers))
@@ -138,7 +138,7 @@ def _describe_outlier(text: str, measures: tuple[LayerMeasure, ...]) -> str:
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
-    """Shorten each name to the parts that distinguish it: cut the common end of all names, keep the last parts."""
+    """Shorten the names: cut their common end, then keep the fewest last components that distinguish the names."""
     parts = [name.split(".") for name in names]
     while len({entry[-1] for entry in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [entry[:-1] for entry in parts]
@@ -155,7 +155,7 @@ def list_widths(table: LayerTable) -> list[int]:
 
 
 def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
-    """Return a range of columns that fits and contains `cursor`. Leave room for the sign of hidden columns."""
+    """Return a range of columns that fits into `width` and contains `cursor`, with room for the hidden-columns sign."""
     width -= MORE_SIGN_CELLS
     widths = list_widths(table)
     first = 0

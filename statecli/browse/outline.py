@@ -119,7 +119,7 @@ def _join_equal(nodes: list[OutlineNode], tensors: Sequence[TensorInfo], measure
 
 
 def _order_numbers(nodes: list[OutlineNode]) -> list[OutlineNode]:
-    """Sort the nodes whose names differ only in a number by this number. Other nodes keep their places."""
+    """Sort nodes whose names differ only in their numbers by these numbers. All other nodes stay at their positions."""
     numbers_by_template: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, node in enumerate(nodes):
         template, numbers = fold.split_numbers(node.members[0].label if node.members else node.label)

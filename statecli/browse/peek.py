@@ -60,7 +60,7 @@ class Versions:
 
 
 def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
-    """Return the data to show and the name of its part: "" for a whole tensor, `values` for a sparse tensor."""
+    """Return the data to show and its name: "" for a plain tensor, or the inner tensor `values` for a sparse tensor."""
     if tensor.data is not None:
         return "", tensor.data
     parts = dict(tensor.parts)

@@ -27,7 +27,7 @@ from statecli.targets import load
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Options of `browse`. If `other` is set, it is the second target, which is compared with the first."""
+    """Options of `browse`. `other`: a second target to compare with the first target, or None."""
 
     target: str
     other: str | None = None

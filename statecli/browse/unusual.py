@@ -61,7 +61,7 @@ class UnusualValues:
         return list_roles(replace(self._tensors[n], stats=self.stats[n]) for n in sorted(self.stats))
 
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
-        """Return, for each kind (`nan`, `inf`, `outlier`), a sorted list of the given positions that have it."""
+        """Map `nan`, `inf` and `outlier` each to the sorted list of the given positions with such values."""
         listed_positions = set(positions)
         kinds: dict[str, Set[int]] = {**self._positions, "outlier": self.outliers.keys()}
         return {kind: sorted(listed_positions & unusual) for kind, unusual in kinds.items()}
@@ -75,7 +75,7 @@ class UnusualValues:
                 yield NamedTensors(f"{plural(len(names), 'tensor')} {verb}", names, "")
 
     def sign(self, key: NodeKey | None, positions: Collection[int]) -> str:
-        """Return `! NaN, outlier` for the tensors of a row, or "" if all are usual. Cache the result under `key`."""
+        """Return the unusual values of a row as `! NaN, outlier`, or "" if all are usual. Cache the text by `key`."""
         if not self._has_any():
             return ""
         if key is not None and key in self._signs:

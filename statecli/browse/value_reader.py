@@ -34,7 +34,7 @@ class ReaderThread:
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
-        """Run the steps in order, instead of the steps of an earlier list. With None, only stop the earlier list."""
+        """Replace the list of steps to run by a new list. If `steps` is None, only stop the present list."""
         with self._job_condition:
             self._list = steps
             self._start()

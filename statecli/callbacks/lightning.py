@@ -66,7 +66,7 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
         self.check.finish(pl_module)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Take a snapshot of the contents that the file must have; the file is written after this hook."""
+        """Take a snapshot of the model. Lightning then writes a file, which must contain the values of the snapshot."""
         if trainer.is_global_zero:
             self._saved = Snapshot(pl_module)
 

@@ -178,7 +178,7 @@ class TrainingCheck:
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Any]:
-    """Return the tensors of a model by name. A sharded tensor is its local part; empty tensors are left out."""
+    """Return the tensors of a model by name: the local shards of sharded tensors, and without empty tensors."""
     named: Mapping[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     # A lazy parameter has no shape before the first forward.
     shaped = {name: tensor for name, tensor in named.items() if not hasattr(tensor, "materialize")}

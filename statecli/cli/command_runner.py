@@ -137,7 +137,7 @@ class _CommandLine(Caller):
         return sys.stdout is not None and streams.open_stdout().is_terminal
 
     def check_command(self, options: Options) -> None:
-        """Raise UsageError if an output would overwrite an input of `options`, the command that `merge` repeats."""
+        """Raise UsageError if an output would overwrite an input of the command that `merge` repeats (`options`)."""
         for output in self._outputs:
             output_files.check_output(output, options)
 

@@ -85,7 +85,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
 
 
 def _list_files(typed_word: str, start: int) -> Completion | None:
-    """Return the files whose names begin as typed, except names that need quotes, or None if no file matches."""
+    """Return the files whose names begin with the typed text and need no quotes. Return None if no file matches."""
     folder, name = os.path.split(typed_word[start:])
     if not name.strip(":="):
         return None
@@ -233,7 +233,7 @@ def _list_schema_commands(_: str) -> Candidates:
 
 
 def _list_parts_of_target(current: str) -> Candidates:
-    """Return candidates for the class after `net.py:` or the section after `train.ckpt#`, or none for other words."""
+    """Return candidates for the class after `net.py:` or the section after `train.ckpt#`, or () for other words."""
     path, hash_sign, _ = current.rpartition("#")
     if hash_sign and os.path.exists(path):
         return ((f"{path}#{name}", "") for name in _list_sections(path))

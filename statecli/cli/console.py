@@ -213,7 +213,7 @@ def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Ca
 
 
 class _ReadBytes:
-    """Counter of bytes of values: those of finished tensors or those received from remote files, whichever are more."""
+    """Counter of value bytes: the bytes of finished tensors or the bytes received from remote files, if more."""
 
     def __init__(self) -> None:
         self.total = self._finished_bytes = self._finished_before = self._fetched_before = 0
@@ -249,7 +249,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     read_bytes = _ReadBytes()
 
     class _Bar(Progress):
-        """Bar that counts the received bytes whenever it is drawn, because a large tensor arrives in many pieces."""
+        """Progress bar that reads the number of received bytes at each redraw, also while a large tensor arrives."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.task_ids:

@@ -15,7 +15,7 @@ from statecli.requests.parameters import Parameter, parameters_of
 
 
 def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
-    """Return the sentence for an error of Typer's parser; `words` is the command line without the program."""
+    """Return the sentence for an error of Typer's parser. `words`: the command line without the name `statecli`."""
     name = find_command(words)
     describe = _DESCRIPTIONS.get(type(mistake).__name__)
     text = describe(mistake, name, words) if describe is not None and name else ""

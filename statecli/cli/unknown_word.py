@@ -76,7 +76,7 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
 
 
 def find_command(words: Sequence[str]) -> str:
-    """Return the name of the command at the beginning of a command line, or "" if it does not begin with one."""
+    """Return the name of the command at the beginning of a command line, or "" if the first words are not a command."""
     commands = _read_commands()
     return next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), "")
 

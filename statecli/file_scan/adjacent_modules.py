@@ -19,7 +19,7 @@ from statecli.storage import files
 
 
 class ModuleFinder:
-    """Finder of modules in a pickle's folder and its parent folders, up to the audited folders or the current folder.
+    """Finder of modules in a pickle's folder and its parent folders, up to an audited folder or the current folder.
 
     Each folder is listed once. `in_repository`: the current folder is in a git repository, so folders above the audited
     ones have the user's own code, and only files that replace a package on the list of clean names are reported there.

@@ -137,7 +137,7 @@ class CodeScan:
         self._add_code(pieces[0], Mention(module, "py", 0, called=True, misuse=why), pieces)
 
     def _add_code(self, main: Piece, name: Mention, pieces: Sequence[Piece]) -> None:
-        """Report code that loading runs, at the place of the main file and with one digest of all files."""
+        """Report code that runs when the file is loaded, with the main file's position and a digest of all files."""
         digest = self.result.compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
         exact, doer = main.region.base is not None, "loading the file"
         self.result.add(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer=doer, digest=digest))
@@ -152,7 +152,7 @@ class CodeScan:
             self.result.add(code)
 
     def scan_program(self, region: Region, where: str) -> None:
-        """Scan a torch.export program: loading evaluates its sizes, compiles its names and imports its classes."""
+        """Scan a torch.export program. A load evaluates its sizes as code, compiles its names, imports its classes."""
         data = region.read(0, min(region.size, _MAX_PROGRAM_BYTES))
         self.steps.take(Budget.BYTES, len(data))
         try:

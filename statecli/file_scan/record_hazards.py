@@ -1,4 +1,4 @@
-"""Find data in a pickle that makes a loader do harm, depending on the pickle's record and its archive."""
+"""Find data in a pickle that makes a loader do harm. The record and the archive decide what the loader does."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _MAX_DIGESTED_BYTES, _DIGEST_READ_BYTES = 1 << 30, 1 << 22
 
 
 class Piece(NamedTuple):
-    """Bytes to scan. `is_pickle`: their name or place says that they are a pickle. `records`: the archive's records."""
+    """Bytes to scan. `is_pickle`: the name or position shows a pickle. `records`: the records of the archive."""
 
     region: Region
     where: str

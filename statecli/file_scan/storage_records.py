@@ -1,4 +1,4 @@
-"""Find storages whose size in the pickle differs from their record's size; torch's C++ reader does not check this."""
+"""Find storages whose size in the pickle differs from the record's size. torch's C++ reader does not check this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ArchiveRecords(msgspec.Struct, frozen=True):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """Storage whose size in the pickle differs from its record. `claimed` is -1 if the class is not a storage class."""
+    """Storage whose size in the pickle differs from its record's size. `claimed` is -1 for an unknown storage class."""
 
     record: str
     claimed: int
@@ -41,7 +41,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_cpp: bool) -> Iterator[Misfit]:
-    """Yield the storages whose size differs from their record's. `in_cpp`: torch reads the pickle in C++.
+    """Yield the storages whose size in the pickle differs from the record's size. `in_cpp`: the reader is in C++.
 
     `torch.load` compares both. `torch.jit.load` and `torch.export.load` (torch/csrc/jit/serialization/unpickler.cpp,
     opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other

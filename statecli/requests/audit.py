@@ -106,7 +106,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
 
 
 def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
-    """Raise UsageError if the configured policy needs a reference but has none, or names a class as its reference."""
+    """Raise UsageError if the policy needs a reference checkpoint that is not given, or if its reference is a class."""
     policy = loaded.config.policy
     if policy.reference and not options.against and find_class_spec(policy.reference) is not None:
         advice = f"give {option('--against', policy.reference)} instead"

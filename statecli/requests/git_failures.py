@@ -1,4 +1,4 @@
-"""Report errors of commands that git calls as a line of output with status 0. Git stops at any other exit status."""
+"""Turn errors into a line of output and exit status 0 in commands called by git. Git stops at any other status."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _compute_digest(path: str) -> str:
 
 
 def _is_fault_of_file(error: BaseException | None) -> bool:
-    """Return True if the file's content causes the error, and not a missing package or the operating system."""
+    """Return True if the file's content causes the error. Return False for a missing package or a system error."""
     if isinstance(error, MissingDependency):
         return False
     while error is not None and not isinstance(error, (OSError, ImportError, MemoryError)):

@@ -59,7 +59,7 @@ def match_accepted(
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
-    """Yield each finding with the finding that `audit` reports for the same cause, or else with itself."""
+    """Yield (finding, finding of `audit` with the same cause). Without such a finding, yield the finding twice."""
     rows = {tensor.fqn: tensor for tensor in state.tensors}
     for problem in group_findings(findings, state.tensors):
         names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
@@ -78,7 +78,7 @@ def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tup
 def _list_ignored(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[Accepted, ...]:
-    """Return each finding that has an ignored rule, or that belongs to a problem with an ignored rule."""
+    """Return the findings with an ignored rule, and all findings of each problem whose rule is ignored."""
     if not options.ignore:
         return ()
     ignored_rules = expand_ignored(options)

@@ -119,7 +119,7 @@ def _to_sequence(value: object) -> Sequence[Any]:
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:
-    """Raise UnreadableError if the part and `first` read different files, or UsageError if only file times differ."""
+    """Raise UnreadableError if two parts read different files, or UsageError if only the modification times differ."""
     head, first_head = part.head, first.head
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
@@ -219,7 +219,7 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
 
 
 def _list_names(options: ShardedOptions) -> list[str]:
-    """Return the values that name a file, URL or class. Omit those of --plugin, because they always name code."""
+    """Return the option values that name a file, URL or class, except the values of --plugin."""
     return list_texts(options, lambda each: each.reads_file and each.field != "plugin")
 
 

@@ -134,7 +134,7 @@ class Caller:
 
 
 def describe_failures(failures: Sequence[Failure], verb: str) -> list[str]:
-    """Return at most MAX_FAILURE_LINES lines, each for a file and cause, and a line that counts all other tensors.
+    """Return at most MAX_FAILURE_LINES lines, one for each file and cause, and a line that counts the other tensors.
 
     `verb`: the verb in messages ("read", "compared").
     """

@@ -68,7 +68,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
 
 
 def _use_engine(options: Options) -> AbstractContextManager[None]:
-    """Return a context in which the executor of `--executor` runs all tasks. Raises UsageError if it is invalid."""
+    """Return a context in which the executor of `--executor` runs all tasks. Raises UsageError for a wrong executor."""
     executor = getattr(options, "executor", None)
     if executor is None:
         return nullcontext()

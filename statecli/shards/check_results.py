@@ -79,7 +79,7 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
 
 
 def _list_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
-    """Return the possible numbers of compared values if the bytes of `elements` elements may differ."""
+    """Return the numbers of compared values that a result may have if the bytes of `elements` elements may differ."""
     # 0 for views that overlap too much to be read: they can only have equal bytes, not compared values.
     no_values = () if isinstance(task.before, Piece) or elements <= FREE_OVERLAP_ELEMENTS else (0,)
     return (elements, elements * _get_values_per_element(task.before.dtype), *no_values)

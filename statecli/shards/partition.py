@@ -35,7 +35,7 @@ def parse_shard(text: str) -> ShardNumber:
 
 
 class Partition:
-    """Select the tasks of one shard in all passes of a command. A pass compensates for earlier uneven passes."""
+    """Select the tasks of one shard in all passes of a command. Each pass evens out the loads of earlier passes."""
 
     def __init__(self, index: int, count: int) -> None:
         self._index = index

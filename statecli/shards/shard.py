@@ -42,7 +42,7 @@ class Shard:
         self.failed: list[Failure] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """See `pool.ResultStore`. The result of a failed task is `absent`, because all shards must plan the same tasks.
+        """See `pool.ResultStore`. A failed task gets the result `absent`, so that all shards plan the same later tasks.
 
         The shard that derived a task also does it, because only this shard has the earlier results.
         """

@@ -1,4 +1,4 @@
-"""File of one shard: a line about the command, a line per task, and a last line that proves completeness.
+"""File of one shard: a line about the command, a line per task, and a last line that shows that the file is complete.
 
     {"schema": "statecli.part/1", "command": "diff", "options": {"before": "a.pt", …}, "shard": [3, 8], …}
     {"function": "run_batch", "key": "5f1c…", "name": "fc.weight", "bytes": 4096, "result": {…}}

@@ -1,4 +1,4 @@
-"""Load the target that a text names into a ModelState."""
+"""Load a target (a checkpoint or a model class, named by a text) as a ModelState."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
 def read_class_state(
     text: str, *, init_device: str | None, names: Sequence[str] = ()
 ) -> tuple[ModelState, LoadedNames]:
-    """Return the state of the class that `--model` names, and the names under which the class loads `names`.
+    """Return the state of the class in `--model`, and a map from checkpoint names to the names that the class loads.
 
     Only a transformers class with a configuration renames keys. Raises UsageError if the text does not name a class.
     """

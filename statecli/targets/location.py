@@ -64,7 +64,7 @@ def is_in_folder(path: str, folder: str) -> bool:
 
 
 def resolve_name(name: str, folder: str) -> str:
-    """Return the target that a file in `folder` calls `name`. A local path becomes relative to the current folder."""
+    """Return the target for a name in a file of `folder`. A local path becomes relative to the current folder."""
     if not find_path(name) or files.is_remote(name):
         return name
     if files.is_remote(folder):
@@ -116,7 +116,7 @@ def find_path(text: str) -> str | None:
 
 
 def _make_relative_path(path: str, folder: str) -> str:
-    """Return the relative path without resolving links, or with resolved links if this path has fewer `..`."""
+    """Return the path relative to `folder`: with links as typed, or with resolved links if it then has fewer `..`."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
@@ -136,7 +136,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Add a source line, or otherwise a byte range, to each finding about a tensor that has neither.
+    """Add the tensor's source line, or otherwise its byte range, to each finding that has neither of the two.
 
     A finding without a section applies to any tensor of its name.
     """
@@ -175,7 +175,7 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 
 
 def compute_fingerprint(finding: Finding) -> str:
-    """Return a digest of a finding's rule, target, section, tensor, `about` and `content`. It is equal in every run.
+    """Return a digest of a finding's rule, target, section, tensor, `about` and `content`, the same in every run.
 
     The target is named relative to its repository, so that neither the current folder nor the spelling matters.
     """

@@ -1,4 +1,4 @@
-"""Find checkpoints in compressed files and tar archives, which a walk over a folder counts but does not read.
+"""Find checkpoints in compressed files and tar archives. A walk over a folder counts these files without reading them.
 
 joblib, pandas and `pickle.load(gzip.open(...))` load a compressed pickle directly, and SageMaker and NeMo unpack tar
 archives. A file with a checkpoint inside fails the audit: unpack the file. An archive is searched up to
@@ -317,7 +317,7 @@ def _list_errors() -> tuple[type[Exception], ...]:
 
 
 def _measure_gzip_header(data: bytes) -> int | None:
-    """Return the size of a gzip header as Python reads it, or None for another method or an incomplete header."""
+    """Return the size of a gzip header, or None if it is incomplete or names a method other than deflate."""
     if len(data) < 10 or data[2] != 8:
         return None
     flags, header_bytes = data[3], 10

@@ -1,4 +1,4 @@
-"""Decide which tool folders a walk skips: those without a file that loaders would select by name.
+"""Decide which tool folders (such as .git) a walk skips: folders without a file that loaders select by name.
 
 Loaders that choose a folder themselves (the newest step, the folder in a tracker file) also choose a hidden or tool
 folder. They select files by name, so a tool folder with a file named like a checkpoint is walked.

@@ -35,7 +35,7 @@ class FileIdentity(msgspec.Struct, frozen=True):
     written: int | None = None
 
     def is_another(self, other: FileIdentity) -> bool:
-        """Return whether the identities belong to different files. Copies of a file count as the same file."""
+        """Return whether the identities belong to different files. A file and its copy count as the same file."""
         return (self.bytes, self.version) != (other.bytes, other.version)
 
 

@@ -25,7 +25,7 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Maximum number of bytes that the task reads. A comparison of two tensors counts only one of them."""
+        """Maximum number of bytes that the task reads. For a comparison, this is the size of only one tensor."""
 
     @property
     def paths(self) -> Iterable[str]:

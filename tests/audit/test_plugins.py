@@ -235,7 +235,7 @@ def test_a_configured_module_must_be_installed(workspace, monkeypatch):
     configure()
     message = get_error()
     assert message.startswith(
-        "statecli.toml: plugins: 'acme_here': is not imported, because no package in site-packages"
+        "statecli.toml: plugins: 'acme_here': statecli does not import this plugin, because no package in site-packages"
     )
     assert message.endswith("install the package, or use plugins='acme_here'")
     assert not mark.exists()

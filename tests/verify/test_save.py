@@ -400,7 +400,10 @@ def test_help_names_the_saving_method():
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for state, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
         (finding,) = [finding for finding in run_save(body.replace("{}", state)).findings if finding.fqn == "t"]
-        assert (finding.rule, finding.help) == (rule, "net.py:7: keep in Net.state_dict all entries that super() saves")
+        assert (finding.rule, finding.help) == (
+            rule,
+            "net.py:7: let Net.state_dict keep all entries that super() saves",
+        )
         assert finding.origin == Origin("net.py", 7)
 
 

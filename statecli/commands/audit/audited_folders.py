@@ -20,7 +20,7 @@ def is_judged_with(folder: str, target: str) -> bool:
 
 
 def is_at_target(folder: str, target: str) -> bool:
-    """Return whether the folder is at, above or below the target. The current folder does not count for `../target`."""
+    """Return whether the folder is at, above or below the target. `../target` is not below the current folder."""
     start = _find_start(target)
     if start is None:
         return False

@@ -101,7 +101,7 @@ def _map_causes(entries: Iterable[BaselineEntry]) -> dict[_Cause, BaselineEntry]
 
 
 def _make_key(finding: Finding, name: str) -> _Key:
-    """Return a key that identifies the finding. `name` names the finding's target."""
+    """Return a key that identifies the finding. `name` is the name of the finding's target."""
     about = finding.about if isinstance(finding.about, str) else None
     # An empty digest means too many bytes: the content is unknown, and nothing accepts the finding.
     content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)
@@ -109,7 +109,7 @@ def _make_key(finding: Finding, name: str) -> _Key:
 
 
 def _strip_target(finding: Finding) -> str:
-    """Return the finding's message without the target, because users can type the same target in different ways."""
+    """Return the finding's message without the target's name, because users can type this name in different ways."""
     return finding.message.removeprefix(f"{finding.target}: ")
 
 
@@ -190,7 +190,7 @@ def join_baselines(
 
 
 def find_existing_file(path: str | None) -> str | None:
-    """Return `path` if the file exists, else None, because only an existing baseline has reasons to keep."""
+    """Return `path` if the file exists, else None. A new baseline keeps the reasons of an existing file."""
     return path if path is not None and os.path.lexists(path) else None
 
 
@@ -261,7 +261,7 @@ def _is_missing(target: str, folders: Sequence[str]) -> bool:
 
 
 def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
-    """Return whether the baseline accepts the finding. Bugs in rules are not accepted: the rules checked nothing."""
+    """Return whether the baseline accepts the finding. It cannot accept a bug in a rule: the rule checked nothing."""
     return key[1] != INTERNAL_ERROR_RULE and key[5] is not None and key in accepted_keys
 
 
@@ -271,7 +271,7 @@ def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[st
 
 
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
-    """Return a note that a baseline entry matches no finding. `remaining`: keys of other findings, without content."""
+    """Return a note on a baseline entry that matches no finding. `remaining`: the findings' keys without content."""
     _, rule, _, fqn, about, content = key
     remedy = "but the target no longer has this finding; remove the entry from the baseline"
     if (fqn or about) and key[:5] in remaining:

@@ -278,7 +278,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
 
 
 def _mask_secrets(value: object) -> Any:
-    """Return the value without credentials in URLs. Keys are masked too, because they are globs of targets."""
+    """Return the value without credentials in URLs. Keys are masked too, because a key may be a target's URL."""
     if isinstance(value, dict):
         return {_mask_secrets(key): _mask_secrets(item) for key, item in value.items()}
     if isinstance(value, list):

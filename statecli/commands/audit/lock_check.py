@@ -37,7 +37,7 @@ MISSING_FILE_HELP = "restore the target; if the removal is intended, run `statec
 
 
 def check_lock(subject: Subject, request: Request, progress: Progress | None) -> Subject:
-    """Add the differences between target and lock to the subject. A class that is only the reference is not compared.
+    """Add the differences between target and lock to the subject. The reference class of `--model` is not compared.
 
     Raises as `compare_lock.select_target` and `compare_with_lock` do.
     """
@@ -132,7 +132,7 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
 
 
 def _is_expected(text: str, requested: Sequence[str]) -> bool:
-    """Return whether auditing the requested targets reaches `text`. Return False for a class or a file's section."""
+    """Return whether a requested folder or glob contains `text`. Return False for a class or a file's section."""
     path, section = split_section(text)
     if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False

@@ -37,7 +37,7 @@ class ReferenceSide(msgspec.Struct, frozen=True):
 
     @property
     def is_lazy(self) -> bool:
-        """Return whether the module gets its shapes from its first load, so that only one target may use the module."""
+        """Return whether the first load decides the module's shapes. Only one target may use this module."""
         return self.built_model is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
@@ -54,7 +54,7 @@ def read_side(text: str, init_device: str | None) -> ReferenceSide:
 
 
 def _find_only_model(folder: str) -> str:
-    """Return the only model file in a folder that is not readable as one checkpoint. Otherwise return the folder."""
+    """Return the folder or, if it is not readable as one checkpoint but has a single model file, this file."""
     try:
         formats.members(folder)
     except UnreadableError as error:

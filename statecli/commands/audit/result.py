@@ -46,7 +46,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def checked_targets(self) -> tuple[TargetResult, ...]:
-        """All targets except the class of `--model`, which counts only if it is the only target."""
+        """All targets except the class of `--model`. If this class is the only target, it counts."""
         return tuple(target for target in self.targets if target.target != self.model) or self.targets
 
     @property

@@ -117,7 +117,7 @@ def _iter_components(folder: str, index: dict[str, Any]) -> Iterator[CodeReferen
 
 
 def _iter_code(auto_map: object) -> Iterator[CodeReference]:
-    """Yield the classes in `auto_map`. A value is a class, or a list of a slow and a fast tokenizer (or None)."""
+    """Yield the classes in `auto_map`. A value is a class, or a list: slow and fast tokenizer (each may be None)."""
     for key, value in auto_map.items() if isinstance(auto_map, dict) else ():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):

@@ -67,7 +67,7 @@ def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
 
 
 def summarize_reasons(notes: Sequence[Oddity]) -> str | None:
-    """Summarize reasons in one line: the first reason, and how many tensors have others. Return None without notes."""
+    """Return one line: the first reason, and the number of tensors with other reasons. Return None without notes."""
     groups = group_by_cause(Failure(note.fqn or "", note.message) for note in notes)
     other_count = sum(group.size for group in groups[1:])
     remainder_text = f"; and {plural(other_count, 'more tensor')} could not be read" if other_count else ""

@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class _WrongOrder(Exception):
-    """The steps in the settings contradict the order of the names, which was assumed at first."""
+    """Error: the steps in the settings contradict the order by names, which the search assumed at first."""
 
 
 def bisect_run(request: Request) -> Bisection:

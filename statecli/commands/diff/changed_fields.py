@@ -23,7 +23,7 @@ def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
 
 
 def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
-    """Yield the fields in which two tensors differ. Tying and values are compared elsewhere."""
+    """Yield the fields in which two tensors differ. Other functions compare the ties and the values."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
     if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):
@@ -75,7 +75,7 @@ def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:
-    """Return the indexes of matches whose tensor is tied to other tensors in the new state than in the old state.
+    """Return the indexes of matches whose tensor is tied to different tensors in the old and the new state.
 
     Each state groups the matches by storage. The old and the new group of a match are the same if and only if each has
     as many members as their intersection.

@@ -144,7 +144,7 @@ _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
 
 def _explain_beyond_cast(change: Change) -> str:
-    """Return why the change is not an exactly rounded cast, as the start of a message. Return "" for such a cast."""
+    """Return "" for an exactly rounded cast. Otherwise return why the change is not one, as the start of a message."""
     if change.status is Status.IDENTICAL:
         return ""
     transformation = change.transformation
@@ -319,7 +319,7 @@ def _count(entries: Sequence[ExpectationEntry]) -> str:
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[ExpectationEntry]) -> Iterator[Broken]:
-    """Yield an error for each glob that may match an unlisted setting, because too many settings differ."""
+    """Yield an error for each glob that may match unlisted settings. Some are unlisted if too many settings differ."""
     setting_rows = [entry for entry in entries if entry.section is None]
     remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
     for glob in frozen if remainder else ():

@@ -167,7 +167,7 @@ FLAX_PARAMS = "params"
 
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
-    """Join the sections of a Flax model into a single section with the name of the other side's only model section."""
+    """Join the sections of a Flax model into a single section, named like the only model section of `other`."""
     if not state.traits.has_collections:
         return state
     own_sections, others = list_model_sections(state), list_model_sections(other)
@@ -270,7 +270,7 @@ class _Load:
         return {paths.get(path, _map_name(path, paths)): local for path, local in ordered_items}
 
     def list_wrapper_findings(self) -> Iterator[Finding]:
-        """Yield the finding about the prefixes that were stripped, because a load does not strip prefixes."""
+        """Yield the finding about stripped prefixes: statecli strips them, but `load_state_dict` does not."""
         if not self.prefixed:
             return
         differing = {item.name for item in self.prefixed}
@@ -441,7 +441,7 @@ def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _map_name(name: str, paths: Mapping[str, str]) -> str:
-    """Translate a checkpoint's name to the class's name by the innermost parent module that `paths` maps."""
+    """Convert a tensor's name in the checkpoint to its name in the class. The innermost parent in `paths` decides."""
     above, suffix = name, ""
     while paths and above:
         above, _, last = above.rpartition(".")

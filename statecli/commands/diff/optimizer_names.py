@@ -33,7 +33,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(msgspec.Struct, frozen=True):
-    """Two optimizers with different kinds of keys. `places` maps the keys of each side to parameter positions."""
+    """Two optimizers with different types of keys (`keys`). `places` maps each side's keys to parameter positions."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]

@@ -132,7 +132,7 @@ def _group_by_section(state: ModelState) -> dict[str, list[int]]:
 
 
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """Sort matches in the order of the new checkpoint. A removed tensor stays after its predecessor in the old one.
+    """Sort matches in the order of the new checkpoint. A removed tensor stays after its predecessor in `before`.
 
     The numbers in the names decide if the new checkpoint is ordered as text (layer 10 before layer 2) or by dtype, as
     safetensors is. Such an order says nothing about the module.
@@ -311,7 +311,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> NotedMatches:
-    """Pair a tied name that one side lacks with the tensor that this side stores under another of the tied names."""
+    """If a side lacks a tied name, pair the name with the tensor that this side stores under a different tied name."""
     removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not removed_ties and not new:

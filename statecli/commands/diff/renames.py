@@ -101,7 +101,7 @@ def _split_by_fingerprint(
 
 
 def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Pair tensors whose names share the most trailing components. Equally good candidates are paired in order."""
+    """Pair tensors whose names have the longest common ending. Equally good candidates are paired in order."""
     old_paths = [(row, row.fqn.split(".")) for row in before]
     new_paths = [(row, row.fqn.split(".")) for row in after]
     longest = min(max(len(path) for _, path in old_paths), max(len(path) for _, path in new_paths))

@@ -359,7 +359,7 @@ class _Comparison:
         )
 
     def _drop_explained_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
-        """Drop setting differences that follow from quantized tensors or from an adapter.
+        """Return `settings` without the differences that quantized tensors or an adapter cause.
 
         If expectations are given, all settings are returned.
         """
@@ -381,7 +381,7 @@ class _Comparison:
         return kept_changes
 
     def _compare_settings(self) -> tuple[list[ScalarChange], list[str]]:
-        """Return the selected settings that differ, and the names of all compared settings. Note omitted settings."""
+        """Return the selected settings that differ, and the names of all compared settings. Report omitted settings."""
         if self.any_class:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]

@@ -129,7 +129,7 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
 
 
 def _select_section(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
-    """Return a section's settings, and separately the keys of module attributes that `other` may lack."""
+    """Return a section's settings without module attributes that `other` may lack, and the keys of these attributes."""
     side = state.metadata
     start = "" if section is None else _find_section_prefix(side, state, section)
     modules = _list_modules_with_more(state, other)
@@ -157,7 +157,7 @@ def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
 
 
 def _list_modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
-    """Return prefixes of module attributes that `other` need not record, for example because no code reads them."""
+    """Return prefixes of module attributes that `other` may lack, such as attributes that compiled code never reads."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
     return () if alike and _list_attribute_prefixes(other) else _list_attribute_prefixes(state)
 
@@ -229,7 +229,7 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
 
 
 def list_format_keys(state: ModelState) -> frozenset[str]:
-    """Return the settings of the file format, not of the model: `format`, `total_size`, dropped tied names."""
+    """Return the keys of settings about the file format, not the model: `format`, `total_size`, dropped tied names."""
     traits = state.traits
     if traits.settings_describe_program:
         return frozenset(state.metadata.values)
@@ -237,7 +237,7 @@ def list_format_keys(state: ModelState) -> frozenset[str]:
 
 
 def _list_dropped_names(state: ModelState) -> frozenset[str]:
-    """Return the settings with tied names: the key is the name that was not stored, the value is the stored name."""
+    """Return the tied names that the file does not store: keys of settings whose values are the stored names."""
     names = {tensor.fqn for tensor in state.tensors}
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 

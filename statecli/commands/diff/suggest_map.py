@@ -75,7 +75,7 @@ def _list_unpaired(
 
 
 def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
-    """Count each prefix without which a name equals a name of the other side, if section and shape are equal too."""
+    """Count each prefix whose removal turns a name into a name in `others` with the same section and shape."""
     return Counter(
         prefix
         for section, name, shape in rows

@@ -200,7 +200,7 @@ class _Aligner:
     # --- tensors of modules that have no partner --------------------------------------------------------------------
 
     def _pair_tensors(self, stored: Iterable[_Node], registered: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
-        """Pair single tensors by shape and by the words in their full names, because the modules around them differ."""
+        """Pair single tensors of modules that do not match, by shape and by the words in the tensors' full names."""
         groups: dict[Shape | str, tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:

@@ -1,4 +1,4 @@
-"""Decide which pairs of names are certain. In other pairs, a different name of the same shape fits as well.
+"""Decide which pairs of names are certain. A pair is undecided if a third name with the same shape fits equally well.
 
 Shapes alone cannot distinguish query and key. A pair is certain if no other pairing of the names has the same shape and
 shares as many components or words. Numbers of modules keep their order.

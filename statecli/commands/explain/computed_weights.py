@@ -1,4 +1,4 @@
-"""Find weights that either the file or the class replaces by the tensors from which torch computes the weight.
+"""Find weights that torch computes from input tensors, as for weight_norm, in only the file or only the class.
 
 `weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
 or a mask. An input has the shape of the weight, but a model that loads the input as the weight gives wrong values.
@@ -17,7 +17,7 @@ _PARAMETRIZED = compile_on_use(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>
 
 
 class ComputedWeight(msgspec.Struct, frozen=True):
-    """A computed weight, one of its input tensors (`part`), and the name of the function that computes the weight."""
+    """A computed weight: its name, the name of an input tensor (`part`), and the function that computes the weight."""
 
     name: str
     part: str
@@ -34,7 +34,7 @@ class ComputedWeights(msgspec.Struct, frozen=True):
 def find_computed_weights(
     pairs: Mapping[str, str], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
-    """Find pairs in which only the file's or only the class's tensor is an input of a computed weight.
+    """Find pairs (file, class) in which one tensor is an input of a computed weight and its partner is not.
 
     `pairs`: name in the file -> name in the class.
     """

@@ -37,7 +37,7 @@ _COMMON_WORDS = frozenset(("layer", "projection", "module", "model", "self"))
 
 @lru_cache(maxsize=1 << 14)
 def split_words(component: str) -> frozenset[str]:
-    """Return the words of a component, each in one spelling, such as query and projection for `q_proj`."""
+    """Return the words of a component in their standard spelling: query and projection for `q_proj`."""
     text = component.replace("layernorm", "layer_norm").replace("batchnorm", "batch_norm")
     words = (match.group().lower() for match in _PARTS.finditer(text))
     return frozenset(_SYNONYMS.get(word, word) for word in words)

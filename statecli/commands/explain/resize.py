@@ -41,7 +41,7 @@ def find_resized(subject: LoadSubject, diagnosis: Diagnosis) -> Diagnosis | None
 
 
 def _propose_changes(subject: LoadSubject, spec: ModelSpec) -> Iterator[Change]:
-    """Yield (argument, value, new size) for each argument whose value equals a size that differs in the checkpoint."""
+    """Yield (argument, value, size in checkpoint) for each argument whose value is a differing size of the class."""
     sizes = _count_sizes(subject)
     for name, value in list_integer_arguments(spec, subject.built_model.loaded):
         for (old, new), _ in sizes.most_common():
@@ -70,7 +70,7 @@ def _count_sizes(subject: LoadSubject) -> Counter[tuple[int, int]]:
 
 
 def _list_other_sizes(subject: LoadSubject) -> Iterator[tuple[int, int]]:
-    """Yield (size in class, size in checkpoint) for a missing and an extra tensor that differ in a single dimension."""
+    """Yield (size in class, size in checkpoint) for missing and extra tensors whose shapes differ in one dimension."""
     names = set(subject.entries.names)
     missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra_tensors = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]

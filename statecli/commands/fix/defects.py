@@ -67,7 +67,7 @@ class Defect(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """Key to find the same defect in the next verification: the rule, and tensor names or else message and line."""
+        """Key that finds the defect in the next verification: the rule, and the tensor names (or message and line)."""
         return self.rule, self.names or (self.message.partition(" at ")[0], str(self.line))
 
 

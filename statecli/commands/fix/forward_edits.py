@@ -87,7 +87,7 @@ def _add_keyword(source: ParsedFile, call: cst.Call, code: str) -> cst.Call:
 
 
 def _find_comma_between(call: cst.Call) -> cst.Comma | None:
-    """Return the comma to put between arguments, with a line break if the call has one, or None for the default."""
+    """Return the comma between arguments, with the call's line break if any. Return None for the default comma."""
     if len(call.args) > 1 and isinstance(call.args[0].comma, cst.Comma):
         return call.args[0].comma
     before = call.whitespace_before_args
@@ -239,7 +239,7 @@ def _find_detached(
 
 
 def _find_only_user(source: ParsedFile, attribute: str, line: int) -> cst.ClassDef | None:
-    """Return the class that uses the attribute: the class around the line, or else the only such class."""
+    """Return the class that uses the attribute: the class around the line, or else the only class that uses it."""
     users: dict[int, cst.ClassDef] = {}
     for node in source.find(cst.Attribute):
         owner = source.find_around(node, cst.ClassDef)

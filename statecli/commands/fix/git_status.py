@@ -33,7 +33,7 @@ def describe_changes(file: ChangedFile) -> str:
 
 
 def _call_git(folder: str, *words: str) -> bytes:
-    """Return the output of a git command that runs no program of the repository, or b"" if the command fails."""
+    """Call git without the programs that a repository configures. Return the output, or b"" if the command fails."""
     git = shutil.which("git")
     if git is None:
         return b""

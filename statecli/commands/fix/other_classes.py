@@ -186,7 +186,7 @@ def _list_ancestors(classes: Classes, name: str) -> set[str]:
 
 
 def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str]) -> str:
-    """Describe code in a related class or outside of the class that assigns the attribute. Return "" if none does.
+    """Describe an assignment of the attribute in a related class or outside of the class. Return "" if not found.
 
     `kept`: the `ast.dump` of each assignment that the edit does not replace.
     """

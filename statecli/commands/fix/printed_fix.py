@@ -61,7 +61,7 @@ def apply_code(source: ParsedFile, text: str, attribute: str, line: int, names: 
 
 
 def get_value_text(source: ParsedFile, assigned: Assigned) -> str:
-    """Return the text of the assigned expression as the printed fix has it, without outer parentheses."""
+    """Return the text of the assigned expression without outer parentheses, as the printed fix shows it."""
     code = source.module.code.replace("\r\n", "\n")
     line = source.get_line(assigned.node)
     for node in ast.walk(ast.parse(code)):
@@ -142,7 +142,7 @@ def _iterate_items(source: ParsedFile, assigned: Assigned, name: str) -> Changes
 
 
 def _rename_keys(source: ParsedFile, assigned: Assigned, name: str, code: str) -> Changes:
-    """Return the change that reads `self.name[key]` with the renamed keys of the new container. Raises NoEdit."""
+    """Return the change that replaces `key` in each `self.name[key]` by the new container's key. Raises NoEdit."""
     formula = re.search(r"Dict\(\{(str\(k\).+?): v for k, v in ", code)
     if formula is None:
         raise NoEdit("the printed fix does not show how to compute the new keys")

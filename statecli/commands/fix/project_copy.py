@@ -107,7 +107,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
 
 
 def _link_folder(folder: str, copy: str, contents: Mapping[str, bytes | None]) -> None:
-    """Link the files of `folder` in `copy`. Copy the files in `contents`, and write their bytes unless None."""
+    """Fill `copy` with links to the files of `folder`. Copy the files in `contents`, with the new bytes unless None."""
     os.mkdir(copy)
     for name in os.listdir(folder):
         source, target = os.path.join(folder, name), os.path.join(copy, name)

@@ -123,7 +123,7 @@ class Session:
         return ""
 
     def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
-        """Return a class that the edits make impossible to build, with its error, or "" if all can be built."""
+        """Describe a class that cannot be built with the edits, and its error. Return "" if no class fails."""
         classes = {
             path: other_classes.list_related_classes(before, data)
             for path, data in contents.items()

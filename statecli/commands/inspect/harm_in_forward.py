@@ -29,7 +29,7 @@ RAN_ON_FAKE_GPU = "forward ran without an error on a fake GPU"
 
 
 def measure_harm(called_model: CalledModel, state: ModelState) -> Mapping[str, Harm]:
-    """Return the harm of each unregistered tensor whose severity depends on what forward does with it."""
+    """Return the harm of unregistered tensors, limited to tensors whose severity depends on their use in forward."""
     rows = [row for row in state.tensors if _depends_on_forward(row)]
     if not rows:
         return {}

@@ -1,4 +1,4 @@
-"""Rules reported only by `inspect --to`. `core/move_rules.py` has the rules about moves."""
+"""Rules that only `inspect --to` checks. `core/move_rules.py` has the rules about moves."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
 
 
 def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each name of a selected tensor that is tied before a move and separate after the move."""
+    """Yield the findings about ties that a move breaks, limited to the names of selected tensors."""
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     for finding in move_rules.report_broken_ties(state):
         if finding.fqn in names:

@@ -167,7 +167,7 @@ def find_companion_files(folder: str) -> list[str]:
 
 
 def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
-    """Return the folders of diffusers pipelines that contain `targets` and belong to the user's targets (`texts`).
+    """Return the folders of diffusers pipelines around `targets`, limited to folders and globs that the user typed.
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """

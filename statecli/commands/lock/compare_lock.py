@@ -90,7 +90,7 @@ def select_target(text: str, request: Request) -> LockedTarget:
 
 
 def _is_on_other_side(text: str, lock: Lock) -> bool:
-    """Return True if this target is a URL and all locked targets are local, or the reverse."""
+    """Return True if this target is a URL and all locked targets are local, or if all are URLs and it is local."""
     return not lock.has_no_names and all(
         files.is_remote(str(target.target)) != files.is_remote(text) for target in lock.targets
     )
@@ -174,7 +174,7 @@ def _to_state(target: LockedTarget) -> ModelState:
 
 
 def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[TensorKey]]:
-    """Group the locked names of tied tensors by the tie's first name. Sections are named as in the checkpoint."""
+    """Group the locked names of tied tensors by the first name of the tie. Sections have the checkpoint's names."""
     names_of_tie: dict[tuple[str, str | None], list[TensorKey]] = {}
     for line in target.tensors:
         section = sections.get(line.section, line.section)

@@ -172,7 +172,7 @@ def read_lock(path: str) -> Lock:
 
 
 def read_document(path: str, document_name: str) -> dict[str, object]:
-    """Read a JSON file of statecli, possibly merged by git. `document_name` names the file.
+    """Read a JSON file that statecli wrote and git may have merged. `document_name`: type of the file, for messages.
 
     Raises as `read_lock` does.
     """

@@ -264,7 +264,7 @@ def make_view_key(tensor: TensorInfo) -> object:
 
 
 def _find_ties(state: ModelState) -> dict[tuple[str, object], str]:
-    """Map each view of a tensor that has several names in a section to the alphabetically first name.
+    """Map each tensor view that has several names in a section to the alphabetically first of these names.
 
     Equal values are not a tie: two biases of zeros are two tensors, and a checkpoint may lack either.
     """

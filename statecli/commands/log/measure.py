@@ -237,7 +237,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
 
 
 def _refine_cosine(difference: TensorChange, before: float, after: float) -> float:
-    """Return the cosine. Compute it from the norms if the change is small, because this is more precise.
+    """Return the cosine between old and new values. For a small change, the norms give a more precise cosine.
 
     The product of float32 values is rounded to 1e-7. The law of cosines multiplies this error by the square of the
     relative change. After a large change, it would subtract almost equal numbers.

@@ -247,7 +247,7 @@ def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
 
 
 def _find_same(name: str, model: object, models: Mapping[str, object]) -> str:
-    """Return the name of an equal model of the same class, because the number in names such as `Net 2` may change."""
+    """Return the name of an equal model of the same class. The number in names such as `Net 2` may differ."""
     kind = _NUMBER.sub("", name)
     return next((other for other in models if _NUMBER.sub("", other) == kind and models[other] == model), name)
 
@@ -316,7 +316,7 @@ def _compare_averages(before: StepRecord, after: StepRecord, copied: Sequence[st
 def _compare_chance(
     steps: Sequence[StepRecord], before: StepRecord, after: StepRecord, *, is_model_resumed: bool | None
 ) -> list[StateRow]:
-    """Compare the batches and the random numbers of a step. If another step had the same batch, report that step."""
+    """Compare the batches and random numbers of a step. If the batch belongs to a different step, report that step."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
     # Generators without draws are ignored if possible, because they differ between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]

@@ -389,7 +389,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _join_digests(digests: list[str]) -> str:
-    """Return a digest of the digests, or the first digest that is unreadable."""
+    """Return a digest of the digests, or the first digest that stands for an unreadable value."""
     unreadable = [digest for digest in digests if UNREADABLE in digest]
     return unreadable[0] if unreadable else _hash(*digests)
 

@@ -115,7 +115,7 @@ class SavedKeys:
 
     @property
     def others(self) -> tuple[SavedKey, ...]:
-        """Keys whose values are not recognised and may be a state."""
+        """Keys of values that statecli does not recognise. Each of these values may be a state."""
         generator_lists = {
             SavedKey(key.path[:1], key.file) for key in self.generators.values() if _is_in_list(key.path)
         }
@@ -155,7 +155,7 @@ class SavedKeys:
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return the key that holds the order of batches (`is_order`) or the data position, else the first data key."""
+        """Return the key of the batch order (`is_order`) or of the data position, or else the first key about data."""
         keys = self.states.get(State.DATA, ())
         matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)
@@ -200,7 +200,7 @@ class SavedKeys:
 
 
 def read_keys(checkpoint: str) -> SavedKeys:
-    """Read the keys of a checkpoint. In a folder, files whose names show no state are opened."""
+    """Read the keys of a checkpoint. In a folder, skip files whose names show a state other than random numbers."""
     keys = SavedKeys()
     if not os.path.isdir(checkpoint):
         file_state = _read_file(checkpoint)
@@ -257,7 +257,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _list_top_keys(state: ModelState) -> list[str]:
-    """Return the top-level keys of a checkpoint, except tensor names of a state_dict that is the whole file."""
+    """Return the top-level keys of a checkpoint. If the whole file is a state_dict, omit its tensor names."""
     models = _list_whole_models(state)
     tensors = [tensor for tensor in state.tensors if tensor.section not in models]
     paths = [_split_tensor_path(tensor, state) for tensor in tensors]

@@ -196,7 +196,7 @@ def suggest_in_own_method(
 
 
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
-    """Put the location of `method`, such as `net.py:12: `, before `remedy`. Only methods written in Python have one.
+    """Put the location of `method`, such as `net.py:12: `, before `remedy`. A method written in C has no location.
 
     For an installed library, advise to report the problem to its authors, because users do not edit its files.
     """
@@ -274,7 +274,7 @@ def describe_unsaved(row: TensorInfo) -> str:
 
 
 def judge_unsaved_in_copy(row: TensorInfo) -> Cell:
-    """Return the cell of an unsaved tensor of a copied model. A copy has the tensor's value even without a load."""
+    """Return the cell of an unsaved tensor if every instance is a copy: a copy has its value even without a load."""
     if row.persistent is False:
         return skip_cell(describe_unsaved(row))
     reason = (

@@ -37,5 +37,5 @@ def find_place(trace: str) -> SourceLine | None:
 
 
 def format_reader(subject: ModelUnderTest, place: SourceLine | None) -> str:
-    """Return `, read at net.py:12`, or "" if `place` is None."""
+    """Return the text `, read at net.py:12` for the source line `place`, or "" if `place` is None."""
     return "" if place is None else f", read at {tensor_sources.format_file(place.file, subject.target)}:{place.line}"

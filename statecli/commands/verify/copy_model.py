@@ -139,7 +139,7 @@ def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
 
 
 def _create_lazy_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """Create a buffer without a shape, because `copy.deepcopy` raises for lazy buffers, but not for lazy parameters."""
+    """Create a lazy buffer like `tensor`. `copy.deepcopy` raises for lazy buffers, but not for lazy parameters."""
     return nn.UninitializedBuffer(tensor.requires_grad, tensor.device, tensor.dtype)  # type: ignore[arg-type]
 
 
@@ -232,7 +232,7 @@ def _find_uncopyable(module: nn.Module, memo: dict[Any, Any]) -> str | None:
 
 
 def _make_leaves(copy_of_model: nn.Module) -> None:
-    """Turn non-leaf parameters of the copy into leaves, because a ScriptModule copies parameters under autograd."""
+    """Turn the copy's parameters into leaf tensors. A ScriptModule copies parameters under autograd, as non-leaves."""
     with torch._C.DisableTorchFunctionSubclass():
         for parameter in copy_of_model.parameters():
             if not is_lazy(parameter) and get_grad_fn_name(parameter):
@@ -297,7 +297,7 @@ def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> type
 
 
 def _rebind_partial(function: functools.partial[Any], memo: dict[Any, Any]) -> functools.partial[Any]:
-    """Bind methods among a functools.partial's arguments to the copy. torchao's `extra_repr` is such a partial."""
+    """Replace methods in the arguments of a functools.partial by the copy's methods, as for torchao's `extra_repr`."""
 
     def rebind(value: Any) -> Any:
         is_method = type(value) is types.MethodType and id(value.__self__) in memo

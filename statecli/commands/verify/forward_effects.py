@@ -194,7 +194,7 @@ def _count_writes(tensor: torch.Tensor) -> int | None:
 
 
 def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple[Oddity, ...]]:
-    """Return the tensors that forward changes in train mode. Return none if the constructor sets eval mode."""
+    """Return the tensors that forward changes in train mode, or an empty list if the constructor sets eval mode."""
     module = subject.build_fresh(values=True)
     if not any(part.training for part in module.modules()):
         return [], ()

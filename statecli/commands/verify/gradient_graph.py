@@ -69,7 +69,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records which of the storages in `storage_keys` are read by any operator."""
+    """Dispatch mode that records which storages in `storage_keys` are read by an operator."""
 
     def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class _Graph:
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
     def record(self, node: object, input_gradients: Gradients, output_gradients: Gradients) -> None:
-        """Record for which inputs the node's backward returned a gradient, if the node itself received a gradient."""
+        """Record which inputs got a gradient from the node's backward, if the node itself received a gradient."""
         if any(gradient is not None for gradient in output_gradients):
             self.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
 

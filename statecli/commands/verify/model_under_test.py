@@ -81,7 +81,7 @@ class ModelUnderTest:
 
     @functools.cached_property
     def input_dependent(self) -> frozenset[str]:
-        """Names of tensors that forward computes from input or seed. If forward raises, all created tensors count."""
+        """Names of created tensors that depend on the input or the seed. If forward raises: all created tensors."""
         if self.inputs is None or not self.created_by_forward:
             return frozenset()
         inputs = self.inputs
@@ -154,7 +154,7 @@ def _change_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def prepare_built_model(built_model: BuiltModel, target: str) -> ModelUnderTest:
-    """Prepare a model named by a spec: call its constructor for each instance, or copy the only instance."""
+    """Prepare a model of a spec. Each instance comes from the constructor or, if a second call fails, from a copy."""
     measure.check_no_freed_storage(built_model.module, target)
     try:
         renames = _find_name_mismatch(built_model.module, built_model.build_again())

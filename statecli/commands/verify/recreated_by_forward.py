@@ -81,7 +81,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors created by the first forward that forward reads or creates again after a cast or move of the model.
+    """Tensors of the first forward: which of them forward creates again or reads after a cast or move of the model.
 
     `recreated`: tensors created again. `read_names`: tensors read. `reason`: why the others are inconclusive.
     """
@@ -144,7 +144,7 @@ class _Conversion:
 
 
 def convert_inputs(call: Call, destination: torch.device | torch.dtype) -> Call:
-    """Return arguments cast to a dtype or moved to a device, like the model. Objects with a `.to` method are moved."""
+    """Return the arguments of a call, cast to a dtype or moved to a device. Any object with a `.to` method is moved."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(destination, torch.dtype):

@@ -94,13 +94,13 @@ def list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
 
 
 def summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
-    """Return the first reason of cells with this verdict and the number of others, or None if no cell has a reason."""
+    """Return the first reason of cells with this verdict and the number of further reasons, or None without reasons."""
     reasons = list_reasons(columns, verdict)
     return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
 
 
 def skip_harmless_cells(check: Check) -> Check:
-    """Mark failed cells as skipped if the tensor has only findings of severity note. Recompute the verdict."""
+    """Change failed cells to skipped if all findings of the tensor have the severity note. Recompute the verdict."""
     harmful = {finding.fqn for finding in check.findings if finding.severity is not Severity.NOTE}
     harmless = {finding.fqn for finding in check.findings} - harmful
     if not harmless or check.verdict is not Verdict.FAILED:

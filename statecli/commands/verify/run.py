@@ -79,7 +79,7 @@ def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _list_arguments(name: Name, request: Request) -> list[object]:
-    """Return the option value that the request passes to a proof, in a list. Return [] for the proof's default."""
+    """Return a list with the value of the proof's option, or [] if the proof uses its default."""
     option = OPTION_OF_PROOF.get(name)
     value = choose_device(request) if option == "device" else getattr(request, option) if option else None
     return [] if value is None else [value]
@@ -204,7 +204,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """Add a skipped cell for each sample input of the model to the first column, unless the input's cell failed."""
+    """Mark sample inputs stored in the model as skipped in the first column, except inputs with a failed cell."""
     if not check.columns:
         return check
     first, *others = check.columns
@@ -214,7 +214,7 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
 
 
 def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
-    """Turn passed cells into inconclusive cells for tensors that a copy holds in another way than the model."""
+    """Change passed cells to inconclusive for tensors that a copy of the model stores differently than the model."""
     messages = {oddity.fqn: oddity.message for oddity in state.oddities if oddity.kind is OddityKind.UNLIKE_COPY}
     if not messages:
         return check

@@ -24,7 +24,7 @@ def copy_module(module: nn.Module) -> Any:
 
 
 class StateDictCopy(NamedTuple):
-    """Copy of a state_dict. If weights_only=True refuses a class, `refused_class` is its name, or "" if unknown."""
+    """Copy of a state_dict. `refused_class`: name of a class refused by weights_only=True ("" if unknown), or None."""
 
     state: Any
     refused_class: str | None

@@ -483,7 +483,7 @@ def _is_empty_output(output: Any) -> bool:
 
 
 def _note_idle(run: Training, gave: dict[int, bool]) -> None:
-    """Count a round as idle for each leaf of a module that was called but returned only empty tensors."""
+    """Count a round as idle for each leaf tensor inside a module whose calls returned only empty tensors."""
     if all(gave.values()):
         return
     named_modules = run.module.named_modules(remove_duplicate=False)

@@ -95,7 +95,7 @@ def watch_run(
 
 
 def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], targets: Sequence[str]) -> list[str]:
-    """Return the last finished checkpoint, if possible with a step. Mark all other finished checkpoints as done."""
+    """Return the last finished checkpoint, if possible one with a step in its name. Mark all others as done."""
     stepped = [path for path in finished if _find_number(path, targets) is not None]
     last_path = (stepped or finished)[-1]
     for path in finished:
@@ -140,7 +140,7 @@ def _order(paths: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def _find_number(path: str, targets: Sequence[str]) -> int | None:
-    """Return the step in the part of the path below the folder that the user typed, or None."""
+    """Return the step that the path names below the folder that the user typed, or None without a step."""
     folder = next((target.rstrip("/") for target in targets if path.startswith(f"{target.rstrip('/')}/")), "")
     return find_step_in_name(path[len(folder) + 1 :] if folder else shorten_paths([path])[0])
 

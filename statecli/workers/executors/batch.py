@@ -44,7 +44,7 @@ KERNEL_MODULE = "statecli.values.kernels"
 
 
 class Build(NamedTuple):
-    """Version of statecli and its kernel ("C" or "numpy"), because only equal builds compute equal results."""
+    """Version of statecli, and its kernel ("C" or "numpy"). Results are equal only if the builds are equal."""
 
     version: str
     kernel: str
@@ -78,7 +78,7 @@ def pack(function: Callable[..., Any], shared: object, batch: Sequence[Any]) -> 
 
 
 def _get_current_folder() -> str:
-    """Return the working folder, or "" if it was removed, because relative paths are then invalid."""
+    """Return the working folder, or "" if the folder was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -99,7 +99,7 @@ class _PathPickler(pickle.Pickler):
         self.paths: dict[str, str] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """See `Pickler.reducer_override`. Looks only at types that have a path, because a name may look like a path."""
+        """Make the path of a ByteRange or Piece absolute (see `Pickler.reducer_override`). Keep all other values."""
         if type(value) not in (ByteRange, Piece):
             return NotImplemented
         path, *fields = astuple(value)
@@ -138,7 +138,7 @@ def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | st
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
-    """Answer of a worker. The class distinguishes an answer from any other object."""
+    """Answer of a worker. This type distinguishes the answer from objects that other code returns."""
 
     results: Sequence[Any] | Exception
 

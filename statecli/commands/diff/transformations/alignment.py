@@ -1,4 +1,4 @@
-"""Align the rows of two tensors by checksums if rows are missing in several places."""
+"""Align the rows of two tensors by row checksums, for tensors with missing rows in several places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distinguish constant tensors from others, because equal constants prove nothing about a transformation."""
+"""Find tensors that are not constant. Two equal constant tensors do not show that a tensor was transformed."""
 
 from __future__ import annotations
 

@@ -19,5 +19,5 @@ def count_bits(data: TensorData, name: str, elements: int, exceptions: int) -> f
 
 
 def is_evident(data: TensorData, name: str, elements: int, exceptions: int = 0, ways: int = 1) -> bool:
-    """Return True if the elements cannot be equal by chance, even as the best of `ways` alignments that were tried."""
+    """Return True if the elements cannot be equal by chance, even if this is the best of `ways` tried alignments."""
     return count_bits(data, name, elements, exceptions) >= MIN_BITS + math.log2(ways)

@@ -135,7 +135,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
 
 
 def pair_with_transpose(change: Change) -> Pair | None:
-    """Return the transposed old matrix and the new matrix, or None if samples of the two do not correlate."""
+    """Return the transposed old matrix and the new matrix, or None if samples of the matrices do not correlate."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or change.before is None or change.after is None:
         return None

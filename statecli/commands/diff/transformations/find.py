@@ -1,4 +1,4 @@
-"""Try to explain changes that the plain diff left unexplained as transformations of tensors."""
+"""Search for transformations of tensors that explain the changes left unexplained by the plain diff."""
 
 from __future__ import annotations
 

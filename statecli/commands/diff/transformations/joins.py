@@ -225,7 +225,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield the related tensors together with the only other tensor that has exactly the missing number of rows."""
+    """Yield the related tensors plus an unrelated tensor, if it is the only one with the missing number of rows."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
@@ -349,7 +349,7 @@ def _judge(
 def _find_stacks(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the stacks of tensors, or of pairs of tensors, whose names differ only in a number."""
+    """Find fused tensors that are stacks of tensors (or of pairs of tensors) whose names differ only in a number."""
     groups: dict[tuple[str, str], dict[int, _Row]] = {}
     for row in parts:
         for number in _NUMBER.finditer(row.fqn):

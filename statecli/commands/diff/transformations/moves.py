@@ -104,7 +104,7 @@ def follow_layers(
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
-    """Find the old tensor of each remaining tensor in a moved layer. The values alone do not show the old layer.
+    """For each tensor without a known source in a moved layer, return the tensor with this name in the old layer.
 
     A layer is a name up to a number. The layer moved if all of its tensors with a known source came from a single
     layer.

@@ -1,4 +1,4 @@
-"""Count new NaN and infinities in added or resized tensors, which the plain diff did not compare."""
+"""Count new NaN and infinities in added or resized tensors. The plain diff does not compare these tensors."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _is_step(change: Change) -> bool:
 
 
 def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, int]) -> bool:
-    """Return True for a replaced vector whose shape is unique, because it cannot come from another tensor."""
+    """Return True for a replaced vector with a unique shape: its values cannot come from a different tensor."""
     row, values = change.before, change.values
     if row is None or row.shape is None or len(row.shape) != 1 or shapes[row.shape] > 1:
         return False

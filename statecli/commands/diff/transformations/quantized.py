@@ -43,7 +43,7 @@ _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "
 
 
 class _Pair(NamedTuple):
-    """A quantized weight and the unquantized weight on the other side. `number`: index in `changes` of the codes."""
+    """A quantized weight and the unquantized weight on the other side. `number`: index of the codes in `changes`."""
 
     number: int
     weight: QuantizedWeight
@@ -139,7 +139,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Keep only the counts of NaN and infinities, which float8 codes can have. Return None if all values are finite."""
+    """Return only the counts of NaN and infinities, which float8 codes can contain, or None if all are finite."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}

@@ -67,7 +67,7 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
 def _select_with_ends(
     changes: Sequence[Change], sides: dict[int, tuple[TensorData, TensorData]], jobs: int
 ) -> dict[int, tuple[TensorData, TensorData]]:
-    """Select pairs in which the first or last row is equal, because both row orders keep these rows in place.
+    """Select pairs with an equal first or last row, because both row orders keep the first and the last row in place.
 
     Two rows are read instead of all, but not rows that are costly to read from a remote file.
     """

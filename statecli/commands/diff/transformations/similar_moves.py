@@ -1,4 +1,4 @@
-"""Recognise tensors that were moved and then trained, because their values resemble another old tensor."""
+"""Recognise tensors that were moved and then trained, by their similarity to an old tensor with a different name."""
 
 from __future__ import annotations
 

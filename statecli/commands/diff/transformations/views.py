@@ -106,7 +106,7 @@ def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
 
 
 def take_places(data: TensorData) -> list[TensorData]:
-    """Return about a thousand elements from several places, because wrong rows may be in one place only.
+    """Return about a thousand elements from several places, to find wrong rows that are in one place only.
 
     The places are along the longest dimension. `data` has strides.
     """

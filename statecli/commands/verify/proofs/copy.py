@@ -309,7 +309,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
-    """Return the reason if an error of pickling is not caused by the model's state. Otherwise return None."""
+    """Return why pickling fails if the model's state is not the cause, for example a local class. Else return None."""
     meaning_ = next((meaning for words, meaning in _PICKLE_ERRORS_BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_

@@ -252,7 +252,7 @@ class _Proof:
         return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, remedy: str) -> Cell:
-        """Report a failed tensor. `remedy` fixes the class's own `_apply` or `to`, if statecli knows no better fix."""
+        """Report a failed tensor. `remedy`: advice for the class's own `_apply` or `to`, if no better fix is known."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:

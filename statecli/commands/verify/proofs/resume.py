@@ -85,7 +85,7 @@ class _Proof(Proof):
                 self._cells.setdefault(row.fqn, self._judge_resumed(row, tensors.get(row.fqn)))
 
     def _judge_resumed(self, row: TensorInfo, tensor: torch.Tensor | None) -> Cell:
-        """Return the cell of a tensor without a finding. An unsaved tensor cannot pass if all instances are copies."""
+        """Return the cell of a tensor without a finding. In copied instances, an unsaved tensor is not tested."""
         if tensor is not None and not is_lazy(tensor) and tensor_bits.is_same(tensor, tensor) is None:
             return check_builder.build_inconclusive_cell("the values cannot be compared")
         is_unsaved = row.saved is False and row.fqn not in self._subject.created_by_forward
@@ -160,7 +160,7 @@ class _Proof(Proof):
         )
 
     def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: TrainingRecord) -> None:
-        """Report a value that a load does not restore, if the training or the value is different afterwards."""
+        """Report a value that a load does not restore, if the training or the value differs after the load."""
         effect = find_effect(training.record, record, excluded_slots=(slot,))
         self._has_cause |= effect is not None
         remains = bool(self._list_lost_parts(slot, training.record.values, record.values))

@@ -320,7 +320,7 @@ _UNKNOWN_ENTRY = "saved under another name; statecli cannot check whether load_s
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
 #: Methods of a class that decide what is saved and loaded.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
-_KEEP_HELP = "keep in {} all entries that super() saves"
+_KEEP_HELP = "let {} keep all entries that super() saves"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
 
 

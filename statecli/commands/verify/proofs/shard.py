@@ -127,7 +127,7 @@ class _Proof(Proof):
         return frozenset(sharded) | frozenset(refusals)
 
     def _find_random(self, rows: Iterable[TensorInfo]) -> frozenset[str]:
-        """Return the names of tensors to which the constructor gives other values each time."""
+        """Return the names of tensors to which each call of the constructor gives different values."""
         random = {row.fqn for row in rows if row.rebuilt is False}
         saved_elements = {row.fqn: row.elements for row in rows if row.kind is Kind.BUFFER and row.rebuilt is None}
         if saved_elements and self._subject.rebuilds:
