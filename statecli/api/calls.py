@@ -128,7 +128,7 @@ def to_optimizer(value: object) -> str | type | None:
 
 
 def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any, ...]:
-    """Return the choices that a string or several strings name. Raises UsageError for an unknown name."""
+    """Convert a string or several strings to the choices with these names. Raises UsageError for an unknown name."""
     choices = {choice.value: choice for choice in parameter.type}
     words = to_tuple(parameter.argument, value)
     unknown = next((word for word in words if word not in list(choices)), None)
@@ -138,7 +138,7 @@ def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any,
 
 
 def _to_choice(parameter: Parameter, value: object) -> Any:
-    """Return the choice that a string names. Raises UsageError for any other value."""
+    """Convert a string to the choice with this name. Raises UsageError for any other value."""
     choices = {choice.value: choice for choice in parameter.type}
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{parameter.argument}: {str(value)!r} is not one of {', '.join(choices)}")

@@ -254,7 +254,7 @@ class Filter:
 
 
 def _find_field(parts: re.Match[str]) -> str:
-    """Return the standard name of the field in a word, whichever spelling of the name the word has."""
+    """Return the standard name of the field in a word. A field name may have several spellings."""
     field = parts["field"].lower()
     return LANGUAGE.field_spellings.get(field, field)
 

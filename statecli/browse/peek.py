@@ -75,7 +75,7 @@ def reads_automatically(tensor: TensorInfo) -> bool:
 
 
 def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:
-    """Read the first values and bytes. An error becomes part of the result, because the screen stays open."""
+    """Read the first values and bytes. The result contains any error, so that the screen stays open."""
     part = find_data(tensor)
     if tensor.damage is not None or part is None:
         return Peek(error=tensor.damage)

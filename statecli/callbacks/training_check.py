@@ -211,7 +211,7 @@ def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
 
 
 def _join_globs(names: set[str], all_names: Iterable[str]) -> str:
-    """Return the names as text. `module.*` replaces all names of a module; the names beyond a limit are counted."""
+    """Return the names as text: `module.*` for all names of a module, and a count of the names beyond a limit."""
     others = [name for name in all_names if name not in names]
     globs: list[str] = []
     for name in sorted(names):

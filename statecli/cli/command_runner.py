@@ -85,7 +85,7 @@ def _get_color(options: Options) -> str:
 
 
 def _list_unreported_failures(outcome: Outcome[object], last: OutputTarget, *, quiet: bool) -> Sequence[str]:
-    """Return the failures to print on stderr, because the last output does not show them."""
+    """Return the failures that the last output does not show. stderr shows these failures."""
     report = outcome.report
     if not outcome.reported:
         return outcome.failures

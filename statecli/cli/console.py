@@ -225,11 +225,9 @@ class _ReadBytes:
         self._fetched_before = prefetch_progress.count_fetched_values().bytes
 
     def add(self, size: int) -> None:
-        """Count the bytes of finished tensors."""
         self._finished_bytes += size
 
     def count(self) -> int:
-        """Return the number of bytes read so far."""
         fetched_bytes = prefetch_progress.count_fetched_values().bytes - self._fetched_before
         return max(self._finished_bytes, min(self.total, self._finished_before + fetched_bytes))
 

@@ -62,7 +62,7 @@ class Stream:
         is_terminal: bool | None = None,
         is_stdout: bool = True,
     ) -> None:
-        """Write to `raw`. If it is a buffer, `columns` and `is_terminal` describe the stream that gets its content."""
+        """Write to `raw`. `columns` and `is_terminal` describe the stream to which a buffer `raw` is copied later."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding

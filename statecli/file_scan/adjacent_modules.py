@@ -38,7 +38,7 @@ class ModuleFinder:
         return tuple(map(files.make_absolute, folders))
 
     def mark_pickles(self, pickles: Iterable[ScannedPickle]) -> tuple[ScannedPickle, ...]:
-        """Return the pickles, with names marked as misused if Python may import them from files next to a pickle."""
+        """Return the pickles. If Python may import a name from a file near the pickle, record this file at the name."""
         return tuple(map(self._mark_pickle, pickles))
 
     def _mark_pickle(self, pickle: ScannedPickle) -> ScannedPickle:
@@ -63,7 +63,7 @@ class ModuleFinder:
         return mention if file is None else structs.replace(mention, local_file=file)
 
     def _iter_folders(self, folder: str) -> Iterator[str]:
-        """Yield the folder of a file and those parent folders that may be a loader's working directory."""
+        """Yield `folder`, and its parent folders that may be the working folder of a loader."""
         if not files.reads_are_requests(folder) or self._is_in_root(folder):
             yield folder
         yield from filter(self._is_in_root, files.iter_parents(folder))

@@ -22,7 +22,7 @@ _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
 
 
 class ArchiveRecords(msgspec.Struct, frozen=True):
-    """Name of a pickle's record, and the size of each record in its archive, by the record's name in lower case.
+    """Name of a pickle's record, and the sizes of all records in the archive, keyed by lower-case name.
 
     `types` are the classes of a TorchScript archive, None of other archives.
     """

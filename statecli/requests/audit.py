@@ -127,7 +127,7 @@ def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[s
 
 
 def _decide_values(options: AuditOptions, file_config: Config) -> bool | None:
-    """Return True to read all values, False to read none, None for the default limit."""
+    """Return True to read all values, False to read no values, None for the default limit."""
     if options.values and options.no_values:
         refuse_contradictions([(option("--no-values"), option("--values"))])
     return options.values if options.values or options.no_values else file_config.values

@@ -82,7 +82,7 @@ def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
 
 
 def _read_annotations(options: type[Options]) -> dict[str, Any]:
-    """Return the type annotation of each field. Look up annotations that are a name, and evaluate only the rest."""
+    """Return the type annotation of each field. Look up annotations that are a name, and evaluate all others."""
     table, texts = vars(sys.modules[options.__module__]), dict[str, str]()
     for base in options.__mro__[::-1]:
         texts |= base.__annotations__ if base.__module__ == options.__module__ else {}

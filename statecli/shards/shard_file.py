@@ -196,7 +196,7 @@ def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> N
 
 
 def _check_count(path: str, head: Head, own_count: int) -> None:
-    """Raise UnreadableError if results of this shard's tasks are missing or surplus."""
+    """Raise UnreadableError if the file has too few or too many results for the tasks of its shard."""
     problem = f"has {own_count} results, but its shard has {head.own} tasks"
     if own_count < head.own:
         problem = f"lacks {head.own - own_count} of its {head.own} results"
@@ -264,7 +264,7 @@ def _decode_task(path: str, number: int, raw: bytes) -> tuple[TaskKey, StoredRes
 
 
 def _pack_result(result: object) -> Any:
-    """Return most results as bytes, because objects take ten times the memory. Return other results unchanged."""
+    """Encode a comparison result as bytes, which take a tenth of the memory. Return any other result unchanged."""
     try:
         return msgspec.msgpack.encode(result) if isinstance(result, Comparison) else result
     except OverflowError:  # the integer has 65 bits

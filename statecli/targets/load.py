@@ -67,7 +67,7 @@ _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file that names the model class of a file, folder or URL, or None if there is none.
+    """Return the configuration file that names the model class of a file, folder or URL, or None if not found.
 
     A folder is a class only if it has no weights. Of files, only `config.json` and `modules.json` are classes; on local
     disk they must also name a class.

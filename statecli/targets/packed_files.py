@@ -301,7 +301,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _open_lzma(properties: int, size: bytes) -> Any:
-    """Return a decompressor for LZMA data with these properties and this size, but with a dictionary of fixed size."""
+    """Return a decompressor for LZMA data with the given properties and size, and a dictionary of fixed size."""
     import lzma
 
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE)

@@ -174,7 +174,7 @@ def _check_unique(plugins: list[Plugin]) -> None:
 
 
 def _protect(find: Find) -> Find:
-    """Wrap the function of a rule, so that its prints go to standard error and each yielded issue is checked.
+    """Wrap a rule's function: send its prints to standard error, and check each issue that it yields.
 
     An exception of the function is raised after the issues yielded before. `sys.exit` and errors of statecli are raised
     as RuntimeError, because they have a meaning for the whole run.

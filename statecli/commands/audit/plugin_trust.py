@@ -63,32 +63,25 @@ def check_configured(name: str, request: PluginRequest) -> None:
     origin = f"{request.config_path}: plugins: {name!r}"
     _check_name(name, origin, "give the name of a module of an installed package, such as acme.rules")
     advice = f"use {option('--plugin', name)}"
+    refusal = f"{origin}: statecli does not import this plugin, because"
     if request.is_judged:
         raise UsageError(
-            f"{origin}: statecli does not import this plugin, because the author of the checkpoints may have written "
-            f"this configuration; if you trust the plugin, {advice} or {option('--config', request.config_path)}"
+            f"{refusal} the author of the checkpoints may have written this configuration; if you trust the plugin, "
+            f"{advice} or {option('--config', request.config_path)}"
         )
     if not _is_declared(name):
         reason = f"no package in site-packages declares this module as an entry point of the group {ENTRY_POINT_GROUP}"
-        raise UsageError(
-            f"{origin}: statecli does not import this plugin, because {reason}; install the package, or {advice}"
-        )
+        raise UsageError(f"{refusal} {reason}; install the package, or {advice}")
     with search_path.use_installed_only():
         files = _find_files(name, origin)
     for file in files:
         if _find_site_folder(file) is None and _is_in_checkout(file):
             reason = f"{_shorten(file)} is in the current folder or its Git repository"
-            raise UsageError(
-                f"{origin}: statecli does not import this plugin, because {reason}; install the package as a wheel, or "
-                f"{advice}"
-            )
+            raise UsageError(f"{refusal} {reason}; install the package as a wheel, or {advice}")
         target = _find_judged_target(file, request.targets)
         if target is not None:
             reason = f"{_shorten(file)} may come from the author of {target}"
-            raise UsageError(
-                f"{origin}: statecli does not import this plugin, because {reason}; install the package in another "
-                "folder"
-            )
+            raise UsageError(f"{refusal} {reason}; install the package in another folder")
 
 
 def _check_name(name: str, origin: str, advice: str) -> None:

@@ -71,7 +71,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def skipped_rules(self) -> tuple[Skipped, ...]:
-        """Rules that ran on no target, each with its first reason, and then rules that were skipped on some targets."""
+        """Skipped rules: the rules that ran on no target (one reason each), then the rules skipped on some targets."""
         ran, on_some = set(self.ran), []
         on_none: dict[str, Skipped] = {}
         for target in self.targets:

@@ -74,7 +74,7 @@ def may_be_settings(path: str) -> bool:
 
 
 def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeReference]:
-    """Yield the Python code that a library would load because of the settings file `name`."""
+    """Yield the references to Python code in the settings file `name` that a library follows."""
     if name == MODULES:
         yield from _iter_modules(document)
     elif isinstance(document, dict) and name == MODEL_INDEX:
@@ -86,7 +86,7 @@ def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeRefe
 
 
 def _iter_kernels(settings: dict[str, Any], prefix: str = "") -> Iterator[CodeReference]:
-    """Yield each attention kernel that the settings of a model or of its parts load from another repository."""
+    """Yield each attention kernel from another repository that the settings of a model or a submodel name."""
     for key, value in settings.items():
         if key in ATTENTION_KEYS:
             names = value.values() if isinstance(value, dict) else [value]

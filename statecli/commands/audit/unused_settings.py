@@ -74,7 +74,7 @@ def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]
 
 
 def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each finding that per-target-ignore would accept if `contents` listed its digest."""
+    """Yield a note for each finding that per-target-ignore accepts only if `contents` lists the finding's digest."""
     for target in audit.targets if request.per_target_ignore else ():
         name = make_relative_name(target.target, request.config_folder)
         for pattern, ignored in request.per_target_ignore.items():

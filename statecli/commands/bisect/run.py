@@ -101,7 +101,7 @@ class _Prober:
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
 
     def find_counter(self) -> str | None:
-        """Return the setting that counts steps in every checkpoint that was read, or None if no setting does."""
+        """Return the setting that counts steps in every checkpoint read so far, or None if not found."""
         steps_of_checkpoints = self.steps_of_path.values()
         return next(
             (key for key in STEP_KEYS if steps_of_checkpoints and all(key in steps for steps in steps_of_checkpoints)),

@@ -114,7 +114,7 @@ def pair_as_loaded(matches: list[Match], model: ModelState, built_model: BuiltMo
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Map each entry to the only name under which it is loaded, unless a second entry is loaded under that name."""
+    """Map each entry that is loaded under a single name to this name. Omit names shared by several entries."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
@@ -243,7 +243,7 @@ class _Load:
         self._stored_names: dict[str, str] = {}
 
     def build_entries(self) -> Entries:
-        """Return the entries under the class's names: prefixes stripped, modules mapped, tied names included."""
+        """Return the entries under the names of the class. Strip prefixes, map modules, and add tied names."""
         paths = _map_module_paths([(row.fqn, registered.fqn) for row, registered in self.pairs if row and registered])
         others = tuple(_map_name(name, paths) for name in self.state_dict.others)
         below = tuple(f"{name}{mark}" for name in self.state_dict.holders for mark in "[.")

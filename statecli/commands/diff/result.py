@@ -201,7 +201,7 @@ class ScalarChange(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Pair of tensors that was not compared because a file failed. `message` names the file and the tensor."""
+    """Pair of tensors that was not compared because of an error in a file. `message` names the file and the tensor."""
 
     fqn: str
     section: str

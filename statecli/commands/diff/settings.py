@@ -113,7 +113,7 @@ def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) ->
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """Map each path to its value. A path shows the types of its keys only where the two sides have different types.
+    """Map each setting's path to its value. A path includes the types of its keys if the types differ between sides.
 
     An empty container is left out if the other side's container has entries, because the entries are reported.
     """
@@ -213,7 +213,7 @@ def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[st
 
 
 def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
-    """Return the keys that the format of `state` records and the format of `other` cannot record."""
+    """Return the keys that only the format of `state` can record, not the format of `other`."""
     traits = state.traits
     keys = traits.own_settings - other.traits.own_settings
     if traits.drops_tied_names and not other.traits.drops_tied_names:

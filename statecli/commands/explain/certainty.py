@@ -67,7 +67,7 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
 
 
 def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
-    """Yield each pair of a group as undecided, unless the numbers in the group's names keep their order."""
+    """Yield all pairs of a group as undecided, unless the numbers in the names have the same order on both sides."""
     if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
         return
     yield from _list_rivals(members, pairs)

@@ -49,7 +49,7 @@ def find_computed_weights(
 
 
 def _find_part(name: str, names: Collection[str]) -> str | None:
-    """Return the function that computes a weight from this tensor, such as weight_norm, or None."""
+    """Return the name of the function that computes a weight from this tensor, such as weight_norm, or None."""
     match = _PARAMETRIZED.fullmatch(name)
     if match is not None:
         if match["part"]:

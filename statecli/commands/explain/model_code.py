@@ -157,7 +157,7 @@ class _ImportedFile(msgspec.Struct, frozen=True):
 def _add_configuration(
     spec: ModelSpec, loaded_object: LoadedObject, names: _Names, lines: list[str]
 ) -> tuple[str, ObjectName]:
-    """Add lines that read the file of --config-json. Return the argument's name and the code of its value."""
+    """Add lines that read the file of --config-json. Return the constructor argument and its code."""
     configuration = describe_configuration(spec, loaded_object.module, loaded_object.value)
     path = spec.options.config_json or ""
     if files.is_remote(path):

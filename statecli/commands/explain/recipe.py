@@ -279,7 +279,7 @@ def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None
 
 
 def _index_heads(names: Iterable[str]) -> set[str]:
-    """Return every leading part of the names that ends with a dot: `net.` and `net.0.` of `net.0.weight`."""
+    """Return every prefix of the names that ends with a dot: `net.` and `net.0.` for `net.0.weight`."""
     heads: set[str] = set()
     for name in names:
         position = name.find(".") + 1

@@ -35,7 +35,7 @@ class Substitution(msgspec.Struct, frozen=True):
         return re.sub(self.pattern, self.replacement, name)
 
     def format_code(self, name: str) -> str:
-        """Return Python code that computes the new name. `name` is the code of the old name."""
+        """Return Python code that computes the new name. `name`: Python expression of the old name."""
         if self.old is None:
             return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
         if not self.at_start:
@@ -169,7 +169,7 @@ def _find_hunks(name: str, new: str) -> list[_Hunk]:
 
 
 def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Step, ...]]:
-    """Yield lists of steps to try. Substitutions include `context` unchanged components around each changed one."""
+    """Yield lists of steps to try. A substitution includes `context` unchanged components around the changed part."""
     prefix = _find_prefix_steps(names)
     for first in ((), *((p,) for p in prefix)):
         remaining_names = {apply_steps(first, name): new for name, new in names.items()}

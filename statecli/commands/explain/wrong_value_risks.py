@@ -19,7 +19,7 @@ _EMBEDDING = compile_on_use(r"emb|\bwte\b|\bshared\b|\btok")
 
 
 def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
-    """Yield reasons why the load may be wrong, at most one of each kind."""
+    """Yield reasons why the loaded values may be wrong, at most one reason from each check."""
     yield from _find_possible_pair(matching)
     yield from _find_possible_join(matching)
     yield from _find_possible_tie(matching)
@@ -84,7 +84,7 @@ def _find_possible_join(matching: Matching) -> Iterable[str]:
 
 
 def _find_possible_tie(matching: Matching) -> Iterable[str]:
-    """Yield a warning if a missing tensor may be an output layer tied to an embedding, because the shapes are equal."""
+    """Yield a warning if a missing tensor has the shape of an embedding: it may be a tied output layer."""
     embeddings: dict[Shape, str] = {
         shape: name
         for name, registered_name in matching.pairs.items()
@@ -114,7 +114,7 @@ def _find_transposed_kernels(matching: Matching) -> Iterable[str]:
 
 
 def _find_square_weights(matching: Matching) -> Iterable[str]:
-    """Yield a warning if square weights may be transposed, because other weights of the file are transposed."""
+    """If other weights of the file are transposed, yield a warning that its square weights may be transposed too."""
     square = [
         name
         for name in matching.pairs.values()

@@ -11,7 +11,7 @@ from statecli.commands.fix.source import Changes, NoEdit, ParsedFile, get_instan
 
 
 def build_container_property(source: ParsedFile, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
-    """Return the change that adds a property, which builds the list or dict again from its buffers. Raises NoEdit."""
+    """Return the change that adds a property: at each read, build the list or dict from the buffers. Raises NoEdit."""
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_not_changed(source, assigned, name)

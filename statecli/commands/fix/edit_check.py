@@ -152,11 +152,8 @@ def _find_remaining(defects: Sequence[Defect], before: Measurement, after: Measu
         if is_required and change.after is not Verdict.PASSED:
             result = _describe(change.after, change.proof, after.verification, TensorNames(defect.names))
             return f"with the fix, the check {change.proof.value} {result}"
-    return (
-        ""
-        if any(change.after is Verdict.PASSED for _, change in changes)
-        else "with the fix, the failed checks still do not pass"
-    )
+    is_any_fixed = any(change.after is Verdict.PASSED for _, change in changes)
+    return "" if is_any_fixed else "with the fix, the failed checks still do not pass"
 
 
 def _describe(verdict: Verdict, proof: Name, verification: Verification, named: TensorNames | None = None) -> str:

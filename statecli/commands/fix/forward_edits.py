@@ -95,7 +95,7 @@ def _find_comma_between(call: cst.Call) -> cst.Comma | None:
 
 
 def recreate_on_device(source: ParsedFile, name: str, line: int) -> Iterator[Changes]:
-    """Yield changes by which forward creates a cached tensor again if its input changes device. Raises NoEdit."""
+    """Yield changes that let forward create a cached tensor again if the input changes device. Raises NoEdit."""
     assigned = find_assigned(source, name, line)
     condition = source.find_around(assigned.node, cst.If)
     if (
@@ -133,7 +133,7 @@ def _recreate_with_dtype(
     *,
     has_device: bool,
 ) -> Iterator[Changes]:
-    """Yield the change by which forward creates a cached tensor again if its input changes device or dtype."""
+    """Yield the change that lets forward create a cached tensor again if the input changes device or dtype."""
     condition, value = source.find_around(assigned.node, cst.If), assigned.value
     owner, dot, _ = device.rpartition(".device")
     if condition is None or not dot or not isinstance(value, cst.Call):

@@ -171,7 +171,7 @@ _POPPED_ATTRIBUTE = compile_on_use(r"(\w+)\.__dict__\.pop\((\"\w+\")\)")
 
 
 def _allow_second_call(method: cst.FunctionDef | None, code: str) -> str:
-    """Return `code`, with a condition for methods that may run again: a second call must not register again."""
+    """Return `code`. In a method that may run twice, add a condition so that only the first call registers."""
     popped = _POPPED_ATTRIBUTE.search(code)
     if popped is None or method is None or method.name.value in ("__init__", "__post_init__"):
         return code

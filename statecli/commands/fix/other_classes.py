@@ -1,4 +1,4 @@
-"""Find classes of the edited file that an edit of another class would break.
+"""Find classes that break if statecli edits a different class of the same file.
 
 `verify` checks a single class. If an edit turns an attribute into a buffer, a subclass that assigns a number to the
 attribute raises TypeError. So an edit is refused if related code assigns the attribute, or if a related class can no
@@ -131,7 +131,7 @@ def _list_body_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _list_assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield (target, value) of an assignment. For `+=` and for unpacked targets, the value is None."""
+    """Yield (target, value) for each target of an assignment. The value is None for `+=` and for unpacked targets."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, (ast.Tuple, ast.List)):

@@ -214,7 +214,7 @@ class Session:
 
 
 def _describe_unchecked(checks: Sequence[Check], verdict: Verdict) -> Iterator[str]:
-    """Yield each reason why checks have no result, as a line. `fix` cannot repair what these checks would find."""
+    """Yield a line for each reason why checks have no result. `fix` cannot repair the defects that they would find."""
     proofs: dict[str | None, list[str]] = {}
     for check in checks:
         if check.verdict is verdict:

@@ -67,7 +67,7 @@ class Cache:
         self._writes = 0
 
     def make_key(self, states: Sequence[ModelState], versions: Mapping[str, FileVersion | None]) -> str | None:
-        """Return the cache key of the states, or None if a file is remote or was written just now."""
+        """Return the cache key of the states, or None if a file is remote or was modified a moment ago."""
         if not self._enabled or not versions:
             return None
         paths = {

@@ -178,7 +178,7 @@ class Follower:
                 module.is_known = False
 
     def _rename_modules(self, norms: Mapping[str, _Norms]) -> None:
-        """Give a renamed module, for example with a wrapper's prefix, the values of its old name."""
+        """Move the measurements of a renamed module, for example with a wrapper's prefix, to its new name."""
         renamed_modules = {}
         for name, entry in norms.items():
             old = entry.previous_name

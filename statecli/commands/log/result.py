@@ -14,7 +14,7 @@ NAME_SOURCE = "name"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Training step of a checkpoint. `source` is the setting that records the step, or `name` if the name does."""
+    """Training step of a checkpoint. `source`: the setting that records the step, or `name` for a step in the name."""
 
     number: int
     source: str

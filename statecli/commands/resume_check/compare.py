@@ -230,7 +230,7 @@ def _list_differing(first: Mapping[str, object], second: Mapping[str, object]) -
 
 
 def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
-    """Compare the models of both runs. Buffers are compared only after equal forward calls, which update buffers."""
+    """Compare the models of both runs. Forward updates buffers, so buffers are compared only after equal calls."""
     names = [name for name in before.parameters if name in after.parameters]
     if not names:
         return StateRow(State.MODEL, None)

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
 
 
 def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoint: str | None) -> RunRecord:
-    """Call the function of the script, and return the record of the run. An error of the script is in the record."""
+    """Call the function of the script, and return the record of the run. The record includes an error of the script."""
     recorder = Recorder(first_step=0 if checkpoint else save_every)
     error = None
     gc.freeze()  # objects of torch and of this program are not searched

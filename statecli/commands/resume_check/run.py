@@ -211,7 +211,7 @@ class _Comparison:
 
 
 def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeCheck:
-    """Return the result as inconclusive, because statecli cannot read some values of the equal runs."""
+    """Turn the result into `inconclusive`: the runs are equal, but statecli cannot read some of their values."""
     reason = (
         f"statecli cannot read the values of {join_names(unreadable, _MAX_NAMES)}, so a difference in these values "
         "would not be seen; statecli reads numbers, strings, tensors, arrays, containers of these, and Tensor "

@@ -25,7 +25,7 @@ _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.non
 
 @dataclass(frozen=True)
 class GradientPaths:
-    """Observations in another forward and backward about the leaf tensors that got no gradient.
+    """Observations about leaf tensors that got no gradient, from a second forward and backward.
 
     `used`: leaves that an operator of forward reads. `reentrant`: leaves read only in a reentrant checkpoint whose
     inputs do not require grad. `reached` maps each leaf in the graph of the output to the operation that stops its

@@ -234,7 +234,7 @@ def is_generator(value: object) -> bool:
 
 @dataclass(frozen=True)
 class CopiedValues:
-    """Copies of a model's values. Registered modules and tensors inside a copied value are still those of `source`.
+    """Copies of a model's values. Inside the copies, registered modules and tensors are the objects of `source`.
 
     `refused` contains the slots whose value cannot be copied.
     """

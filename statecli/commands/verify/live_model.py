@@ -79,7 +79,7 @@ def _get_texts(python_inputs: object) -> tuple[str, ...]:
 
 
 def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
-    """Return the inputs on the model's device, or on the CPU if it has several devices. On meta, move nothing."""
+    """Move the inputs to the model's device, or to the CPU if the model has several devices. On meta, move nothing."""
     devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     return inputs_found if device.type == "meta" else inputs_found.move(str(device))

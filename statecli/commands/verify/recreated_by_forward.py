@@ -47,7 +47,7 @@ def suggest_recreation(subject: ModelUnderTest, fqn: str, change: str) -> str:
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
-    """Overwrite tensors created by forward, and return those that another forward restores bit for bit."""
+    """Overwrite the tensors that forward created. Return the tensors that the next forward restores bit for bit."""
     try:
         module = subject.build_used(values=True)
     except ModelError:

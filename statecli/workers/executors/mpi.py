@@ -1,4 +1,4 @@
-"""Run batches with `mpi4py.futures` on the other ranks of the MPI job whose rank 0 is this process."""
+"""Run batches with `mpi4py.futures` on the MPI ranks 1, 2, and so on. This process is rank 0 of the MPI job."""
 
 from __future__ import annotations
 

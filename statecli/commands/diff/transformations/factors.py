@@ -158,7 +158,7 @@ def _count_ways(task: CheckTask) -> int:
 
 
 def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[CheckTask]:
-    """Yield a check for each factor between old and new values that samples of both tensors suggest."""
+    """Yield a check for each factor that samples of both tensors suggest: new values = factor × old values."""
     if before.dtype != after.dtype or "float" not in before.dtype:
         return
     for factor in _list_factors(estimate_factor(take_places(before), take_places(after), name)):

@@ -92,7 +92,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
 def _list_copies(
     replaced: Mapping[str, TensorInfo], numbers: Mapping[str, int], changes: Sequence[Change]
 ) -> list[tuple[int, CheckTask]]:
-    """Return a check for each tensor that the adapter replaces, with the index of its change."""
+    """Return (index of the change, check) for each tensor that the adapter replaces."""
     return [
         (number, CheckTask(name, operation, *sides))
         for name, row in replaced.items()

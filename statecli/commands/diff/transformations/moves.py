@@ -75,7 +75,7 @@ class MoveSource(NamedTuple):
 def _find_candidates(
     before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
 ) -> dict[int, TensorInfo]:
-    """Map the index of each change to the first old tensor with an equal sample. Skip unchanged samples."""
+    """Map the index of each change to the first old tensor with an equal sample. Skip unchanged tensors."""
     samples = [sample(row) for _, row in (*before, *after)]
     # The dtype of a sample: blocks of GGUF are sampled as float32.
     fingerprints = _compute_fingerprints(samples, samples[len(before)].dtype, jobs)

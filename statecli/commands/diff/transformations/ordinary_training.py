@@ -90,7 +90,7 @@ def find_namesakes(
     all_changes: Sequence[Change],
     explained_numbers: Container[int],
 ) -> dict[int, TensorInfo]:
-    """Find an old tensor with the same name, in another section or under another prefix, for each unexplained tensor.
+    """For each unexplained tensor, find an old tensor of this name in a different section or under a different prefix.
 
     An averaged copy (`ema`) differs little from the model, so a cosine cannot show that the copy replaced the model.
     """

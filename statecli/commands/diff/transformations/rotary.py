@@ -1,4 +1,4 @@
-"""Recognise projections whose rows in each head were reordered for the other form of rotary embeddings.
+"""Recognise projections whose rows in each head were reordered between the two forms of rotary embeddings.
 
 The original LLaMA rotates neighbouring rows of q and k (interleaved). transformers rotates a row of the first half of a
 head with a row of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).

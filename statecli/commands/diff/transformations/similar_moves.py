@@ -41,7 +41,7 @@ def find_similar_moves(
 def _find_candidates(
     before: Sequence[tuple[int, TensorInfo]], after: Sequence[tuple[int, TensorInfo]]
 ) -> Iterator[tuple[int, TensorInfo]]:
-    """Yield (index in `changes`, old tensor) if a new tensor is most similar to the old tensor of another change."""
+    """Yield (index in `changes`, old tensor) if the old tensor most similar to a new one is from a different change."""
     old, new = ([take_sample(row) for _, row in side] for side in (before, after))
     for (n, _), best in zip(after, find_most_similar(new, old), strict=True):
         if best is not None and before[best][0] != n:

@@ -46,7 +46,7 @@ _CASTS: tuple[_Cast, ...] = (
 
 
 def prove(subject: ModelUnderTest, dtype: str | None = None) -> Check:
-    """Cast an instance to `dtype`, or to three dtypes in turn if it is None. Raises UsageError for a wrong `dtype`."""
+    """Cast an instance to `dtype` (None: to three dtypes in turn). Raises UsageError for a wrong `dtype`."""
     casts = _CASTS if dtype is None else (_parse_dtype(dtype),)
     return check_builder.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
 

@@ -94,7 +94,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Return an instance after a call with gradients, or None unless forward creates or reassigns tensors.
+        """Return an instance after a call with gradients. Return None if forward creates and reassigns no tensors.
 
         Also return None if forward works only without gradients, because then no user copies an instance with a graph.
         """
@@ -326,7 +326,7 @@ def _describe_form(tensor: torch.Tensor) -> str:
 
 
 def _find_flat_weights(module: nn.Module) -> frozenset[str]:
-    """Return the names of `_flat_weights` entries that torch fills again in forward, in parametrized RNNs."""
+    """Return the names of `_flat_weights` entries of parametrized RNNs. torch sets these entries again in forward."""
     rnns = [(prefix, rnn) for prefix, rnn in module.named_modules() if isinstance(rnn, nn.RNNBase)]
     return frozenset(
         f"{prefix}{'.' if prefix else ''}_flat_weights[{number}]"

@@ -189,7 +189,7 @@ class _Proof(Proof):
         return faults
 
     def _judge(self, row: TensorInfo, first: _Materialized, second: _Materialized) -> tuple[Rule, str] | None:
-        """Return the rule that a tensor breaks, and a message. If it breaks none, fill its cell and return None."""
+        """Return the rule that a tensor breaks, and a message. Without a broken rule, fill the cell and return None."""
         name = row.fqn
         tensors = first.tensors[name], second.tensors[name]
         if any(tensor.is_meta for tensor in tensors):

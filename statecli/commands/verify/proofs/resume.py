@@ -123,7 +123,7 @@ class _Proof(Proof):
             )
 
     def _list_lost_parts(self, slot: Slot, first: Values, second: Values) -> list[str]:
-        """Return the paths at which two trainings differ, except paths at which even equal trainings differ."""
+        """Return the paths at which two trainings differ, except paths that differ even between two equal trainings."""
         unstable_parts = self._unstable_parts[slot]
         return [part for part in list_differing_parts(first.get(slot), second.get(slot)) if part not in unstable_parts]
 
