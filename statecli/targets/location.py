@@ -48,7 +48,7 @@ def format_place(finding: Finding) -> str | None:
 
 
 def make_relative_name(text: str, folder: str = ".") -> str:
-    """Return a target's name for a file in `folder`: the relative path with `/`, however the target was typed.
+    """Return the target as a path relative to `folder`, with `/`. The way in which the user typed it has no effect.
 
     A class (`pkg.mod:Net`) is returned unchanged, and so is the name of a missing file.
     """

@@ -74,7 +74,7 @@ def may_be_settings(path: str) -> bool:
 
 
 def _iter_references(folder: str, name: str, document: Any) -> Iterator[CodeReference]:
-    """Yield the references to Python code in the settings file `name` that a library follows."""
+    """Yield the references to Python code that a library follows in the settings file `name`."""
     if name == MODULES:
         yield from _iter_modules(document)
     elif isinstance(document, dict) and name == MODEL_INDEX:

@@ -23,7 +23,7 @@ def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
 
 
 def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
-    """Yield the fields in which two tensors differ. Other functions compare the ties and the values."""
+    """Yield the fields in which two tensors differ. Other functions compare values and weight tying."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
     if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):

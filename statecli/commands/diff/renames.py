@@ -54,7 +54,7 @@ def find_renames(
 def _find_inconclusive(
     groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], errors: dict[int, StateError]
 ) -> dict[int, StateError]:
-    """Return an error for each unpaired tensor: its own read error, or the read error of a possible partner."""
+    """Return the errors of unpaired tensors: the read error of the tensor itself, or of a possible partner."""
     paired_ids = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
     inconclusive = {}
     for group in groups if errors else ():

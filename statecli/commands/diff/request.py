@@ -41,5 +41,5 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def has_expectations(self) -> bool:
-        """True if expectations decide the exit status, rather than any difference."""
+        """True if expectations decide the exit status. Otherwise, any difference decides."""
         return bool(self.only or self.frozen or self.changed or self.cast or self.adapter is not None)

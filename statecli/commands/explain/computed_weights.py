@@ -1,4 +1,4 @@
-"""Find weights that torch computes from input tensors, as for weight_norm, in only the file or only the class.
+"""Find weights that only the file or only the class computes from input tensors, as weight_norm does.
 
 `weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
 or a mask. An input has the shape of the weight, but a model that loads the input as the weight gives wrong values.

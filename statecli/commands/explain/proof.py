@@ -35,7 +35,7 @@ def load_as_is(entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
 
 
 def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
-    """Load the entries as the recipe does, on the meta device. Names with initial values may be missing."""
+    """Load the entries as the recipe does, on the meta device. Names that keep initial values can be missing."""
     if recipe.source.loader is Loader.DCP:  # the printed lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     others = (apply_steps(recipe.steps, name) for name in entries.state_dict.others)

@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
-    """Explain why the checkpoint does not load into the class. Raises StateError if either cannot be read."""
+    """Explain why the checkpoint does not load into the class. Raises StateError if one of them cannot be read."""
     checkpoint = load.read_checkpoint(request.checkpoint)
     built_model = build_on_meta(spec)
     model = live.model_reader.read(built_model, request.model)

@@ -81,7 +81,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors of the first forward: which of them forward creates again or reads after a cast or move of the model.
+    """Result of a second forward, after a cast or move: which tensors of the first forward it creates again or reads.
 
     `recreated`: tensors created again. `read_names`: tensors read. `reason`: why the others are inconclusive.
     """

@@ -49,7 +49,7 @@ class ExecutorEngine:
         return max(min(self._max_batch_bytes, equal_share), pool.MIN_BATCH_BYTES)
 
     def run(self, function: Function[Any, Any, Any], shared: object, batches: Sequence[Any], deliver: Deliver) -> None:
-        """See `Engine.run`. Raises `EngineError` for a worker without statecli or with another build."""
+        """See `Engine.run`. Raises `EngineError` for a worker without statecli or with a different statecli build."""
         numbers: dict[Future[bytes | str], int] = {}
         try:
             with defer_interrupt():

@@ -17,7 +17,7 @@ from statecli.values.low_rank import LowRankTask
 def find_adapters(
     changes: Sequence[Change], all_changes: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the updates of a LoRA adapter, keyed by the index in `changes` of the tensor B (update = B·A)."""
+    """Return the updates of a LoRA adapter (B·A), keyed by the index of the tensor B in `changes`."""
     added_rows = [
         (n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)
     ]
