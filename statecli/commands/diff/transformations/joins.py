@@ -56,7 +56,7 @@ class _Row(NamedTuple):
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the joined and split tensors, keyed by the index in `changes` of the fused tensor.
+    """Return the joined and split tensors, keyed by the index of the fused tensor in `changes`.
 
     The parts are tensors of the other side: in the same module or the module above, or else with the same numbers in
     their names. The join may be transposed as a whole, and the values of the parts may have been rounded to another

@@ -60,7 +60,7 @@ class ComparedCodes(msgspec.Struct, frozen=True):
 
 
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
-    """Return the weights that were quantized or dequantized, keyed by the index in `changes` of their codes.
+    """Return the weights that were quantized or dequantized, keyed by the index of their codes in `changes`.
 
     `sections` maps old to new sections. If codes are far from the weight of the other side, all elements are
     exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
