@@ -22,8 +22,8 @@ from torch import nn
 from statecli.core.model_state import Origin
 from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
+from statecli.live.object_attributes import get_own_dict
 from statecli.live.source_line import SourceLine, get_current_line
-from statecli.live.walk import get_own_dict
 
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _LIVE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -35,6 +35,8 @@ from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.library_output import hide_library_lines
 from statecli.live.move_model import move_model
+from statecli.live.object_attributes import count_constants_in_code
+from statecli.live.object_contents import has_own_to
 from statecli.live.quantized_parameters import find_holding_tensor, has_lost_class
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.requested_device import parse_device
@@ -48,7 +50,7 @@ from statecli.live.tensors import (
     may_overlap,
     read_facts,
 )
-from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, has_own_to, walk
+from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, walk
 
 #: Attributes with sample inputs of a model; Lightning stores `example_input_array` in `_example_input_array`.
 _INPUT_ATTRIBUTES = ("example_input_array", "_example_input_array", "dummy_inputs")

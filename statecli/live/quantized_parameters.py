@@ -12,7 +12,8 @@ import msgspec
 import torch
 from torch import nn
 
-from statecli.live.walk import RegisteredName, UnregisteredTensor, get_own_dict, walk_registered
+from statecli.live.object_attributes import get_own_dict
+from statecli.live.walk import RegisteredName, UnregisteredTensor, walk_registered
 
 #: Largest number of elements of a `weight_shape` tensor, which holds the sizes of a weight.
 _MAX_SIZES = 8

@@ -22,8 +22,9 @@ from torch import nn
 from statecli.core.errors import ModelError
 from statecli.live import measure
 from statecli.live.exception_text import get_exception_text
+from statecli.live.object_attributes import get_own_dict
 from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, identify_storage, is_freed, is_lazy
-from statecli.live.walk import Holding, get_own_dict, walk
+from statecli.live.walk import Holding, walk
 
 #: Maximum bytes of a storage whose values are always copied, because forward may use them as counters or indexes.
 COPIED_STORAGE_BYTES = 1 << 16

@@ -32,9 +32,11 @@ from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, is_trainable, measure_effect
 from statecli.live import measure, tensor_bits
 from statecli.live.move_model import get_moved_model
+from statecli.live.object_attributes import is_scripted
+from statecli.live.object_contents import has_own_to
 from statecli.live.quantized_parameters import find_holding_tensor
 from statecli.live.tensors import is_lazy
-from statecli.live.walk import has_own_to, is_scripted, walk
+from statecli.live.walk import walk
 
 #: A cast: the call as users write it, the dtype of floating-point tensors after the call, and the function.
 _Cast = tuple[str, torch.dtype, Callable[[nn.Module], object]]
