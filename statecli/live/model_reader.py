@@ -30,7 +30,7 @@ from statecli.core.model_state import (
 )
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
-from statecli.live import attribute_source, measure, suggest_fix
+from statecli.live import attribute_source, container_fix, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.library_output import hide_library_lines
@@ -93,7 +93,7 @@ class _StorageRows:
         self.count += 1
         if self.largest is None or row.facts.elements > self.largest.facts.elements:
             self.largest = row
-        if len(self.first_rows) < suggest_fix.MAX_COMPARED_PARTS:
+        if len(self.first_rows) < container_fix.MAX_COMPARED_PARTS:
             self.first_rows.append(row)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
+from statecli.live.attribute_site import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
 #: Reason for a fix that has no code.
 BY_HAND_REASON = "statecli fix cannot make this change; make the change by hand"

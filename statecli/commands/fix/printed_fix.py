@@ -25,8 +25,8 @@ from statecli.commands.fix.source import (
     join_changes,
     list_targets,
 )
+from statecli.live.attribute_site import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 from statecli.live.attribute_source import refuses_parameter_list
-from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
 
 def apply_code(source: ParsedFile, text: str, attribute: str, line: int, names: Sequence[str]) -> Changes:

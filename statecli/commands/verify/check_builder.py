@@ -34,7 +34,7 @@ from statecli.core.model_state import ModelState, Origin, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.units import format_origin
-from statecli.live import measure, suggest_fix, tensor_sources
+from statecli.live import measure, registration_code, tensor_sources
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
@@ -216,7 +216,7 @@ def build_saved_fix(row: TensorInfo) -> PlacedHelp | None:
     if row.fix is None or "persistent=False" not in row.fix:
         return None
     return place_at_line(
-        row.origin, row.fix.replace(f"\n{suggest_fix.SAVING_COMMENT}", "").replace(", persistent=False", "")
+        row.origin, row.fix.replace(f"\n{registration_code.SAVING_COMMENT}", "").replace(", persistent=False", "")
     )
 
 
