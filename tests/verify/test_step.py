@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds
+from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds, value_snapshots
 from statecli.commands.verify.proofs.step import prove
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.errors import UsageError
@@ -475,7 +475,7 @@ class SliceOptimizer(torch.optim.Optimizer):
 )
 def test_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
     """About a third of 16,382 values is sampled; an update outside the sample is found by comparing all values."""
-    module = nn.Linear(4 * training_rounds.SAMPLED_VALUES - 2, 1, bias=False)
+    module = nn.Linear(4 * value_snapshots.SAMPLED_VALUES - 2, 1, bias=False)
     given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))
     of = first_forward.add_inputs(model_under_test.prepare_live_model(module), given, None)
     run, why_not = training_rounds.train_fresh_instance(of, type("One", (SliceOptimizer,), {"chosen": chosen}))

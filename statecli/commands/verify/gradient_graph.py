@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from statecli.commands.verify import inputs as inputs_of, training_rounds
-from statecli.commands.verify.training_rounds import Training
+from statecli.commands.verify.training_loss import compute_loss, find_floating_outputs
+from statecli.commands.verify.training_record import Training
 from statecli.core.errors import ModelError
 from statecli.live.tensors import identify_storage
 
@@ -138,7 +139,7 @@ def _get_node_name(node: Any) -> str:
 
 def _run_backward(run: Training, output: object) -> _Graph:
     graph = _Graph()
-    loss = training_rounds.compute_loss(training_rounds.find_floating_outputs(output))
+    loss = compute_loss(find_floating_outputs(output))
     if not loss.requires_grad:
         return graph
     graph.parents[loss.grad_fn] = []

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from statecli.commands.verify import training_rounds
-from statecli.commands.verify.training_rounds import Training
+from statecli.commands.verify.training_record import Training
 from statecli.core.errors import ModelError
 
 #: Part of the names of weights that multiply a hidden state.

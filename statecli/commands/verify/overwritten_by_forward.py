@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from statecli.commands.verify import check_builder, training_rounds
-from statecli.commands.verify.training_rounds import Training
+from statecli.commands.verify import check_builder, training_rounds, value_snapshots
+from statecli.commands.verify.training_record import Training
 from statecli.core.errors import ModelError
 from statecli.live import tensor_bits
 
@@ -27,8 +27,8 @@ def find_overwritten(run: Training) -> OverwrittenParameters:
     Updates are as large as the values, so that rounding does not hide them. The values are restored afterwards.
     """
     parameters = {name: run.leaf_records[name].tensor for name in sorted(run.written_names) if name in run.leaf_records}
-    parameters = {name: values for name, values in parameters.items() if training_rounds.is_strided(values)}
-    start = {name: training_rounds.copy_values(values) for name, values in parameters.items()}
+    parameters = {name: values for name, values in parameters.items() if value_snapshots.is_strided(values)}
+    start = {name: value_snapshots.copy_values(values) for name, values in parameters.items()}
     try:
         with training_rounds.start_round(run):
             updates = {name: _draw_update(values) for name, values in start.items()}
@@ -61,7 +61,7 @@ def _read_values_after(run: Training, parameters: Tensors, start: Tensors, updat
     )
     with training_rounds.start_round(run):
         training_rounds.call_forward(run)
-    return {name: training_rounds.copy_values(values_) for name, values_ in parameters.items()}
+    return {name: value_snapshots.copy_values(values_) for name, values_ in parameters.items()}
 
 
 def _write_values(parameters: Tensors, values: Tensors) -> None:

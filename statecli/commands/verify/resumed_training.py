@@ -19,7 +19,7 @@ from torch import nn
 from statecli.commands.verify import check_builder, inputs as inputs_of, kept_values, save_roundtrip
 from statecli.commands.verify.kept_values import CopiedValues, Parts, Slot, Values, list_differing_parts
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.training_rounds import compute_loss, find_floating_outputs
+from statecli.commands.verify.training_loss import compute_loss, find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.live.assignment_lines import Origins
 from statecli.live.tensors import is_lazy

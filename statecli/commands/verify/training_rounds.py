@@ -1,8 +1,5 @@
 """Train an instance for several rounds of forward, backward and optimizer step, and record each tensor's changes.
 
-The loss is the sum of floating-point outputs, each times a random tensor of its shape. A plain sum would be constant
-after a softmax or a normalisation, and give no gradient to anything before.
-
 Later rounds reach further tensors. The A of a LoRA gets its first gradient after B, zero at the start, was updated.
 Other inputs choose other experts. A copy of a parameter (EMA) starts equal to the parameter. Rounds go on while each
 gives a gradient to a further tensor (a chain of gates that start at zero). Random drops in forward (dropout, drop path)
@@ -16,23 +13,35 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
 
 from statecli.commands.verify import check_builder, inputs as inputs_of
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.training_loss import (
+    compute_loss,
+    find_floating_outputs,
+    get_strided_values,
+    is_floating,
+    widen,
+)
+from statecli.commands.verify.training_record import (
+    MAX_GROWING_ROUNDS,
+    GradientsInMode,
+    LeafRecord,
+    Training,
+    has_new_gradients,
+)
+from statecli.commands.verify.value_snapshots import ParameterMark, ValuesBefore, copy_values
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
-from statecli.live.tensors import identify_storage, is_lazy
+from statecli.live.tensors import is_lazy
 from statecli.live.walk import walk
 
 #: Largest number of rounds of forward, backward and step.
 DEFAULT_ROUNDS = 3
-#: Largest number of rounds while each round gives a first gradient to a further tensor.
-MAX_GROWING_ROUNDS = 8
 #: Largest number of further rounds if chance may prevent a gradient. A branch dropped half of the time is dropped in
 #: all rounds once in 4,096 trainings.
 EXTRA_RANDOM_ROUNDS = 9
@@ -41,121 +50,9 @@ FIRST_ROUND_SEED = 0x5EED
 #: Factor between the steps of two rounds. Equal steps of opposite signs would return a gate to zero; with this factor
 #: no sum of steps, whatever their signs, is zero.
 STEP_GROWTH = 1.25
-#: Number of values of a parameter that are compared first to see whether a step updated it.
-SAMPLED_VALUES = 4096
 #: Smallest learning rate; a larger rate of the optimizer is kept. With gradients scaled to 1, each update is visible,
 #: and no update derails the model.
 MIN_LEARNING_RATE = 0.01
-
-
-@dataclass
-class LeafRecord:
-    """Record of a leaf that requires grad, over all rounds.
-
-    `trained`: the optimizer has the leaf. `peaks`: the largest |gradient| of each round, None without a gradient.
-    `updated`: whether a step changed the leaf; None if unknown. `lost_peak`: the largest |value|, if a step of the
-    learning rate is too small to change it. `idle`: the number of rounds in which a module with the leaf was called
-    but returned only empty tensors, like an expert without tokens.
-    """
-
-    tensor: torch.Tensor
-    trained: bool
-    peaks: list[float | None] = field(default_factory=list)
-    updated: bool | None = None
-    lost_peak: float | None = None
-    idle: int = 0
-
-    @property
-    def peak(self) -> float | None:
-        """Largest finite |gradient| of all rounds, or None if no round gave a gradient other than zero."""
-        return max(filter(_is_usable, self.peaks), default=None)  # type: ignore[type-var]
-
-    @property
-    def is_new(self) -> bool:
-        """Return True if the leaf got its first finite gradient other than zero in the last round."""
-        return any(map(_is_usable, self.peaks[-1:])) and not any(map(_is_usable, self.peaks[:-1]))
-
-    @property
-    def first_bad_round(self) -> int | None:
-        """First round whose gradient had a NaN or an infinity."""
-        bad_rounds = (n for n, peak in enumerate(self.peaks, 1) if peak is not None and not peak < float("inf"))
-        return next(bad_rounds, None)
-
-    @property
-    def is_missing(self) -> bool:
-        """Return True if the optimizer trains the leaf, but no round gave a gradient other than zero."""
-        return self.trained and self.peak is None and self.first_bad_round is None
-
-    @property
-    def is_settled(self) -> bool:
-        """True if another round could show nothing new about the leaf."""
-        return self.first_bad_round is not None or (
-            self.peak is not None and (self.updated is True or not self.trained)
-        )
-
-
-def _is_usable(peak: float | None) -> bool:
-    return bool(peak) and peak < float("inf")  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class GradientsInMode:
-    """Largest |gradient| of each leaf when modules are in eval mode, by FQN. `why_not` is the reason for a failure."""
-
-    peaks: dict[str, float | None]
-    why_not: str | None = None
-
-
-@dataclass
-class Training:
-    """An instance in training. Leaves that require grad are in `leaf_records`, other parameters in `frozen`.
-
-    `changed_by` maps the FQN of each changed tensor to the causes: "forward" or, for tensors that are not trained,
-    "step". `written_names`: trained parameters that forward writes, with or without a change. `is_cut_off`: no output
-    required grad. `initial_non_leaves`: names of tensors that the constructor computed from parameters. `finite`: every
-    output was finite. `draws`: forward drew random numbers. `in_eval`: the last round repeated in eval mode, if forward
-    draws. `in_running`: the last round repeated with only batch norms in eval mode, if the model has batch norms.
-    """
-
-    subject: ModelUnderTest
-    module: nn.Module
-    made_by: type[torch.optim.Optimizer]
-    optimizer: torch.optim.Optimizer | None = None
-    leaf_records: dict[str, LeafRecord] = field(default_factory=dict)
-    frozen: set[str] = field(default_factory=set)
-    replaced: set[str] = field(default_factory=set)
-    initial_non_leaves: frozenset[str] = frozenset()
-    changed_by: dict[str, set[str]] = field(default_factory=dict)
-    written_names: set[str] = field(default_factory=set)
-    rounds: int = 0
-    is_cut_off: bool = False
-    finite: bool = True
-    draws: bool = False
-    in_eval: GradientsInMode | None = None
-    in_running: GradientsInMode | None = None
-    _trained_ids: frozenset[int] = frozenset()
-
-    def is_up_to_chance(self, name: str) -> bool:
-        """Return True if a leaf may get a first gradient in another round, because forward in train mode is random."""
-        if self.in_eval is None or self.get_cancelled_gradient(name):
-            return False
-        in_eval = self.in_eval.peaks.get(name)
-        return in_eval != 0 if 0 in self.leaf_records[name].peaks else bool(in_eval)
-
-    def get_cancelled_gradient(self, name: str) -> float | None:
-        """Return the leaf's peak gradient with batch norms in eval mode, if batch statistics made the gradient zero."""
-        return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
-
-    @property
-    def is_still_growing(self) -> bool:
-        """True if a tensor got its first gradient only in the last of many rounds."""
-        return self.rounds >= MAX_GROWING_ROUNDS and _has_new_gradients(self)
-
-    def map_tensors(self) -> dict[str, torch.Tensor]:
-        """Map the FQN of each tensor with a known shape to the tensor."""
-        rows = self.subject.rows_by_fqn
-        tensors = measure.map_tensors(self.module).items()
-        return {name: tensor for name, tensor in tensors if name in rows and not is_lazy(tensor)}
 
 
 def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
@@ -175,7 +72,7 @@ def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Opti
         why_not = None
         while (
             why_not is None
-            and run.rounds < (MAX_GROWING_ROUNDS if _has_new_gradients(run) else DEFAULT_ROUNDS)
+            and run.rounds < (MAX_GROWING_ROUNDS if has_new_gradients(run) else DEFAULT_ROUNDS)
             and not _is_settled(run)
         ):
             why_not = _run_round(run)
@@ -237,10 +134,6 @@ def _is_settled(run: Training) -> bool:
     )
 
 
-def _has_new_gradients(run: Training) -> bool:
-    return any(leaf.is_new for leaf in run.leaf_records.values())
-
-
 def _needs_second_round(run: Training) -> bool:
     """Return True if some effects can show only in a second round, after an optimizer step.
 
@@ -252,7 +145,7 @@ def _needs_second_round(run: Training) -> bool:
     constant_tensors = [
         tensor for name, tensor in tensors.items() if name not in run.changed_by and not tensor.requires_grad
     ]
-    follows = (_is_floating(tensor) and not tensor.is_nested and tensor.shape in shapes for tensor in constant_tensors)
+    follows = (is_floating(tensor) and not tensor.is_nested and tensor.shape in shapes for tensor in constant_tensors)
     return any(not tensor.is_leaf for tensor in tensors.values()) or any(follows)
 
 
@@ -265,7 +158,7 @@ def _train_round(run: Training) -> str | None:
     copies = {
         name: copy_values(tensor) for name, tensor in run.map_tensors().items() if id(tensor) not in run._trained_ids
     }
-    marks = {name: _ParameterMark(leaf.tensor) for name, leaf in run.leaf_records.items() if leaf.trained}
+    marks = {name: ParameterMark(leaf.tensor) for name, leaf in run.leaf_records.items() if leaf.trained}
     with _record_calls() as gave:
         outputs = find_floating_outputs(call_forward(run))
     run.rounds += 1
@@ -279,7 +172,7 @@ def _train_round(run: Training) -> str | None:
     if not outputs:
         return "forward returns no floating-point tensor, so statecli cannot compute a loss"
     with run.subject.user_code("computing a loss from the output"):  # the tensor may be of a class of the user
-        run.finite = run.finite and all(bool(torch.isfinite(_widen(output)).all()) for output in outputs)
+        run.finite = run.finite and all(bool(torch.isfinite(widen(output)).all()) for output in outputs)
         loss = compute_loss(outputs)
     run.is_cut_off = not loss.requires_grad
     if loss.requires_grad:
@@ -313,77 +206,18 @@ def _read_generators() -> tuple[Any, ...]:
     return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), state_fields
 
 
-def find_floating_outputs(output: object) -> list[torch.Tensor]:
-    """Return the floating-point and complex tensors in an output.
-
-    Objects other than containers (a distribution) are searched only if the output has no other tensor, because no loss
-    uses a cache of keys.
-    """
-    leaves = list(inputs_of.iter_leaves(output))
-    tensors = [leaf for leaf in leaves if _is_floating(leaf)]
-    if not tensors:
-        inside = [list(vars(leaf).values()) for leaf in leaves if hasattr(leaf, "__dict__")]
-        tensors = [leaf for leaf in inputs_of.iter_leaves(inside) if _is_floating(leaf)]
-    return tensors
-
-
-def _is_floating(value: Any) -> bool:
-    return issubclass(type(value), torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the outputs weighted with random numbers. NaN and infinite values count as 0."""
-    total = torch.zeros(())
-    for values in map(_widen, outputs):
-        values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-        total = total + (values * torch.randn_like(values)).sum().to(total.device)
-    return total
-
-
-def _widen(output: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor as real numbers of at least 32 bits."""
-    values = _get_strided_values(output)
-    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
 def _run_step(run: Training, loss: torch.Tensor) -> None:
     if run.optimizer is None:
         return
     trained = {name: leaf for name, leaf in run.leaf_records.items() if leaf.trained and not leaf.updated}
     trained = {name: leaf for name, leaf in trained.items() if leaf.peaks[-1] and leaf.tensor.grad is not None}
-    before = {name: _ValuesBefore(leaf.tensor, sample=run.rounds == 1) for name, leaf in trained.items()}
+    before = {name: ValuesBefore(leaf.tensor, sample=run.rounds == 1) for name, leaf in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
         # LBFGS asks for the loss again, and gets the same loss.
         run.optimizer.step(lambda: float(loss.detach()))
     for name, leaf in trained.items():
         leaf.updated = before[name].was_updated()
         leaf.lost_peak = _find_lost_peak(leaf.tensor, run.optimizer) if leaf.updated is False else None
-
-
-def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Return True for a tensor with strided layout that is not nested."""
-    return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
-
-
-class _ValuesBefore:
-    """Values of a tensor before the optimizer step, or only a sample if the tensor is large."""
-
-    def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
-        self._tensor, self._stride = tensor, 1
-        if sample and type(tensor) is nn.Parameter and tensor.is_contiguous() and is_strided(grad := tensor.grad):
-            stride = tensor.numel() // SAMPLED_VALUES or 1
-            if bool(grad.reshape(-1)[::stride].any()):
-                self._stride = stride
-        self._values = copy_values(self._read_values())
-
-    def _read_values(self) -> torch.Tensor:
-        return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
-
-    def was_updated(self) -> bool | None:
-        """Return True if the values changed. Return None if unknown, for example if only a sample is equal."""
-        is_unchanged = tensor_bits.is_same(self._values, self._read_values())
-        return None if is_unchanged is None or (is_unchanged and self._stride > 1) else not is_unchanged
 
 
 def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
@@ -517,17 +351,8 @@ def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
 
 def _find_peak(tensor: torch.Tensor) -> float:
     """Return the largest absolute value of a tensor, or NaN if the tensor contains a NaN."""
-    values = _get_strided_values(tensor.detach())
+    values = get_strided_values(tensor.detach())
     return float(torch.linalg.vector_norm(values, float("inf"))) if values.numel() else 0.0
-
-
-def _get_strided_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a nested or sparse tensor as a strided tensor."""
-    if tensor.is_nested:
-        return tensor.values()
-    if tensor.layout is torch.sparse_coo:
-        return tensor.coalesce().values()
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) -> None:
@@ -538,41 +363,9 @@ def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) ->
             copies[name] = copy_values(tensor)
 
 
-class _ParameterMark:
-    """Snapshot of a trained parameter before forward: storage address, version counter, and sampled values.
-
-    A write through `.data` does not raise the version counter, and shows only in the values.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._place, self._sample = self._read_mark()
-
-    def _read_mark(self) -> tuple[Any, torch.Tensor | None]:
-        tensor = self._tensor
-        place = identify_storage(tensor), None if tensor.is_inference() else tensor._version
-        if type(tensor) is not nn.Parameter or not is_strided(tensor):
-            return place, None
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLED_VALUES or 1].clone()
-
-    def find_changes(self) -> tuple[bool, bool]:
-        """Return two bools: whether the parameter was written to since the snapshot, and whether its values differ."""
-        place, sample = self._read_mark()
-        has_samples = self._sample is not None and sample is not None
-        has_changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]
-        return has_changed or place != self._place, has_changed
-
-
-def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
+def _note_writes(run: Training, marks: dict[str, ParameterMark]) -> None:
     for name, mark in marks.items():
         is_written, has_changed = mark.find_changes()
         run.written_names |= {name} if is_written else set()
         if has_changed:
             run.changed_by.setdefault(name, set()).add("forward")
-
-
-def copy_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the tensor without its autograd graph."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        return tensor.detach().clone()

@@ -33,7 +33,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verdict
 from statecli.commands.verify.rules import DEVICE_MISMATCH
-from statecli.commands.verify.training_rounds import find_floating_outputs
+from statecli.commands.verify.training_loss import find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.core.finding import Consequence, Finding, Wording
 from statecli.core.lazy_pattern import compile_on_use

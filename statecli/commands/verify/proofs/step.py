@@ -23,7 +23,7 @@ from statecli.commands.verify import (
 from statecli.commands.verify.inputs import Inputs
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.commands.verify.training_rounds import LeafRecord, Training
+from statecli.commands.verify.training_record import LeafRecord, Training
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.lazy_pattern import compile_on_use
