@@ -451,8 +451,8 @@ def test_state_errors_are_caught_only_in_listed_modules():
         api/errors api/live_targets browse/app browse/peek callbacks/training_check
         cli/process_exit commands/audit/run commands/diff/renames commands/log/checkpoints commands/log/follow
         commands/bisect/run commands/watch/run requests/git_driver requests/git_textconv
-        values/compare values/histogram values/audit_facts values/copy_evidence values/ratios values/stats workers/pool
-        workers/task live/suggested_target
+        values/pair_plan values/recorded_checksums values/histogram values/audit_facts values/copy_evidence
+        values/ratios values/stats workers/pool workers/task live/suggested_target
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}
     catching_paths = set()

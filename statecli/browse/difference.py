@@ -66,9 +66,9 @@ class Difference:
         assert change.after is not None  # noqa: S101
         try:
             if change.before.shape != change.after.shape:
-                return values.compare.NotCompared("the shapes differ", reshaped=True)
+                return values.pair_plan.NotCompared("the shapes differ", reshaped=True)
             # A single job, because workers are forked, and a fork of a process with a screen and threads may hang.
-            pairs = [values.compare.Pair(change.before, change.after)]
+            pairs = [values.pair_plan.Pair(change.before, change.after)]
             (outcome,) = values.compare.compare_pairs(
                 pairs, CompareOptions(), jobs=1, header_versions=self._versions.by_path
             )
@@ -194,7 +194,7 @@ def _add_outcome(change: Change, outcome: PairOutcome | None) -> Change:
         return change
     if isinstance(outcome, StateError):
         return msgspec.structs.replace(change, not_compared=str(outcome))
-    if isinstance(outcome, values.compare.NotCompared):
+    if isinstance(outcome, values.pair_plan.NotCompared):
         return change if outcome.reshaped else msgspec.structs.replace(change, not_compared=outcome.reason)
     if not outcome.changed:
         return change

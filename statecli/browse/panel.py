@@ -332,7 +332,7 @@ def _describe_difference(difference: Difference, position: int, *, is_reading: b
         yield PanelLine("comparing …" if is_reading else "d: compare the values", "dim")
     elif isinstance(outcome, StateError):
         yield PanelLine(escape_sentence(str(outcome)), "bad")
-    elif isinstance(outcome, values.compare.NotCompared):
+    elif isinstance(outcome, values.pair_plan.NotCompared):
         yield PanelLine(f"values not compared: {escape_sentence(outcome.reason)}", "dim")
     elif not outcome.changed:
         yield PanelLine("values: identical", "good")

@@ -13,7 +13,9 @@ first use (`values.stats.fill_stats(…)` after `from statecli import values`):
     audit_facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: the same for one block
     digest.py        tensors -> digests for lock files
     to_device.py     checks whether tensors arrive on a device unchanged
+    pair_plan.py     a pair of tensors -> tasks that compare the values, or why no task can
     compare.py       pairs of tensors -> how they differ, by tasks; compare_task.py: runs one task
+    fingerprints.py  tensors -> CRC-32 of their elements; recorded_checksums.py: checks the bytes of archives
     neighbours.py    reads small adjacent tensors together; small_pairs.py: compares pairs of these
     sparse.py        compares two sparse tensors by value
     kernels.py       two blocks of values -> their `Tally` (tally.py), by _native.c or numpy; gpu_kernel.py: on a GPU
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
         data_task as data_task,
         digest as digest,
         distribution as distribution,
+        fingerprints as fingerprints,
         gpu_kernel as gpu_kernel,
         histogram as histogram,
+        pair_plan as pair_plan,
         preview as preview,
         ranges as ranges,
         read as read,
+        recorded_checksums as recorded_checksums,
         spectrum as spectrum,
         stats as stats,
         to_device as to_device,

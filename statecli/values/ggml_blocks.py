@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX
 from statecli.core.installed_package import install_extra
-from statecli.core.model_state import ByteRange, TensorData
+from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.values.elements import Array
 
 
@@ -63,3 +63,8 @@ def dequantize_blocks(blocks: Array, name: str) -> Array:
         # Passed as one row, because gguf processes several rows in groups of sixteen.
         values: Any = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name.upper()])
     return np.ascontiguousarray(values, np.float32).reshape(-1)
+
+
+def list_stored_data(tensor: TensorInfo) -> list[TensorData]:
+    """Return the stored tensors of a tensor: its own data, as blocks if it is quantized, and its parts."""
+    return ([to_stored_blocks(tensor.data)] if tensor.data else []) + [data for _, data in tensor.parts]

@@ -9,10 +9,10 @@ import numpy as np
 from statecli.core.denormals import with_denormals
 from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData
-from statecli.values.compare import Pair
 from statecli.values.compare_task import rechunk
 from statecli.values.delta import Delta
 from statecli.values.elements import Array, Decoder
+from statecli.values.pair_plan import Pair
 from statecli.values.read import open_view, read_values
 
 Bins = tuple[tuple[float, ...], tuple[int, ...]]

@@ -160,12 +160,12 @@ def test_renames_stay_within_a_section(diff):
 
 def test_excluded_tensors_are_not_read(diff, monkeypatch):
     """The bytes of tensors that a glob leaves out are not read."""
-    from statecli.values import compare as values
+    from statecli.values import fingerprints
 
     read_names: list[str] = []
-    compute_fingerprints = values.compute_fingerprints
+    compute_fingerprints = fingerprints.compute_fingerprints
     monkeypatch.setattr(
-        values,
+        fingerprints,
         "compute_fingerprints",
         lambda rows, **options: read_names.extend(row.fqn for row in rows) or compute_fingerprints(rows, **options),
     )
@@ -179,9 +179,9 @@ def test_excluded_tensors_are_not_read(diff, monkeypatch):
 
 def test_equal_fingerprints_do_not_prove_a_rename(diff, monkeypatch):
     """Tensors with equal fingerprints and different bytes are not renamed."""
-    from statecli.values import compare as values
+    from statecli.values import fingerprints
 
-    monkeypatch.setattr(values, "compute_fingerprints", lambda rows, **_: [0] * len(rows))
+    monkeypatch.setattr(fingerprints, "compute_fingerprints", lambda rows, **_: [0] * len(rows))
     assert not list_renames(diff({"x.w": build_ramp(4)}, {"y.w": build_ramp(4, start=1.0)}))
 
 

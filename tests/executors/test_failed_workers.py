@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.core.errors import EngineError, UnreadableError
 from statecli.storage import files
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.pair_plan import Pair
 from statecli.workers import pool
 from statecli.workers.executors import batch as parcel, dask, use_executor
 from statecli.workers.executors.futures import ExecutorEngine

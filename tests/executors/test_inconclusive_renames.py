@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import statecli as package
 from statecli.core.errors import UnreadableError
-from statecli.values import compare
+from statecli.values import fingerprints
 
 FAILED_TASK_MESSAGE = "executor='FailingExecutor': a worker stopped during a task (OSError)"
 
@@ -74,7 +74,7 @@ def test_failed_fingerprint_breaks_only_its_possible_rename():
 
 def test_command_line_reports_only_certain_changes(statecli, monkeypatch):
     """Status 2 and a single line; the document reports no possibly renamed tensor as added or removed."""
-    monkeypatch.setattr(compare, "fingerprint_batch", _fail_fetches)
+    monkeypatch.setattr(fingerprints, "fingerprint_batch", _fail_fetches)
     result = statecli("diff", "a", "b", "-f", "json")
     assert (result.code, result.err) == (2, "statecli: https://h/m.pt: no bytes came\n")
     assert {change["fqn"] for change in result.json["changes"] if change["status"] != "identical"} == {"gone", "new"}
@@ -95,7 +95,7 @@ def test_tensor_without_a_fingerprint_is_not_an_error(statecli):
 def test_merge_reports_the_failure_of_a_part(statecli, monkeypatch):
     """If a part contains the failure, the merge exits with status 2 and reports the same line."""
     with monkeypatch.context() as patch:
-        patch.setattr(compare, "fingerprint_batch", _fail_fetches)
+        patch.setattr(fingerprints, "fingerprint_batch", _fail_fetches)
         _fail_fetches.__name__ = "fingerprint_batch"
         for n in (1, 2):
             statecli("diff", "a", "b", "--shard", f"{n}/2", "-o", f"part{n}")
@@ -109,7 +109,7 @@ def test_file_missing_during_the_search_is_named(statecli):
     """The file is missing when its values are read, although its header was read: the error names the file, and the
     document names each tensor.
     """
-    real = compare.compute_fingerprints
+    real = fingerprints.compute_fingerprints
 
     def read_without_file(rows, **options):
         os.rename("b", "c")
@@ -119,7 +119,7 @@ def test_file_missing_during_the_search_is_named(statecli):
             os.rename("c", "b")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "compute_fingerprints", read_without_file)
+        patch.setattr(fingerprints, "compute_fingerprints", read_without_file)
         result = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
     assert result.code == 2
     assert "b: cannot be opened: no such file or directory" in result.err

@@ -18,7 +18,7 @@ import statecli as api
 from statecli.core.errors import UnreadableError, UsageError
 from statecli.requests import shard_options
 from statecli.requests.options import MergeOptions
-from statecli.values import audit_facts, compare, tally
+from statecli.values import audit_facts, pair_plan, tally
 
 pytest.importorskip("torch.distributed.checkpoint")
 import torch.distributed.checkpoint as dcp
@@ -70,7 +70,7 @@ def build_all_kinds(seed: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def small_tasks(monkeypatch):
     """Split tensors of some kilobytes into several tasks, as if they had gigabytes."""
-    monkeypatch.setattr(compare, "TASK_ELEMENTS", tally.BLOCK_ELEMENTS)
+    monkeypatch.setattr(pair_plan, "TASK_ELEMENTS", tally.BLOCK_ELEMENTS)
     monkeypatch.setattr(audit_facts, "TASK_BYTES", 1 << 18)
 
 

@@ -12,8 +12,11 @@ from msgspec.structs import replace
 from statecli.core.errors import ChecksumMismatch, UnreadableError
 from statecli.core.model_state import TensorInfo
 from statecli.storage.file_version import FileChanged
-from statecli.values.compare import Pair, check_checksums, compare_pairs, compute_fingerprints
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.fingerprints import compute_fingerprints
+from statecli.values.pair_plan import Pair
+from statecli.values.recorded_checksums import check_checksums
 
 from .conftest import build_row
 

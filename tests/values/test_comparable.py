@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, StateError
 from statecli.core.model_state import ByteRange, TensorData, TensorInfo
-from statecli.values import compare, gpu_kernel
-from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints
+from statecli.values import gpu_kernel, pair_plan
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.fingerprints import compute_fingerprints
+from statecli.values.pair_plan import NotCompared, Pair
 
 from .conftest import build_row
 from .test_ranges import write_boxes
@@ -241,7 +243,7 @@ CUTS = {
 @pytest.mark.parametrize("task", [1 << 22, 7])
 def test_boxes_are_compared_like_the_whole_array(store, tmp_path, monkeypatch, cuts, order, task):
     """Boxes in any order are compared with a single file and with other boxes, with the index of the change."""
-    monkeypatch.setattr(compare, "TASK_ELEMENTS", task)
+    monkeypatch.setattr(pair_plan, "TASK_ELEMENTS", task)
     before = np.arange(30, dtype=np.float32).reshape(6, 5)
     after = before.copy()
     after[2, 4], after[5, 0] = 99, -7
@@ -261,7 +263,7 @@ def test_contiguous_boxes_are_read_in_place(store, tmp_path):
     """Neither side is assembled: each task names the file of its box and its first element."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
     parted, single = build_row(write_boxes(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
-    tasks = compare._plan_or_error(0, Pair(parted, single), CompareOptions())
+    tasks = pair_plan._plan_or_error(0, Pair(parted, single), CompareOptions())
     boxes = [box.data.storage for box in parted.data.storage.boxes.boxes]
     where = single.data.storage
     assert [(task.start, task.count) for task in tasks] == [(0, 8), (8, 4)]

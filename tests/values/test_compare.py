@@ -18,11 +18,13 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
 from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
-from statecli.values import compare, compare_task, gpu_kernel, kernels  # noqa: E402
-from statecli.values.compare import Pair, compare_pairs, compute_fingerprints  # noqa: E402
+from statecli.values import compare, compare_task, gpu_kernel, kernels, pair_plan  # noqa: E402
+from statecli.values.compare import compare_pairs  # noqa: E402
 from statecli.values.delta import CompareOptions, Delta  # noqa: E402
 from statecli.values.elements import Decoder  # noqa: E402
+from statecli.values.fingerprints import compute_fingerprints  # noqa: E402
 from statecli.values.histogram import compute_histograms  # noqa: E402
+from statecli.values.pair_plan import Pair  # noqa: E402
 
 from .conftest import save_rows  # noqa: E402
 
@@ -262,7 +264,7 @@ def test_the_size_of_blocks_makes_no_difference(pair_states, monkeypatch, block)
     pairs = pair_states({"t": before}, {"t": after})
     (expected,) = compare_pairs(pairs, CompareOptions())
     monkeypatch.setattr(compare_task.Worker, "block", block)
-    monkeypatch.setattr(compare, "TASK_ELEMENTS", 3 * block)
+    monkeypatch.setattr(pair_plan, "TASK_ELEMENTS", 3 * block)
     (pair,) = compare_pairs(pairs, CompareOptions())
     assert (pair.changed, pair.first, pair.max_abs) == (expected.changed, expected.first, expected.max_abs)
     for name in ("mean_abs", "l2", "relative_l2", "cosine"):
@@ -355,7 +357,7 @@ def test_torch_kernel_agrees_with_the_numpy_result(pair_states, dtype):
     before, after = random_tensor(dtype, 70_000, 1), random_tensor(dtype, 70_000, 2)
     pairs = pair_states({"t": before}, {"t": after})
     (expected,) = compare_pairs(pairs, CompareOptions())
-    tasks = compare._plan_or_error(0, pairs[0], CompareOptions())
+    tasks = pair_plan._plan_or_error(0, pairs[0], CompareOptions())
     with closing(gpu_kernel.DeviceWorker(CompareOptions(), torch.device("cpu"))) as worker:
         (result,) = worker.compare_all(tasks)
     delta = result.tally.to_delta((70_000,))

@@ -19,7 +19,7 @@ from statecli import formats
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import MalformedError, MissingDependency, UnreadableError
 from statecli.storage.local import LocalFile
-from statecli.values import compare, digest, open_files
+from statecli.values import digest, open_files, recorded_checksums
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
@@ -207,7 +207,7 @@ def test_small_neighbours_are_read_together(tmp_path, monkeypatch, name, save):
     state = formats.read(str(tmp_path / name))
     digests = digest.compute_digests(state.tensors, Algorithm.SHA256, jobs=1)
     values_by_fqn = {tensor.fqn: value for tensor, value in zip(state.tensors, digests, strict=True)}
-    assert compare.check_checksums(state.tensors, jobs=1) == [()] * len(tensors)
+    assert recorded_checksums.check_checksums(state.tensors, jobs=1) == [()] * len(tensors)
     for key, tensor in tensors.items():
         assert values_by_fqn[key] == hashlib.sha256(encode_in_c_order(tensor)).hexdigest(), key
     assert 0 < len(reads) < 10
@@ -221,7 +221,7 @@ def test_a_damaged_storage_among_neighbours_is_named(tmp_path, number):
     with open(tmp_path / "a.pt", "r+b") as file:
         file.seek(storage.offset + 5)
         file.write(b"!")
-    errors = compare.check_checksums(state.tensors, jobs=1)
+    errors = recorded_checksums.check_checksums(state.tensors, jobs=1)
     assert [tensor.fqn for tensor, actual in zip(state.tensors, errors, strict=True) if actual] == [f"t{number}"]
 
 

@@ -8,9 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.values.compare import Pair, compare_pairs  # noqa: E402
+from statecli.values.compare import compare_pairs  # noqa: E402
 from statecli.values.delta import CompareOptions  # noqa: E402
 from statecli.values.histogram import compute_histograms  # noqa: E402
+from statecli.values.pair_plan import Pair  # noqa: E402
 
 
 @pytest.mark.parametrize("largest", [1.5e308, 1.0, 5e-324])

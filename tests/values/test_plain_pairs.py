@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from statecli.values import compare, compiled_kernel
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions
+from statecli.values.pair_plan import Pair
 from statecli.values.plain_pairs import compare_plain_pairs
 
 from .conftest import save_rows

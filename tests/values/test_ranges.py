@@ -15,9 +15,10 @@ from hypothesis import given, settings, strategies as st
 from statecli.core.errors import ChecksumMismatch, MalformedError
 from statecli.core.model_state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
 from statecli.values import ranges
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions
 from statecli.values.digest import compute_digests
+from statecli.values.pair_plan import Pair
 from statecli.values.ranges import check_crc, open_range
 from statecli.values.read import read_all_values
 

@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, StateError  # noqa: E402
-from statecli.values import compare, compiled_kernel  # noqa: E402
-from statecli.values.compare import Pair, compare_pairs  # noqa: E402
+from statecli.values import compare, compiled_kernel, pair_plan  # noqa: E402
+from statecli.values.compare import compare_pairs  # noqa: E402
 from statecli.values.delta import CompareOptions  # noqa: E402
+from statecli.values.pair_plan import Pair  # noqa: E402
 from statecli.values.small_pairs import MAX_GAP_BYTES, MAX_TENSOR_BYTES, compare_small_pairs  # noqa: E402
 from statecli.workers import pool  # noqa: E402
 
@@ -62,9 +63,9 @@ def test_pairs_compared_together_have_the_results_of_single_pairs(tmp_path, monk
 def list_planned_names(monkeypatch):
     """Return a list; the names of pairs that get tasks are appended to the list."""
     names = []
-    plan = compare._plan_or_error
+    plan = pair_plan._plan_or_error
     monkeypatch.setattr(
-        compare, "_plan_or_error", lambda n, pair, options: names.append(pair.after.fqn) or plan(n, pair, options)
+        pair_plan, "_plan_or_error", lambda n, pair, options: names.append(pair.after.fqn) or plan(n, pair, options)
     )
     return names
 

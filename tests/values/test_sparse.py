@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, MalformedError  # noqa: E402
-from statecli.values import compare, sparse  # noqa: E402
-from statecli.values.compare import NotCompared, Pair, compare_pairs  # noqa: E402
+from statecli.values import pair_plan, sparse  # noqa: E402
+from statecli.values.compare import compare_pairs  # noqa: E402
 from statecli.values.delta import CompareOptions, Delta  # noqa: E402
+from statecli.values.pair_plan import NotCompared, Pair  # noqa: E402
 
 from ..formats.attacks import Call  # noqa: E402
 
@@ -310,9 +311,9 @@ def test_nested_tensors_with_different_offsets_are_not_compared(compare_tensors)
 def test_table_of_ragged_layouts_has_nested_and_jagged(read):
     """For each of torch's two kinds of nested tensors, the table has every part except the values."""
     rows = [read(nested_tensor((2, 2), (3, 2), layout=layout)) for layout in (torch.strided, torch.jagged)]
-    assert {row.layout for row in rows} == compare.RAGGED_PARTS.keys() == {"nested", "jagged"}
+    assert {row.layout for row in rows} == pair_plan.RAGGED_PARTS.keys() == {"nested", "jagged"}
     for row in rows:
-        assert {name for name, _ in row.parts} - {"values"} <= set(itertools.chain(*compare.RAGGED_PARTS[row.layout]))
+        assert {name for name, _ in row.parts} - {"values"} <= set(itertools.chain(*pair_plan.RAGGED_PARTS[row.layout]))
 
 
 # --- the command -------------------------------------------------------------------------------------------------

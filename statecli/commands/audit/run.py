@@ -417,7 +417,7 @@ class _Run:
         size = sum(tensor.nbytes for tensor in tensors)
         progress = self.progress(size) if self.progress and self.request.values else None
         facts = values.audit_facts.read_facts(tensors, jobs=jobs, progress=progress)
-        errors = tuple(values.compare.check_checksums(tensors, jobs=jobs))
+        errors = tuple(values.recorded_checksums.check_checksums(tensors, jobs=jobs))
         sound_facts = tuple(
             unreadable_values.discard_corrupt_facts(*entry) for entry in zip(tensors, facts, errors, strict=True)
         )

@@ -114,7 +114,7 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
     # Parameters come first, because counters and moments change most. Parameters that start near zero come last of the
     # parameters.
     largest_changes = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)[:count]
-    pairs = [values.compare.Pair(c.before, c.after) for c in largest_changes if c.before and c.after]
+    pairs = [values.pair_plan.Pair(c.before, c.after) for c in largest_changes if c.before and c.after]
     spreads = values.histogram.compute_histograms(pairs, [c.values for c in largest_changes if c.values])
     return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(largest_changes, spreads, strict=True) if bins)
 

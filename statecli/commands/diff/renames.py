@@ -89,7 +89,7 @@ def _split_by_fingerprint(
         return
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
     groups_by_fingerprint: dict[tuple[int, int], tuple[Rows, Rows]] = {}
-    fingerprints = values.compare.compute_fingerprints(
+    fingerprints = values.fingerprints.compute_fingerprints(
         [row for _, _, row in rows], jobs=jobs, group_keys=[n for n, _, _ in rows]
     )
     for (n, side, row), fingerprint in zip(rows, fingerprints, strict=True):
@@ -131,7 +131,7 @@ def _confirm_pairs(
     if not pairs:
         return
     outcomes = values.compare.compare_pairs(
-        [values.compare.Pair(old, new) for old, new in pairs], CompareOptions(bitwise=True), jobs=jobs, derived=True
+        [values.pair_plan.Pair(old, new) for old, new in pairs], CompareOptions(bitwise=True), jobs=jobs, derived=True
     )
     for pair, outcome in zip(pairs, outcomes, strict=True):
         try:
@@ -174,6 +174,6 @@ def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
             shape = (*data.shape[:dim], size - 1, *data.shape[dim + 1 :])
             first = replace(data, shape=shape, strides=strides)
             second = replace(first, offset=data.offset + strides[dim])
-            pairs.append(values.compare.Pair(replace_data(row, first), replace_data(row, second)))
+            pairs.append(values.pair_plan.Pair(replace_data(row, first), replace_data(row, second)))
     outcomes = values.compare.compare_pairs(pairs, CompareOptions(bitwise=True), jobs=1, derived=True)
     return all(map(_is_equal, outcomes))

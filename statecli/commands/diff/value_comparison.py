@@ -107,7 +107,7 @@ class ValueComparison:
         for start in range(0, len(to_compare), PAIRS_PER_BATCH):
             numbers = to_compare[start : start + PAIRS_PER_BATCH]
             pairs = [
-                values.compare.Pair(old, new)
+                values.pair_plan.Pair(old, new)
                 for n in numbers
                 if (old := matches[n].before) and (new := matches[n].after)
             ]
@@ -150,7 +150,7 @@ class ValueComparison:
 
     def _check(self, unpaired_rows: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor must not count as added."""
-        errors = values.compare.check_checksums([row for _, row in unpaired_rows], jobs=self._request.jobs)
+        errors = values.recorded_checksums.check_checksums([row for _, row in unpaired_rows], jobs=self._request.jobs)
         for (n, row), row_errors in zip(unpaired_rows, errors, strict=True):
             if row_errors:
                 outcomes[n] = PairResult(not_compared="could not be read", error=str(row_errors[0]))

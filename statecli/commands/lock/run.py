@@ -174,7 +174,9 @@ def _compute_digests(
         return [new(content).hexdigest() for content in contents]
     report = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
     digests = values.digest.compute_digests(tensors, request.digest, jobs=request.jobs, progress=report)
-    for error in (error for errors in values.compare.check_checksums(tensors, jobs=request.jobs) for error in errors):
+    for error in (
+        error for errors in values.recorded_checksums.check_checksums(tensors, jobs=request.jobs) for error in errors
+    ):
         raise error
     return digests
 

@@ -149,7 +149,7 @@ def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list
 
 def _read_changes(matches: Sequence[Match], versions: Mapping[str, FileVersion | None]) -> list[TensorChange]:
     pairs = {
-        n: values.compare.Pair(old, new)
+        n: values.pair_plan.Pair(old, new)
         for n, match in enumerate(matches)
         if (old := match.before) and (new := match.after) and old.shape == new.shape
     }

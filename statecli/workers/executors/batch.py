@@ -31,10 +31,10 @@ from statecli.workers.task import Piece
 #: and because the packages with these functions import `workers`.
 FUNCTIONS = {
     "run_batch": "statecli.values.compare_task",
-    "check_batch": "statecli.values.compare",
+    "check_batch": "statecli.values.recorded_checksums",
     "check_elements_batch": "statecli.values.element_checks",
     "derived_batch": "statecli.values.data_task",
-    "fingerprint_batch": "statecli.values.compare",
+    "fingerprint_batch": "statecli.values.fingerprints",
     "facts_of_batch": "statecli.values.audit_facts",
     "digest_batch": "statecli.values.digest",
     "stats_batch": "statecli.values.stats",

@@ -8,8 +8,9 @@ from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.transformations.views import narrow, take_sample
 from statecli.core.model_state import TensorInfo
 from statecli.core.part_rows import replace_data
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.pair_plan import Pair
 
 
 def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:

@@ -28,9 +28,10 @@ from statecli.commands.diff.transformations.views import (
 )
 from statecli.core.model_state import TensorData
 from statecli.core.part_rows import replace_data
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
+from statecli.values.pair_plan import Pair
 from statecli.values.ratios import estimate_factor
 from statecli.values.similarity import find_most_similar
 

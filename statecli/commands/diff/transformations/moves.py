@@ -20,9 +20,11 @@ from statecli.commands.diff.transformations.views import (
 )
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
-from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
+from statecli.values.fingerprints import compute_fingerprints
+from statecli.values.pair_plan import Pair
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 _LAYER_NUMBER = compile_on_use(r"(?:(?<=\.)|^)[0-9]+(?=\.)")

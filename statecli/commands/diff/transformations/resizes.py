@@ -18,9 +18,10 @@ from statecli.commands.diff.transformations.views import (
     take_sample,
 )
 from statecli.core.part_rows import replace_data
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
+from statecli.values.pair_plan import Pair
 from statecli.values.similarity import find_most_similar
 
 

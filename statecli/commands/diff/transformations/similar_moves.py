@@ -10,8 +10,9 @@ from statecli.commands.diff.transformations.moves import follow_layers, group_ro
 from statecli.commands.diff.transformations.ordinary_training import MAX_COSINE, was_replaced
 from statecli.commands.diff.transformations.views import get_data, locate, take_sample
 from statecli.core.model_state import TensorInfo
-from statecli.values.compare import Pair, compare_pairs
+from statecli.values.compare import compare_pairs
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.pair_plan import Pair
 from statecli.values.similarity import find_most_similar
 
 #: Largest number of tensors of one shape on a side that are compared with each other.
