@@ -25,8 +25,7 @@ from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, Settings, StateDict, TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import is_same_setting, join, put_below, select
-from statecli.formats import deepspeed
-from statecli.formats.shared import config_files, rank_folders
+from statecli.formats.shared import config_files, deepspeed_steps, rank_folders
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE, drop_current_folder, is_plain_file_name
@@ -133,7 +132,7 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     if files_not_read := [name for name in companions if not name.endswith(".json")]:
         message = f"statecli did not read other files of the training run: {quoting.names(files_not_read)}"
         oddities.append(Oddity("companions", message))
-    if steps := deepspeed.list_steps(path):
+    if steps := deepspeed_steps.list_steps(path):
         message = (
             f"statecli did not read DeepSpeed checkpoints of the same training run: {quoting.names(steps)}; to read "
             "one of these checkpoints, give its folder"

@@ -18,7 +18,7 @@ from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
-from statecli.formats import deepspeed
+from statecli.formats.shared import deepspeed_model_file
 from statecli.rules import pickles
 from statecli.targets.target_result import TargetStatus
 from statecli.values.read import read_all_values
@@ -156,7 +156,9 @@ def test_untrained_parameters_of_stage_1_are_noted(tmp_path):
     )
     module = section(formats.read(str(folder)), "module")
     untrained = {
-        name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.NOT_TRAINED_NOTE
+        name: tensor.requires_grad
+        for name, tensor in module.items()
+        if tensor.note == deepspeed_model_file.NOT_TRAINED_NOTE
     }
     assert untrained == {"f": None, "g": None}
     assert module["a"].requires_grad
