@@ -10,12 +10,11 @@ devices nor tied weights are recorded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from statecli.core import quoting
@@ -24,9 +23,9 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ARCHIVE, Box, Boxes, ByteRange, ModelState, Oddity, Packing, ReadFile, TensorData
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.units import plural
 from statecli.formats import torch_zip
 from statecli.formats.shared import dcp_ranks
+from statecli.formats.shared.dcp_data_files import BadFile, DataFiles
 from statecli.formats.shared.dcp_metadata import (
     MAX_METADATA_BYTES,
     Chunk,
@@ -37,15 +36,15 @@ from statecli.formats.shared.dcp_metadata import (
     parse_for_scan,
     parse_metadata,
 )
+from statecli.formats.shared.dcp_nested_dict import build_nested
 from statecli.formats.shared.tiling import IndexBox, find_fault
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickle_scan.one_pickle import begins_as_pickle
-from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors, read_small_file
-from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME, is_plain_file_name
+from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME
 from statecli.storage.store import Extent
 
 NAME = "dcp"
@@ -151,7 +150,7 @@ class _Folder:
         self.storages: dict[str, ByteRange] = {}
         metadatas, unreadable = _read_metadata(path)
         self.metadata, rivals = dcp_ranks.merge_metadata(list(metadatas.values()))
-        self.files = _Files(path, self.metadata, [rival.other for rival in rivals], self.oddities)
+        self.files = DataFiles(path, self.metadata, [rival.other for rival in rivals], self.oddities)
         _check_apart(self.metadata)
         self.globals: list[Global] = []
         self.hole_reason = self._note_adjacent_files(metadatas, unreadable)
@@ -262,85 +261,6 @@ class _Folder:
         return TensorData(storage, saved.dtype, saved.shape)
 
 
-class _BadFile(MalformedError):
-    """Error: a file is missing, truncated or must not be read."""
-
-
-class _Files:
-    """Files named by the metadata: the size of each readable file, or the reason why it is not read.
-
-    `others` are items in the same files that are not shown.
-    """
-
-    def __init__(self, path: str, metadata: Metadata, others: Sequence[Stored], oddities: list[Oddity]) -> None:
-        self.path = path
-        self.places = metadata.places
-        self.ends = _compute_ends([*metadata.places.values(), others])
-        self.sizes: dict[str, int] = {}
-        self.unreadable: dict[str, str] = {}
-        self._refuse_outside()
-        if message := self._find_missing():
-            oddities.append(Oddity(OddityKind.MISSING_RANK.value, message))
-        existing_names = [name for name in self.ends if name not in self.unreadable]
-        files.prefetch(files.join(path, name) for name in existing_names)
-        for name in existing_names:
-            try:
-                with ByteSource(files.join(path, name)) as source:
-                    self.sizes[name] = source.size
-            except UnreadableError as error:
-                self._mark_unreadable([name], quoting.append_reason(quoting.name(name), error), "copy the file again")
-
-    def _refuse_outside(self) -> None:
-        names = [name for name in self.ends if not is_plain_file_name(name)]
-        if names:
-            predicate = (
-                f" and {plural(len(names) - 1, 'more name')} that are not plain file names"
-                if names[1:]
-                else ", which is not a plain file name"
-            )
-            message = f".metadata names {quoting.quote(names[0])}{predicate}"
-            self._mark_unreadable(names, message, "do not load this checkpoint; save the checkpoint again")
-
-    def _find_missing(self) -> str | None:
-        names = [name for name in self.ends if name not in self.unreadable]
-        files.prefetch(files.join(self.path, name) for name in names)
-        missing_names = [name for name in names if not files.exists(files.join(self.path, name))]
-        if not missing_names:
-            return None
-        counts = f"{len(self.ends) - len(missing_names)} of the {len(self.ends)} files that .metadata lists exist"
-        message = f"{quoting.names(missing_names)} {'are' if missing_names[1:] else 'is'} missing: {counts}"
-        self._mark_unreadable(
-            missing_names, message, "copy the file again" if not missing_names[1:] else "copy the files again"
-        )
-        return message
-
-    def _mark_unreadable(self, names: list[str], why: str, help: str) -> None:
-        """Record one message for all unreadable files in `names`, with the number of affected tensors and values."""
-        unreadable = set(names)
-        affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
-        contains = "these files contain" if names[1:] else "this file contains"
-        message = (
-            f"{why}; {contains} data of {affected_count} of the {len(self.places)} tensors and other values; {help}"
-        )
-        self.unreadable.update(dict.fromkeys(names, message))
-
-    def can_read(self, *places: Stored) -> bool:
-        """Return whether each byte range in `places` is inside a readable file."""
-        return all(
-            stored.file in self.sizes and stored.offset + stored.length <= self.sizes[stored.file] for stored in places
-        )
-
-    def check_place(self, stored: Stored) -> None:
-        """Raise _BadFile for a byte range in an unreadable file or beyond the end of its file."""
-        if stored.file in self.unreadable:
-            raise _BadFile(self.unreadable[stored.file])
-        if stored.offset + stored.length > self.sizes[stored.file]:
-            end, size = self.ends[stored.file], self.sizes[stored.file]
-            raise _BadFile(
-                f"{stored.file} is truncated: .metadata needs {end} bytes, but the file has {size}; copy the file again"
-            )
-
-
 def _build_damaged_tensor(why: str) -> Tensor:
     return Tensor("unknown", None, 0, 0, None, False, damage=why)
 
@@ -393,7 +313,7 @@ class _Items:
             self.folder.files.check_place(stored)
             return self._read_item(fqn, stored)
         except UnreadableError as error:
-            origin = "" if isinstance(error, _BadFile) else f"the archive at byte {stored.offset} of {stored.file}: "
+            origin = "" if isinstance(error, BadFile) else f"the archive at byte {stored.offset} of {stored.file}: "
             return _build_damaged_tensor(f"{origin}{error}")
 
     def _read_item(self, fqn: str, stored: Stored) -> Any:
@@ -469,15 +389,6 @@ def _check_apart(metadata: Metadata) -> None:
             last = span
 
 
-def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
-    """Return the size in bytes that each file must have to contain all its byte ranges."""
-    last_end: dict[str, int] = {}
-    for group in places:
-        for stored in group:
-            last_end[stored.file] = max(stored.offset + stored.length, last_end.get(stored.file, 0))
-    return last_end
-
-
 def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
     """Return the stored byte range of each chunk. The record of a byte range has the start index of its chunk."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
@@ -509,68 +420,3 @@ def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
         return None
     axes = [str(axis) for axis, size in enumerate(shape) if any(chunk.shape[axis] < size for chunk in chunks)]
     return f"{len(chunks)} chunks, cut along dimension{'s' * (len(axes) > 1)} {' and '.join(axes)}"
-
-
-def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> dict[Any, Any]:
-    """Rebuild the nested dict that was saved, from its flattened objects and their paths.
-
-    An object without a path, or with a path that contradicts another path, is stored in the root dict by its name.
-    """
-    root: dict[Any, Any] = {}
-    containers: dict[int, _Container] = {id(root): _Container(root, None, root)}
-    for fqn, node in nodes.items():
-        *steps, last_step = paths.get(fqn, (fqn,))
-        container = _find_container(root, steps, containers)
-        if container is None or last_step in container:
-            root[fqn] = node
-        else:
-            container[last_step] = node
-    # Reversed, so that inner containers, which were created later, are converted first.
-    for entry in reversed(containers.values()):
-        indexes = entry.mapping is not root and all(type(key) is int for key in entry.mapping)
-        if indexes and sorted(entry.mapping) == list(range(len(entry.mapping))):
-            entry.parent[entry.key] = [entry.mapping[n] for n in range(len(entry.mapping))]
-    for entry in containers.values():
-        _convert_parameter_ids(entry.mapping)
-    return root
-
-
-def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
-    """Restore the integer keys of an optimizer's state, because the planner turned all keys into text.
-
-    Add a missing state, because DCP does not save the empty dict of SGD without momentum.
-    """
-    groups = optimizer.get("param_groups")
-    params_by_group = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
-    state = optimizer.setdefault("state", {}) if any(params_by_group) else None
-    if type(state) is not dict:
-        return
-    ids = {number for params in params_by_group for number in as_sequence(params) or () if type(number) in (int, str)}
-    numbers = {str(number): number for number in ids if type(number) is int and str(number) not in ids}
-    renamed_state = {numbers.get(key, key): value for key, value in state.items()}
-    state.clear()
-    state.update(renamed_state)
-
-
-class _Container(msgspec.Struct, frozen=True):
-    """Dict created by `build_nested`, with its parent dict and key. Only such dicts may receive further objects."""
-
-    parent: dict[Any, Any]
-    key: str | int | None
-    mapping: dict[Any, Any]
-
-
-def _find_container(
-    root: dict[Any, Any], steps: list[str | int], containers: dict[int, _Container]
-) -> dict[Any, Any] | None:
-    """Return the dict at a path, and create missing dicts. Return None if the path leads into a saved value."""
-    node = root
-    for step in steps:
-        if step not in node:
-            child: dict[Any, Any] = {}
-            containers[id(child)] = _Container(node, step, child)
-            node[step] = child
-        if id(node[step]) not in containers:
-            return None
-        node = node[step]
-    return node
