@@ -19,27 +19,18 @@ from statecli.pickle_scan import debug_texts, known_names, pickled_storages, pla
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import collect_name_ids, find_module_calls
-from statecli.pickle_scan.expected_calls import (
-    MAX_INDIRECT_CALLS,
-    REBUILD_SPARSE,
-    get_keyword_arguments,
-    get_plain_name,
-    iter_indirect_calls,
-)
+from statecli.pickle_scan.expected_calls import MAX_INDIRECT_CALLS, REBUILD_SPARSE, get_plain_name, iter_indirect_calls
 from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
+from statecli.pickle_scan.scanner_opcodes import MEMOIZE, SCANNER_HANDLERS, WATCHING_HANDLERS
 from statecli.pickle_scan.script_types import ScriptTypes
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.graph import is_module, read_raw_bytes
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
-from statecli.pickles.machine_state import NO_FRAME, NO_LINE_BREAK, MachineState, is_enum_call
-from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
-from statecli.pickles.opcodes import Handler
+from statecli.pickles.machine_state import is_enum_call
+from statecli.pickles.nodes import Build, Global, Key, Obj, SetOf, Value
 from statecli.pickles.python2_names import rename_python2
 
-#: Dict of copyreg in which an unpickler looks up the name of an extension code.
-EXTENSION_REGISTRY = "_inverted_registry"
 _IDENTIFIER = compile_on_use(r"[A-Za-z_]\w*")
 _RECORD_FUNCTIONS = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
 #: Classes that pickle writes as `type(Ellipsis)`, because they have no name to import. None itself is not a global.
@@ -74,9 +65,6 @@ _REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 #: classes of storages.
 _QUANTIZATION_SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
 _NUMBERED_NAME = compile_on_use(rf"{_QUANTIZATION_SCHEME.pattern}|torch\.\w*Storage")
-#: Number of parts in the persistent id of a storage (a zip archive lacks the last part), of a view, and of a class.
-_PARTS_WITH_VIEW, _PARTS_OF_VIEW, _PARTS_OF_CLASS = 6, 3, 3
-_PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
 _METADATA_CLASSES = frozenset(
     f"torch.distributed.{module}.metadata.Metadata" for module in ("checkpoint", "_shard.checkpoint")
 )
@@ -90,6 +78,7 @@ class Scanner(Machine):
     """
 
     longest_name = 2**31
+    handlers = SCANNER_HANDLERS
 
     def __init__(self, data: bytes, label: str, steps: Steps | None = None, size: int | None = None) -> None:
         super().__init__(data, label, fast=True, module_ids=True)
@@ -108,8 +97,8 @@ class Scanner(Machine):
         #: Highest index of a memo entry written out of order.
         self._highest_memo = 0
         #: First opcode that `torch.load` refuses by default; `handlers` search until they find one.
-        self._refused_opcode: int | None = None
-        self.handlers = _WATCHING_HANDLERS
+        self.first_unknown_opcode: int | None = None
+        self.handlers = WATCHING_HANDLERS
         self._called_names: set[int] = set()
         #: Ids of the usual functions of tensor records, because their names are compared only once.
         self._record_names: set[int] = set()
@@ -124,7 +113,7 @@ class Scanner(Machine):
     @property
     def refused_opcode(self) -> int | None:
         """Opcode in the pickle that `torch.load(path)` does not know; None if it knows all opcodes."""
-        return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
+        return MEMOIZE if self.first_unknown_opcode is None and self.has_memoize else self.first_unknown_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
         """Yield each imported name once, except names of torch.compile and functions that only form other names."""
@@ -502,166 +491,6 @@ def _parse_integer(line: bytes, error: MalformedError) -> int:
         except ValueError:
             continue
     raise error
-
-
-def _do_build(m: Any, pos: int) -> int:
-    state, target = m.stack.pop(), m.stack[-1]
-    m.add_build(target, state)
-    if type(target) is Obj:
-        target.state = state
-        if is_module(target) and type(target.cls) is Global:
-            m.module_classes.append(target.cls.qualified)
-    return pos
-
-
-def _do_inst(m: MachineState, pos: int) -> int:
-    """Handle INST. The name is imported before the arguments are popped, as in Python."""
-    function, end = _read_name_lines(m, pos, "ascii")
-    args = tuple(m.pop_mark())
-    m.stack.append(m.build_call(function, args, pos, "inst"))
-    return _require_line_end(m, end)
-
-
-def _do_global(m: MachineState, pos: int) -> int:
-    function, end = _read_name_lines(m, pos, "utf-8")
-    m.stack.append(function)
-    return _require_line_end(m, end)
-
-
-def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
-    """Return the name in the next two lines, and the position after them (0 if the second line has no end).
-
-    Python's `pickle._Unpickler` imports an unfinished name without its last character. No unpickler imports a name in
-    another encoding.
-    """
-    module, start = m.read_line(pos)
-    end = m.data.find(b"\n", start)
-    try:
-        return m.intern_name(str(module, encoding), str(m.data[start:end], encoding), pos), end + 1
-    except UnicodeDecodeError as error:
-        if end < 0:  # the bytes may end inside of a character
-            raise m.build_truncated_error(NO_LINE_BREAK) from error
-        raise m.build_error(pos, f"the name of an imported function or class is not {encoding} text") from error
-
-
-def _require_line_end(m: MachineState, end: int) -> int:
-    if not end:
-        raise m.build_truncated_error(NO_LINE_BREAK)
-    return end
-
-
-def _do_extension(m: MachineState, pos: int) -> int:
-    """Push a placeholder name for an extension code, because only the loading program knows the registered name."""
-    width = 1 << (m.data[pos - 1] - 0x82)
-    code = int.from_bytes(m.data[pos : pos + width], "little")
-    m.stack.append(m.intern_name("copyreg", f"{EXTENSION_REGISTRY}[{code}]", pos))
-    return pos + width
-
-
-def _do_frame(m: Any, pos: int) -> int:
-    """Handle FRAME. Accept a frame longer than the rest of the file, as Python's `pickle._Unpickler` does."""
-    start = pos + 8
-    end = start + int.from_bytes(m.data[pos:start], "little")
-    if m.frame_end != NO_FRAME or len(m.data) < start or end <= m.size:
-        return Machine.handlers[0x95](m, pos)
-    m.frame_end = min(end, NO_FRAME - 1)
-    return start
-
-
-def _do_frozenset(m: Any, pos: int) -> int:
-    end = Machine.handlers[0x91](m, pos)
-    m.allocations.add_keys(m.stack[-1], m.stack[-1].elems)
-    m.flow.add_keys(m.stack[-1].elems)
-    return end
-
-
-def _do_next_buffer(m: MachineState, pos: int) -> int:
-    m.stack.append(Persistent(None))
-    return pos
-
-
-def _do_nothing(m: MachineState, pos: int) -> int:  # noqa: ARG001
-    return pos
-
-
-def _do_newobj_ex(m: MachineState, pos: int) -> int:
-    kwargs, args = m.stack.pop(), m.stack.pop()
-    call = m.build_call(m.stack[-1], args, pos, "newobj")
-    if type(call) is Obj:
-        call.kwargs = get_keyword_arguments(kwargs)
-    m.stack[-1] = call
-    return pos
-
-
-def _do_persistent(m: Any, pos: int) -> int:
-    pid = m.stack[-1]
-    end = Machine.handlers[0x51](m, pos)
-    if not _is_written_by_torch(pid):
-        m.note_unusual_opcode("Unpickler.persistent_load", pos)
-    return end
-
-
-def _is_written_by_torch(pid: Value) -> bool:
-    """Return True for a persistent id of a tensor, a storage or a class with its source, as torch writes such ids."""
-    if type(pid) is not tuple:
-        return type(pid) in (str, bytes, int)
-    if pid[:1] == ("storage",):
-        *parts, view = pid if len(pid) == _PARTS_WITH_VIEW else (*pid, None)
-        views = view if type(view) is tuple else (view,)
-        of_type = len(parts) == _PARTS_WITH_VIEW - 1 and type(parts[1]) is Global and len(views) <= _PARTS_OF_VIEW
-        return of_type and all(type(part) in _PLAIN_TYPES for part in (parts[0], *parts[2:], *views))
-    source = pid[1:] if pid[:1] == ("module",) else pid
-    is_class = len(source) == _PARTS_OF_CLASS and type(source[0]) is Global
-    return is_class and all(type(part) in _PLAIN_TYPES for part in source[1:])
-
-
-def _keep_string(op: int) -> Handler:
-    """Return a handler like the base class's, which also keeps the pushed string as possible nested data."""
-    handler = Machine.handlers[op]
-
-    def push(m: Any, pos: int) -> int:
-        end = handler(m, pos)
-        m.keep_nested_data(pos, m.stack[-1])
-        return end
-
-    return push
-
-
-_SCANNER_OPCODES: dict[int, Handler] = {
-    0x53: _keep_string(0x53),
-    0x56: _keep_string(0x56),
-    0x51: _do_persistent,
-    0x62: _do_build,
-    0x63: _do_global,
-    0x69: _do_inst,
-    0x82: _do_extension,
-    0x83: _do_extension,
-    0x84: _do_extension,
-    0x91: _do_frozenset,
-    0x92: _do_newobj_ex,
-    0x95: _do_frame,
-    0x97: _do_next_buffer,
-    0x98: _do_nothing,
-}
-Scanner.handlers = tuple(_SCANNER_OPCODES.get(op, handler) for op, handler in enumerate(Machine.handlers))
-_MEMOIZE = 0x94
-#: The opcodes that torch/_weights_only_unpickler.py of torch 2.13 knows.
-_TORCH_OPCODES = frozenset(b"\x80c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a.")
-
-
-def _watch_opcode(op: int, handler: Handler) -> Handler:
-    """Return a handler like `handler` that also records the first opcode unknown to torch."""
-
-    def note(m: Any, pos: int) -> int:
-        if m._refused_opcode is None:
-            m._refused_opcode = op
-        m.handlers = Scanner.handlers
-        return handler(m, pos)
-
-    return handler if op in _TORCH_OPCODES else note
-
-
-_WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumerate(Scanner.handlers))
 
 
 def _list_called_names(call: Obj) -> set[str]:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Place
-from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
+from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.module_search import AdjacentFiles
+from statecli.pickle_scan.scanner_opcodes import EXTENSION_REGISTRY
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import ComputedName, OverBudget, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR

@@ -11,13 +11,14 @@ CASES = 500
 
 #: Makes both machines ignore frames, as in versions of statecli that did not follow frames.
 IGNORE_FRAMES = """
-from statecli.pickle_scan import imported_names as _names
+from statecli.pickle_scan import imported_names as _names, scanner_opcodes as _opcodes
 from statecli.pickles import machine as _pickle
 def ignoring(handlers):
     return (*handlers[:0x95], lambda machine, pos: pos + 8, *handlers[0x96:])
 for machine in (_pickle.Machine, _names.Scanner):
     machine.handlers = ignoring(machine.handlers)
-_names._WATCHING_HANDLERS = ignoring(_names._WATCHING_HANDLERS)
+_names.WATCHING_HANDLERS = ignoring(_names.WATCHING_HANDLERS)
+_opcodes.SCANNER_HANDLERS = _names.Scanner.handlers
 """
 
 

@@ -14,7 +14,7 @@ import torch
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
-from statecli.pickle_scan import imported_names
+from statecli.pickle_scan import scanner_opcodes
 from statecli.pickles import safe_globals
 
 from ..formats.attacks import Call, build, call_function, global_name, number, records, state_dict, tensor
@@ -127,7 +127,7 @@ def test_known_opcodes_equal_those_of_torch(tmp_path):
                 is_known = True
             except Exception as error:  # noqa: BLE001  # whatever an opcode without its arguments raises
                 is_known = "Unsupported operand" not in str(error)
-        assert is_known is (ord(opcode.code) in imported_names._TORCH_OPCODES), opcode.name
+        assert is_known is (ord(opcode.code) in scanner_opcodes.TORCH_OPCODES), opcode.name
 
 
 @pytest.mark.filterwarnings("ignore")
