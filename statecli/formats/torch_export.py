@@ -12,7 +12,6 @@ torch/_export/serde/schema.py of torch 2.13.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -35,12 +34,26 @@ from statecli.formats.torch.archive import (
     read_word,
     refuse_big_endian,
 )
+from statecli.formats.torch.exported_metadata import (
+    REBUILD_EMPTY,
+    build_call,
+    build_node,
+    describe_difference,
+    refuse_other_type,
+)
+from statecli.formats.torch.exported_program import (
+    Role,
+    collect_roles,
+    collect_stated_metas,
+    describe_program,
+    read_major_version,
+)
 from statecli.formats.torch.objects import build_info, name_globals
 from statecli.formats.torch.reading import MAX_ROWS, DecodedTensor, Reading, build_row, mark_damaged
 from statecli.formats.torch.tensor_decoder import TensorDecoder
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import get_text_items
-from statecli.pickles.nodes import Global, Obj, Persistent
+from statecli.pickles.nodes import Obj
 from statecli.storage import json_object as _json
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.zip_archive import STORED, Archive, Record, mentions
@@ -57,34 +70,9 @@ TRAITS = FormatTraits(
 MAX_JSON_BYTES = 128 * 2**20
 #: The only known `archive_version`. An archive without a version was written before torch recorded it.
 ARCHIVE_VERSION = "0"
-#: Dtypes by their number: ScalarType in torch/_export/serde/schema.py.
-DTYPES: dict[int, str] = {
-    1: "uint8",
-    2: "int8",
-    3: "int16",
-    4: "int32",
-    5: "int64",
-    6: "float16",
-    7: "float32",
-    8: "float64",
-    9: "complex32",
-    10: "complex64",
-    11: "complex128",
-    12: "bool",
-    13: "bfloat16",
-    28: "uint16",
-    29: "float8_e4m3fn",
-    30: "float8_e5m2",
-    31: "float8_e4m3fnuz",
-    32: "float8_e5m2fnuz",
-    33: "float8_e8m0fnu",
-    34: "uint32",
-    35: "uint64",
-}
 #: Major version of the schema that torch 2.13 writes. torch 2.2 introduced major versions; torch loads version 0 and
 #: its own.
 SCHEMA_VERSION = 8
-_STRIDED = 7
 #: Names of records that some version of torch writes into the archive.
 _RECORDS = (
     *("archive_format", "archive_version", "version", "byteorder", ".format_version", ".storage_alignment"),
@@ -107,9 +95,6 @@ _LITERAL_NAME = compile_on_use(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)
 #: Prefixes of constants' records that torch unpickles instead of reading their bytes as a tensor.
 _OBJECT_PREFIXES = ("custom_obj_", "opaque_obj_")
 _CONSTANT_NOTE = "a constant of the code"
-_REBUILD = Global("torch._utils", "_rebuild_tensor_v3", 0)
-_REBUILD_EMPTY = Global("torch._utils", "_rebuild_wrapper_subclass", 0)
-_BYTES = Global("torch", "UntypedStorage", 0)
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -146,11 +131,6 @@ def _check(archive: Archive) -> None:
             f"the archive_version record contains {version!r}: a newer torch wrote the file; statecli knows only "
             f"{ARCHIVE_VERSION!r}"
         )
-
-
-class _Role(msgspec.Struct, frozen=True):
-    kind: Kind
-    persistent: bool | None = None
 
 
 class _Payload(msgspec.Struct):
@@ -298,11 +278,11 @@ class _Reader:
         if entry["use_pickle"]:
             return self._read_single(f"{folder_path}/{name}", fqn)
         meta = _read_object(entry.get("tensor_meta"), fqn, "tensor_meta")
-        _refuse_other_type(meta, first.setdefault(name, meta), fqn, name)
-        node = _build_node(meta, f"{folder_path}/{name}", reading, fqn)
+        refuse_other_type(meta, first.setdefault(name, meta), fqn, name)
+        node = build_node(meta, f"{folder_path}/{name}", reading, fqn)
         self.nodes.append(node)
         tensor = reading.tensor(node, fqn)
-        if tensor is not None and node.cls is _REBUILD_EMPTY:
+        if tensor is not None and node.cls is REBUILD_EMPTY:
             tensor.note = "saved without values (fake tensor)"
         return tensor
 
@@ -362,9 +342,9 @@ class _Reader:
     ) -> None:
         """Append the tensor rows of a program in the order of its signature, then the tensors outside the signature."""
         self._check_schema(model, program)
-        roles = dict(_collect_roles(program))
-        for fqn, meta in _collect_stated_metas(program):
-            if fqn in contents and (difference := _describe_difference(contents[fqn].tensor, meta)):
+        roles = dict(collect_roles(program))
+        for fqn, meta in collect_stated_metas(program):
+            if fqn in contents and (difference := describe_difference(contents[fqn].tensor, meta)):
                 contents[fqn].tensor = mark_damaged(fqn, MalformedError(f"{fqn}: {difference}"))
         missing_tensors = {
             fqn: mark_damaged(fqn, MalformedError(_MISSING_TENSOR)) for fqn in roles if fqn not in contents
@@ -375,12 +355,12 @@ class _Reader:
         if len(self.tensors) > MAX_ROWS:
             raise MalformedError(f"contains more than {MAX_ROWS} tensors, the limit of statecli")
         self.state_dicts.append(StateDict(model, is_module=True))
-        for key, value in _describe_program(program):
+        for key, value in describe_program(program):
             self.metadata[f"{model}.{key}" if has_several_models else key] = value
 
     def _check_schema(self, model: str, program: dict[str, Any]) -> None:
         """Refuse a program with a newer schema. Note an older schema, because torch 2.13 does not load it."""
-        major = _read_major_version(program)
+        major = read_major_version(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
                 f"program {quoting.quote(model)} has schema_version {major}: a newer torch wrote the program; statecli "
@@ -428,7 +408,7 @@ class _Reader:
             raise MalformedError(f"{fqn}: record {view[0]} does not contain a plain tensor")
         name = f"data/weights/{view[0]}"
         decoder = TensorDecoder({name: whole.data.storage})
-        node = _build_call(
+        node = build_call(
             whole.dtype, name, whole.data.storage.length, whole.device or "cpu", view[3], view[1], view[2]
         )
         return decoder.require_tensor(node, fqn, "entry")
@@ -450,128 +430,12 @@ def _read_object(node: object, fqn: str, label: str) -> dict[str, Any]:
     return node
 
 
-def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
-    """Refuse a dtype or device other than that of the record's first tensor, because torch uses the first for all."""
-    for key in ("dtype", "device"):
-        if meta.get(key) != first.get(key):
-            raise MalformedError(
-                f"{fqn}: its {key} differs from the {key} of the first tensor in record {quoting.quote(name)}, but "
-                f"torch.export.load uses the first {key} for both tensors"
-            )
-
-
-def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
-    """Build the call that rebuilds the tensor, so that the tensor gets the same checks as in a pickle."""
-    dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
-    if type(dtype) is not int or dtype not in DTYPES:
-        raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which torch 2.13 never writes")
-    if layout != _STRIDED:
-        raise MalformedError(f"{fqn}: its layout is {quoting.value(layout)}, not {_STRIDED} (strided)")
-    sizes, strides = _read_ints(meta.get("sizes"), "sizes", fqn), _read_ints(meta.get("strides"), "strides", fqn)
-    offset, device = _read_int(meta.get("storage_offset"), "storage_offset", fqn), _read_device(meta.get("device"), fqn)
-    storage = reading.decoder.storages.places.get(key)
-    length = storage.length if storage is not None else 0
-    if storage is not None and not length and 0 not in sizes:
-        # A fake tensor: torch exports it without bytes, and loads zeros.
-        name = Global("torch", DTYPES[dtype], 0)
-        return Obj(_REBUILD_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
-    return _build_call(DTYPES[dtype], key, length, device, offset, sizes, strides, grad)
-
-
-def _build_call(
-    dtype: str, key: str, length: int, device: str, offset: object, sizes: object, strides: object, grad: object = False
-) -> Obj:
-    storage = Persistent(("storage", _BYTES, key, device, length))
-    return Obj(_REBUILD, (storage, offset, sizes, strides, grad, None, Global("torch", dtype, 0)))
-
-
-def _read_ints(node: object, label: str, fqn: str) -> tuple[int, ...]:
-    if type(node) is not list:
-        raise MalformedError(f"{fqn}: its {label} are not a list but {quoting.value(node)}")
-    return tuple(_read_int(child, label, fqn) for child in node)
-
-
-def _read_int(node: object, label: str, fqn: str) -> int:
-    number = node.get("as_int") if type(node) is dict else None
-    if type(number) is not int:
-        description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
-        raise MalformedError(f"{fqn}: its {label} must contain integers, but contains {description}")
-    return number
-
-
-def _read_device(node: object, fqn: str) -> str:
-    kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
-    if type(kind) is not str:
-        raise MalformedError(f"{fqn}: its device is {quoting.value(node)}, not a JSON object with the key type")
-    return f"{kind}:{index}" if type(index) is int else kind
-
-
 def _rename_storage(tensor: Tensor, record: str) -> Tensor:
     """Prefix the storage key with the record's name, because each nested archive numbers its storages from 0."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{record}/{tensor.storage}")
 
 
-#: Field of a tensor's input in the signature -> key of the tensor's name, and kind.
-_INPUT_FIELDS = {
-    "parameter": ("parameter_name", Kind.PARAMETER),
-    "buffer": ("buffer_name", Kind.BUFFER),
-    "tensor_constant": ("tensor_constant_name", Kind.UNREGISTERED),
-}
-
-
-def _iter_inputs(program: Mapping[str, Any]) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
-    """Yield the name, the kind and the description of each tensor in the signature."""
-    for input_spec in _list_specs(program):
-        for field, (key, kind) in _INPUT_FIELDS.items():
-            description = input_spec.get(field) if type(input_spec) is dict else None
-            if type(description) is dict and type(description.get(key)) is str:
-                yield description[key], kind, description
-
-
-def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
-    for fqn, kind, description in _iter_inputs(program):
-        persistent = description.get("persistent") if kind is Kind.BUFFER else None
-        yield fqn, _Role(kind, persistent if type(persistent) is bool else None)
-
-
-def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the graph's metadata (dtype, sizes) of each tensor in the signature, because kernels rely on the graph."""
-    graph = program["graph_module"].get("graph")
-    values = graph.get("tensor_values") if type(graph) is dict else None
-    for fqn, _, description in _iter_inputs(program):
-        argument = description.get("arg")
-        name = argument.get("name") if type(argument) is dict else None
-        meta = values.get(name) if type(values) is dict and type(name) is str else None
-        if type(meta) is dict:
-            yield fqn, meta
-
-
-def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
-    """Describe how a tensor differs from its metadata in the graph. Return None if no difference is known."""
-    if tensor.shape is None or tensor.dtype is None:
-        return None
-    sizes = meta.get("sizes")
-    traced_shape = (
-        tuple(size.get("as_int") if type(size) is dict else None for size in sizes) if type(sizes) is list else ()
-    )
-    if tensor.shape != traced_shape:
-        return f"its sizes are {list(tensor.shape)}, but the graph was traced for {list(traced_shape)}"
-    dtype = meta.get("dtype")
-    if type(dtype) is int and DTYPES.get(dtype) != tensor.dtype:
-        return f"its dtype is {tensor.dtype}, but the graph was traced for {DTYPES.get(dtype, dtype)}"
-    return None
-
-
-def _list_specs(program: Mapping[str, Any]) -> Iterable[Any]:
-    node: Any = program
-    for key in ("graph_module", "signature", "input_specs"):
-        node = node.get(key) if type(node) is dict else None
-    if type(node) is not list:
-        raise MalformedError("its program has no list graph_module.signature.input_specs")
-    return node
-
-
-def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> DecodedTensor:
+def _build_row(fqn: str, payload: _Payload, role: Role | None) -> DecodedTensor:
     tensor = payload.tensor
     if role is None:
         return _build_unnamed_row(fqn, payload)
@@ -592,46 +456,3 @@ def _build_unnamed_row(fqn: str, payload: _Payload) -> DecodedTensor:
     persistent = None if payload.is_parameter else True
     grad = payload.tensor.requires_grad
     return DecodedTensor(fqn, payload.tensor, kind, Evidence.REGISTERED, persistent, requires_grad=grad)
-
-
-def _read_major_version(program: Mapping[str, Any]) -> int | None:
-    """Return the major schema version, or None if it is missing. torch 2.1 wrote a single number."""
-    schema = program.get("schema_version")
-    major = schema.get("major") if type(schema) is dict else schema
-    if schema is not None and (type(major) is not int or major < 0):
-        raise MalformedError(
-            f"its program's schema_version is {quoting.value(schema)}; expected an integer of 0 or more"
-        )
-    return major
-
-
-def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
-    """Yield settings of a program: torch version, schema version and a digest of the computation."""
-    version, schema = program.get("torch_version"), program.get("schema_version")
-    if type(version) is str:
-        yield "torch_version", version[:100]
-    if type(schema) is dict and all(type(schema.get(part)) is int for part in ("major", "minor")):
-        yield "schema_version", f"{schema['major']}.{schema['minor']}"
-    yield "program sha256", _compute_program_digest(program)
-
-
-def _compute_program_digest(program: Mapping[str, Any]) -> str:
-    """Return a digest of a program's computation, so that a comparison detects different programs.
-
-    The digest excludes the metadata of nodes, because it has the source lines of the traced code.
-    """
-    import hashlib
-    import json
-
-    try:
-        text = json.dumps(_drop_node_metadata(program), sort_keys=True)
-    except RecursionError as error:
-        raise MalformedError("its program is nested too deeply for statecli to read") from error
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def _drop_node_metadata(value: object) -> Any:
-    if type(value) is dict:
-        is_node = "target" in value
-        return {key: _drop_node_metadata(part) for key, part in value.items() if not (is_node and key == "metadata")}
-    return [_drop_node_metadata(part) for part in value] if type(value) is list else value

@@ -31,6 +31,7 @@ from statecli.core.model_state import Evidence, Kind
 from statecli.core.oddity_kind import OddityKind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export, torch_zip
+from statecli.formats.torch import exported_metadata
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard
 from statecli.pickle_scan.program_schema import TextRequirement, iter_texts
 from statecli.pickle_scan.step_budget import Steps
@@ -205,7 +206,7 @@ def test_dtype_table_equals_the_schema_of_torch(tmp_path):
     from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
 
     names = {int(number): str(dtype).removeprefix("torch.") for number, dtype in _SERIALIZE_TO_TORCH_DTYPE.items()}
-    assert names == torch_export.DTYPES
+    assert names == exported_metadata.DTYPES
     assert {int(number) for number in ScalarType} - {0} == set(names)
 
 
