@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -19,14 +19,12 @@ from statecli.commands.audit.plugins import list_entries
 from statecli.commands.audit.references import ReferenceSide
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
+from statecli.commands.audit.rule_run import run_rule, run_rules
 from statecli.commands.audit.settings_files import list_settings_files, read_settings_file
 from statecli.commands.audit.values_budget import ValuesBudget
-from statecli.core import sizes
-from statecli.core.denormals import with_denormals
 from statecli.core.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
-from statecli.core.finding import Finding, Severity
 from statecli.core.garbage_collector import pause_gc
-from statecli.core.model_state import Kind, ModelState, Oddity, ScannedPickle
+from statecli.core.model_state import ModelState, Oddity, ScannedPickle
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.run_scope import NotChecked
@@ -34,16 +32,16 @@ from statecli.core.selection import matches_any, select
 from statecli.file_scan.adjacent_modules import ModuleFinder
 from statecli.file_scan.scan import scan_pickles
 from statecli.live.spec import AUTO
-from statecli.rules import audit_run, model_code
+from statecli.rules import model_code
 from statecli.rules.audit_rule import AuditRule, Issue
-from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
+from statecli.rules.audit_subject import Subject, needs_digest_as_name
 from statecli.rules.contents import needs_unchecked_indices
 from statecli.rules.digest_names import CheckedFile, compute_digest, list_named_files
 from statecli.storage import checkpoint_names, files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
-from statecli.targets.location import add_places, has_repository, make_relative_name
+from statecli.targets.location import make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Accepted, Skipped, TargetResult, TargetStatus, drop_accepted
 
@@ -143,7 +141,7 @@ class _Run:
                     digest_files=self.digest_files,
                 )
                 with pause_gc():  # otherwise the collector would look through all tensors again for each rule
-                    result = _run_rules(subject, self.rules, self.request.severity)
+                    result = run_rules(subject, self.rules, self.request.severity)
         except StateError as error:
             if isinstance(error, BarePickle) and pickles_unread_because is None and self._may_judge_pickle(text):
                 return _accept_ignored(self._judge_pickle(text, pickles), self.request)
@@ -176,7 +174,7 @@ class _Run:
             return result
         state = ModelState(result.target, "", ())
         subject = Subject(result.target, state, self.request.policy, settings_file=settings_file)
-        findings = _run_rules(subject, rules, self.request.severity).findings
+        findings = run_rules(subject, rules, self.request.severity).findings
         return _accept_ignored(replace(result, findings=(*result.findings, *findings)), self.request)
 
     def check_adjacent_settings(self, targets: Sequence[TargetResult]) -> list[TargetResult]:
@@ -236,7 +234,7 @@ class _Run:
             yield TargetResult(self.request.targets[0], TargetStatus.FAILED, files.remove_secrets(str(error)))
             return
         for subject in subjects:
-            result = _run_rules(subject, rules, self.request.severity)
+            result = run_rules(subject, rules, self.request.severity)
             if subject.companions is not None:
                 self.compared_files.update(subject.companions.compared)
             reason = "is a diffusers pipeline; statecli compared the files of the pipeline with the lock"
@@ -286,7 +284,7 @@ class _Run:
         )
         state = ModelState(text, "pickle", (), oddities=(oddity,))
         subject = Subject(text, state, self.request.policy, pickles=pickles)
-        result = _run_rules(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)
+        result = run_rules(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)
         other_rules = (rule.name for rule in self.rules if not _is_about_pickles(rule))
         skipped = (Skipped(name, "a pickle that is not a checkpoint has no tensors", text) for name in other_rules)
         return replace(result, skipped=(*result.skipped, *skipped))
@@ -308,12 +306,12 @@ class _Run:
             text, ModelState(text, "", ()), self.request.policy, pickles=pickles, digest_files=self.digest_files
         )
         for rule in (rule for rule in self.rules if _can_check_unreadable(rule, subject)):
-            findings.extend(_run_rule(rule, subject, severity.get(rule.name)))
+            findings.extend(run_rule(rule, subject, severity.get(rule.name)))
             ran.append(rule.name)
         if self.read_state is not None:
             for rule in (rule for rule in self.rules if rule.name == MissingShard.rule and rule not in violated_rules):
                 missing = list(
-                    _run_rule(rule, Subject(text, self.read_state, self.request.policy), severity.get(rule.name))
+                    run_rule(rule, Subject(text, self.read_state, self.request.policy), severity.get(rule.name))
                 )
                 findings += missing
                 ran += [rule.name] if missing else []
@@ -460,85 +458,3 @@ def matches_target(name: str, glob: str, folder: str) -> bool:
     """Return whether a glob relative to `folder` matches the relative path or the file name of a target."""
     pattern = glob if files.is_remote(glob) else files.make_relative(os.path.join(folder, glob), folder)
     return matches_any((name, name.rpartition("/")[2]), (pattern,))
-
-
-@with_denormals
-def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[str, Severity]) -> TargetResult:
-    findings_by_rule: dict[AuditRule, list[Finding]] = {}
-    skipped = []
-    for rule in rules:
-        try:
-            reason = rule.why_not(subject)
-        except Exception as error:  # noqa: BLE001  # no error lets an audit pass
-            findings_by_rule[rule] = [_build_internal_error(rule, error, subject)]
-            continue
-        if reason is not None:
-            skipped.append(Skipped(rule.name, reason, subject.target))
-        else:
-            findings_by_rule[rule] = list(_run_rule(rule, subject, severity.get(rule.name)))
-    unreadable = unreadable_values.list_unreadable(subject, findings_by_rule)
-    # A rule without findings has not passed if some values could not be read.
-    silent_rules = [rule for rule, findings in findings_by_rule.items() if not findings] if unreadable else []
-    inconclusive = [rule for rule in silent_rules if needs_values in rule.needs]
-    skipped += [Skipped(rule.name, unreadable_values.NOT_ALL_READ, subject.target) for rule in inconclusive]
-    state = subject.state
-    ran_lock_rule = any(rule.name == lock_check.LOCK_RULE for rule in findings_by_rule)
-    return TargetResult(
-        subject.target,
-        TargetStatus.FAILED if unreadable else TargetStatus.AUDITED,
-        unreadable_values.summarize_reasons(unreadable),
-        format=state.format,
-        tensors=len(state.tensors),
-        bytes=sizes.sum_bytes(state.tensors),
-        findings=add_places([finding for findings in findings_by_rule.values() for finding in findings], state.tensors),
-        ran=tuple(rule.name for rule in findings_by_rule if rule not in inconclusive),
-        skipped=tuple(skipped),
-        notes=(
-            *state.oddities,
-            *subject.section_notes,
-            *unreadable,
-            *lock_check.list_unlocked_sections((subject.lock or ()) if ran_lock_rule else ()),
-        ),
-        not_checked=(
-            *_count_unread_values(subject),
-            *(
-                NotChecked("file", 1, checked.unread_because)
-                for checked in subject.digest_files
-                if checked.unread_because is not None
-            ),
-            *(subject.companions.not_checked if subject.companions is not None else ()),
-        ),
-        unregistered=tuple(
-            row for row in (subject.module.tensors if subject.module else ()) if row.kind is Kind.UNREGISTERED
-        ),
-        lock_count=lock_check.count_matches(subject.lock or ()) if ran_lock_rule else None,
-    )
-
-
-def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
-    """Return how many tensors have values that no rule has checked, and the reason."""
-    count = sum(bool(tensor.elements) for tensor in subject.state.tensors)
-    if subject.unread_because and count:
-        return (NotChecked("tensor", count, subject.unread_because),)
-    uncheckable = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
-    reason = "no rule can check the values (see the rule unread-values)"
-    return (NotChecked("tensor", uncheckable, reason),) if uncheckable else ()
-
-
-def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:
-    """Yield the findings of a rule. A bug in the rule becomes a finding, and the run continues."""
-    try:
-        for issue in rule.find(subject):
-            yield rule.build_finding(issue, subject.target, severity)
-    except StateError:
-        raise
-    except Exception as error:  # noqa: BLE001  # no error lets an audit pass
-        yield _build_internal_error(rule, error, subject)
-
-
-def _build_internal_error(rule: AuditRule, error: Exception, subject: Subject) -> Finding:
-    report = "please report this bug"
-    if rule.plugin is not None:
-        report = f"please report this bug to the author of the plugin {rule.plugin}"
-    message = f"rule {rule.name} failed: {type(error).__name__}: {error} ({report})"
-    return audit_run.INTERNAL_ERROR.finding(message, target=subject.target)
