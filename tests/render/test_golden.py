@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecli.commands.verify.proofs import forward
+from statecli.commands.verify import forward_run
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 COMMANDS = {
@@ -59,7 +59,7 @@ def test_output_on_a_terminal_equals_the_golden_file(statecli, folder, monkeypat
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(width))
     # The model catches no error, so one run reports all 24 mismatches, as 24 separate runs would.
-    monkeypatch.setattr(forward, "_CAREFUL_RUNS_S", 0.0)
+    monkeypatch.setattr(forward_run, "_CAREFUL_RUNS_S", 0.0)
     text = _RULE_COUNTS.sub("## rules ran, ## skipped", statecli(*COMMANDS[name], "-f", "table").out)
     path = GOLDEN / f"{name}-{width}.txt"
     if os.environ.get("GOLDEN") == "write":

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from statecli.commands.verify import forward_run  # noqa: E402
 from statecli.commands.verify.proofs import forward  # noqa: E402
 from statecli.commands.verify.result import Verdict  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
@@ -556,9 +557,9 @@ def test_every_uncaught_mismatch_is_reported():
 def test_mismatches_of_a_line_need_a_single_run(monkeypatch):
     """After an uncaught mismatch of a line, later mismatches of the same line need no further run."""
     runs = []
-    run_once = forward._run_once
-    monkeypatch.setattr(forward, "_run_once", lambda *args: runs.append(run_once(*args)) or runs[-1])
-    monkeypatch.setattr(forward, "_CAREFUL_RUNS_S", 1000)
+    run_once = forward_run._run_once
+    monkeypatch.setattr(forward_run, "_run_once", lambda *args: runs.append(run_once(*args)) or runs[-1])
+    monkeypatch.setattr(forward_run, "_CAREFUL_RUNS_S", 1000)
 
     def use(module, x):
         for table in module.many:

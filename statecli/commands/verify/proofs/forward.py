@@ -19,43 +19,30 @@ A passed forward does not clear a tensor left on the CPU. Forward may have copie
 
 from __future__ import annotations
 
-import re
-import time
-import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
 from statecli.commands.verify import check_builder, recreated_by_forward
+from statecli.commands.verify.forward_run import SAME_DEVICE_ERROR, ForwardRun, ForwardTrial, run_until_not_refused
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verdict
 from statecli.commands.verify.rules import DEVICE_MISMATCH
-from statecli.commands.verify.training_loss import find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.core.finding import Consequence, Finding, Wording
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, TensorInfo
 from statecli.core.units import format_origin
-from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
+from statecli.live import fake_gpu, fake_gpu_values, tensor_sources
 from statecli.live.attribute_source import locate_variable
 from statecli.live.device_rules import DeviceWatch
-from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
-from statecli.live.move_model import move_model
 from statecli.live.source_line import SourceLine
-from statecli.live.tensor_sources import CallStack, CudaRefusal, Fault, How, Mismatch, TensorSource, is_user_code
-from statecli.live.tensors import is_lazy
+from statecli.live.tensor_sources import Fault, How, Mismatch, TensorSource
 
-#: Torch's errors about several devices: "Expected all tensors to be on the same device", "are not at the same device".
-_SAME_DEVICE_ERROR = compile_on_use(r"\b(on|at) the same device\b")
-#: Torch's errors about an argument that must be on the CPU, with the name of the argument.
-_ON_CPU_ERROR = compile_on_use(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
 #: Errors of a plain call on the CPU, or half on a GPU. They say nothing about the moved model.
 _CPU_ERROR = compile_on_use(
-    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE_ERROR.pattern}"
+    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{SAME_DEVICE_ERROR.pattern}"
 )
 #: Error that a CUDA kernel raises as an assertion, after which the process cannot use the GPU any more.
 _INDEX_ERROR = compile_on_use(r"^calling the model raised IndexError\b")
@@ -65,48 +52,6 @@ _ADVICE = {
     How.BROUGHT: "copy the tensor to next(self.parameters()).device, not to a stored device",
     How.COMPUTED: "copy the tensor with .to(x.device)",
 }
-
-
-#: Seconds of careful runs. Each run ignores only mismatches that ended earlier runs, because the model may catch other
-#: mismatches. After this time, a last run ignores and reports all mismatches that the model did not catch.
-_CAREFUL_RUNS_S = 2.0
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """Way to call the model on a device. `how` describes it, and `backward` also runs backward from the outputs."""
-
-    device: torch.device
-    device_name: str
-    how: str
-    context: fake_gpu.FakeGpuContext
-    values: bool
-    training: bool = False
-    backward: bool = False
-
-
-@dataclass
-class _Run:
-    """Result of a call of a moved instance: the devices of its tensors, and its error (None if it passed).
-
-    `refused`: the error of mismatches not caught by the model. `cuda_checks`: lines of the model with
-    `torch.cuda.is_available()`.
-    `replaced`: names to which forward assigned another tensor. `mismatches_of_forward`: the mismatches before backward.
-    """
-
-    trial: _Trial
-    watch: DeviceWatch
-    devices: dict[str, str] = field(default_factory=dict)
-    error_text: str | None = None
-    refused: CudaRefusal | None = None
-    cuda_checks: list[SourceLine] = field(default_factory=list)
-    replaced: frozenset[str] = frozenset()
-    mismatches_of_forward: tuple[Mismatch, ...] = ()
-
-    @property
-    def has_proved(self) -> bool:
-        """True if the run shows all device mismatches: forward passed, and did not ask whether CUDA is available."""
-        return self.error_text is None and not self.cuda_checks
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
@@ -132,7 +77,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
     return _prove_both_modes(
         subject,
         [
-            _Trial(
+            ForwardTrial(
                 requested_device, str(requested_device), "called on the moved model", fake_gpu.use_real_gpu, values=True
             )
         ],
@@ -151,7 +96,7 @@ def _prove_on_cpu(subject: ModelUnderTest) -> Check:
 
 def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
     trials = [
-        _Trial(
+        ForwardTrial(
             fake_gpu.DEVICE,
             fake_gpu.DISPLAY_NAME,
             "called on a fake CUDA device, shapes only",
@@ -164,12 +109,14 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
             raise ModelError(subject.forward_error)
         how = "called on a fake CUDA device, with data on the cpu"
         trials.append(
-            _Trial(fake_gpu.DEVICE, fake_gpu.DISPLAY_NAME, how, fake_gpu_values.use_fake_gpu_with_values, values=True)
+            ForwardTrial(
+                fake_gpu.DEVICE, fake_gpu.DISPLAY_NAME, how, fake_gpu_values.use_fake_gpu_with_values, values=True
+            )
         )
     return _prove_both_modes(subject, trials)
 
 
-def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
+def _prove_both_modes(subject: ModelUnderTest, trials: list[ForwardTrial]) -> Check:
     """Call forward in eval mode, then in train mode. Raises ModelError if eval mode fails on the CPU too."""
     runs = _run_trials(subject, trials)
     if runs[0].error_text is not None:
@@ -183,7 +130,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
     return _build_answer(subject, runs, train, _run_backward(subject, train[0]))
 
 
-def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
+def _run_backward(subject: ModelUnderTest, train: ForwardRun) -> ForwardRun | None:
     """Run backward if train mode passed on a fake GPU without data. Otherwise return None.
 
     Runs with data do not support autograd, and a copy of a live model lacks the graph of its non-leaf tensors.
@@ -192,120 +139,30 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
         return None
     if subject.original is not None and any(map(fake_gpu.has_hooks, subject.original.parameters())):
         return None  # a copy of a live model lacks these hooks
-    return _run_until_not_refused(subject, replace(train.trial, backward=True), train.watch)
+    return run_until_not_refused(subject, replace(train.trial, backward=True), train.watch)
 
 
-def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: DeviceWatch | None = None) -> list[_Run]:
+def _run_trials(
+    subject: ModelUnderTest, trials: list[ForwardTrial], earlier_watch: DeviceWatch | None = None
+) -> list[ForwardRun]:
     """Run the trials until the first one that completes. Return the runs, the last run first.
 
     `earlier_watch` has recorded the runs in another mode.
     """
-    runs: list[_Run] = []
+    runs: list[ForwardRun] = []
     for trial in trials:
-        runs.insert(0, _run_until_not_refused(subject, trial, earlier_watch))
+        runs.insert(0, run_until_not_refused(subject, trial, earlier_watch))
         if runs[0].error_text is None:
             break
     return runs
 
 
-def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, earlier_watch: DeviceWatch | None = None) -> _Run:
-    """Repeat the run until it ends without a new device mismatch, or time is up. Each run ignores known mismatches."""
-    carried_over: frozenset[Mismatch] = (earlier_watch and earlier_watch.carried_over) or frozenset()
-    uncaught_calls: frozenset[CallStack] = earlier_watch.uncaught_calls if earlier_watch else frozenset()
-    caught_mismatches: frozenset[Mismatch] = frozenset()
-    end = time.monotonic() + _CAREFUL_RUNS_S
-    while time.monotonic() < end:
-        watch = DeviceWatch(trial.device, carried_over=carried_over, uncaught_calls=uncaught_calls)
-        run = _run_once(subject, trial, watch)
-        if run.refused is None:
-            return run
-        caught_mismatches |= watch.raised - run.refused.mismatches
-        carried_over |= run.refused.mismatches
-        uncaught_calls |= {run.refused.stack}
-    return _run_once(subject, trial, DeviceWatch(trial.device, caught=caught_mismatches - carried_over))
-
-
-def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Run:
-    assert subject.inputs is not None  # noqa: S101 - prove has looked
-    run = _Run(trial, watch)
-    module = subject.build_used(values=trial.values)
-    inputs = subject.inputs.make_call(seed=0)
-    try:
-        with (
-            check_builder.keep_class_attributes(module),
-            trial.context(watch) as record,
-            torch.set_grad_enabled(trial.backward),
-        ):
-            with subject.user_code(f"moving the model to {trial.device_name}"):
-                module = move_model(module, trial.device)
-            run.cuda_checks = record.cuda_checks
-            tensors = _record_devices(run, module, record)
-            with subject.user_code(f"calling the model on {trial.device_name}"):
-                args, kwargs = recreated_by_forward.convert_inputs(inputs, trial.device)
-                outputs = module.train(trial.training)(*args, **kwargs)
-            if trial.backward:
-                run.mismatches_of_forward = tuple(watch.mismatches)
-                with subject.user_code(f"backward on {trial.device_name}"):
-                    run.error_text = _call_backward(outputs)
-            after = measure.map_tensors(module)
-            run.replaced = frozenset(name for name, tensor in tensors.items() if after.get(name, tensor) is not tensor)
-    except ModelError as error:
-        run.error_text = fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__)
-        run.refused = _find_refused(error.__cause__)
-        _record_torch_error(run, error.__cause__)
-    return run
-
-
-def _call_backward(outputs: object) -> str | None:
-    """Call backward from the outputs that require grad. Return an error text if no output requires grad."""
-    roots = [output for output in find_floating_outputs(outputs) if output.requires_grad]
-    if not roots:
-        return "no output of forward requires grad"
-    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return None
-
-
-def _find_refused(error: BaseException | None) -> CudaRefusal | None:
-    """Return the CudaRefusal among `error` and its causes, or None."""
-    while error is not None and not isinstance(error, CudaRefusal):
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return error
-
-
-def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
-    """Record an error about devices that torch or a kernel raised but `DeviceWatch` did not see."""
-    text, place = get_exception_text(cause), _locate_error(cause)
-    if run.refused:
-        return
-    if fake_gpu.NUMPY_ERROR in text:
-        run.watch.mismatches.append(Mismatch(TensorSource(), run.trial.device_name, "", "numpy", place, Fault.NUMPY))
-    elif match := _ON_CPU_ERROR.search(text):
-        run.watch.mismatches.append(Mismatch(TensorSource(), "", match[1], "", place, Fault.NOT_ON_CPU))
-    elif _SAME_DEVICE_ERROR.search(text) and not any(mismatch.place == place for mismatch in run.watch.mismatches):
-        run.watch.mismatches.append(Mismatch(TensorSource(), "", "", "", place, Fault.UNTOLD))
-
-
-def _locate_error(error: BaseException | None) -> SourceLine | None:
-    frames = [] if error is None else list(traceback.walk_tb(error.__traceback__))
-    places = [SourceLine(frame.f_code.co_filename, line) for frame, line in frames]
-    return next((place for place in reversed(places) if is_user_code(place.file)), None)
-
-
-def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> dict[str, torch.Tensor]:
-    tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if not is_lazy(tensor)}
-    excused = [name for name, tensor in tensors.items() if tensor in record]
-    run.watch.add_names(tensors.items())
-    run.watch.excuse(excused)
-    run.devices = {name: fake_gpu.describe_device(tensor) for name, tensor in tensors.items()} | dict.fromkeys(
-        excused, run.trial.device_name
-    )
-    return tensors
-
-
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], backward: _Run | None) -> Check:
+def _build_answer(
+    subject: ModelUnderTest, runs: list[ForwardRun], train: list[ForwardRun], backward: ForwardRun | None
+) -> Check:
     reported_runs = [
         run_or_mismatch
         for mode in (runs, train)
@@ -367,7 +224,7 @@ def _find_worst(cells: list[Cell]) -> Cell:
     return min(cells, key=lambda cell: WORST_FIRST.index(cell.verdict))
 
 
-def _describe_runs(last: list[_Run], backward: _Run | None) -> str:
+def _describe_runs(last: list[ForwardRun], backward: ForwardRun | None) -> str:
     """Describe how the model was called and in which modes. Backward is named only if it completed."""
     how, has_backward = last[0].trial.how, backward is not None and backward.error_text is None
     if len(last) == 1:
@@ -378,8 +235,8 @@ def _describe_runs(last: list[_Run], backward: _Run | None) -> str:
     return f"{how}, in eval mode; {last[1].trial.how}, in train mode{' with backward' if has_backward else ''}"
 
 
-def _remove_duplicates(mismatches: list[tuple[Mismatch, _Run]]) -> list[tuple[Mismatch, _Run]]:
-    first: dict[Any, tuple[Mismatch, _Run]] = {}
+def _remove_duplicates(mismatches: list[tuple[Mismatch, ForwardRun]]) -> list[tuple[Mismatch, ForwardRun]]:
+    first: dict[Any, tuple[Mismatch, ForwardRun]] = {}
     for mismatch, run in mismatches:
         first.setdefault(mismatch.source.fqn or (mismatch.source, mismatch.place), (mismatch, run))
     # Calls in one line of forward are one mistake, whatever the other tensor of each call is.
@@ -395,7 +252,7 @@ def _remove_duplicates(mismatches: list[tuple[Mismatch, _Run]]) -> list[tuple[Mi
     ]
 
 
-def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dict[str | None, Finding]) -> Cell:
+def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: ForwardRun, blamed: dict[str | None, Finding]) -> Cell:
     if row.fqn in blamed:
         return _build_failed_cell(run, row.fqn, blamed[row.fqn])
     device = run.devices.get(row.fqn)
@@ -416,11 +273,11 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
     return check_builder.skip_cell(f"left on {device}; this forward does not read the tensor", after=device)
 
 
-def _build_failed_cell(run: _Run, fqn: str, finding: Finding) -> Cell:
+def _build_failed_cell(run: ForwardRun, fqn: str, finding: Finding) -> Cell:
     return Cell(Verdict.FAILED, after=run.devices.get(fqn), reason=finding.message.removeprefix(f"{fqn}: "))
 
 
-def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
+def _describe_harmless(subject: ModelUnderTest, fqn: str, run: ForwardRun) -> str:
     """Return the reason why it is harmless that forward reads the tensor `fqn` on another device."""
     caught_mismatch = next((mismatch for mismatch in run.watch.raised if mismatch.source.fqn == fqn), None)
     if caught_mismatch is not None:
@@ -433,7 +290,7 @@ def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
     return "; forward does not combine the tensor with tensors on other devices"
 
 
-def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _Run) -> Finding:
+def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: ForwardRun) -> Finding:
     trial, is_in_backward = run.trial, run.trial.backward and mismatch not in run.mismatches_of_forward
     device = trial.device_name.removesuffix(" (fake)")
     mode = ", in backward" if is_in_backward else ", in train mode" if trial.training else ""
