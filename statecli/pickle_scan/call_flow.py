@@ -24,10 +24,11 @@ from statecli.pickle_scan import (
     known_names,
     numpy_dtype_states,
     packed_weights,
-    random_states,
 )
 from statecli.pickle_scan.expected_calls import get_plain_name, is_clean
 from statecli.pickle_scan.nested_data import may_be_nested_data
+from statecli.pickle_scan.optimizer_attributes import OptimizerAttributes
+from statecli.pickle_scan.restored_states import RestoredStates
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
@@ -70,6 +71,8 @@ class Flow:
         self._array_types = numpy_dtype_states.ArrayTypes(steps)
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, steps)
+        self._restored_states = RestoredStates(self._get_root_name, steps)
+        self._optimizer_attributes = OptimizerAttributes(self._get_root_name, steps)
         #: Function that returns the bytes of a small storage of the archive by its key.
         self.read_storage: packed_weights.ReadStorage = lambda _: None
         self.misuses: dict[int, str] = {}
@@ -531,7 +534,7 @@ class Flow:
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])
-        if why := self._explain_unexpected_state(name, state):
+        if why := self._restored_states.explain_misuse(name, state):
             self.note_misuse(root, why)
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
@@ -561,77 +564,6 @@ class Flow:
         for part in parts:
             self._check_attributes(root, name, part)
 
-    def _explain_unexpected_state(self, name: str, state: Value) -> str | None:
-        """Return the problem with a state that its class uses unchecked; None for a valid state."""
-        is_recurrent = (
-            name.startswith(expected_calls.RECURRENT_MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
-        )
-        if is_recurrent and not expected_calls.is_layer_count(state.get("num_layers")):
-            return (
-                "has an invalid num_layers (not a count, or more layers than memory can hold); loading may fill the "
-                "memory"
-            )
-        is_module = kept_functions.is_module_class(name) and not packed_weights.is_convolution(name)
-        if is_module and not kept_functions.has_modules(state, self._get_root_name):
-            return (
-                "is restored from a state without the dicts of parameters and submodules that each module has, "
-                "so statecli does not know what loading does"
-            )
-        if expected_calls.has_unexpected_state(name, state):
-            return "is restored from a state that picklers never write for this class; loading may hang"
-        if name == expected_calls.HOOK_HANDLE_CLASS and not self._is_handle_state(state):
-            return "is restored from a state that a hook never has; this changes the ids of all hooks registered later"
-        if name == expected_calls.POLYNOMIAL_CLASS and not self._is_polynomial_state(state):
-            return "gets an object from the pickle instead of arrays and text, and calls methods of this object"
-        if name in expected_calls.GENERATOR_CLASSES and not self._is_generator_state(state):
-            return (
-                "is restored from a state that torch never saves; torch may use bytes of the file as memory addresses"
-            )
-        if name.startswith(expected_calls.NUMPY_RANDOM_PREFIX) and not random_states.is_numpy_state(
-            name, state, self._get_root_name
-        ):
-            return (
-                "is restored from a state that numpy never saves; the next random draw may read memory outside the "
-                "state"
-            )
-        if name == "random.Random" and not random_states.is_python_state(state):
-            return (
-                "is restored from a state that Python never saves; a computation with its values may run code or "
-                "fill the memory"
-            )
-        return None
-
-    def _is_handle_state(self, state: Value) -> bool:
-        """Return True for a valid state of a hook handle: a tuple (dict of hooks, number of the hook, other dicts).
-
-        The next hook of any module gets the next number. After infinity all hooks have the same number, so removing any
-        hook removes the last one.
-        """
-        if type(state) is not tuple or len(state) not in (2, 3) or type(state[1]) is not int:
-            return False
-        others = state[2] if len(state) == 3 and state[2] is not None else ()
-        if type(others) is not tuple or not 0 <= state[1] < expected_calls.MAX_HOOKS:
-            return False
-        self.steps.take(Budget.FLOW, len(others))
-        dicts = (hooks for hooks in (state[0], *others) if hooks is not None)
-        return all(type(hooks) is Obj and self._get_root_name(hooks) == "collections.OrderedDict" for hooks in dicts)
-
-    def _is_polynomial_state(self, state: Value) -> bool:
-        """Return True for a dict of arrays and texts, because numpy.poly1d calls methods of any other value."""
-        values = list(state.values()) if type(state) is dict else [state]
-        self.steps.take(Budget.FLOW, len(values))
-        return all(
-            type(value) is str or self._get_root_name(value) in expected_calls.ARRAY_RECONSTRUCTORS for value in values
-        )
-
-    def _is_generator_state(self, state: Value) -> bool:
-        """Return True for (seed, offset, tensor), because torch reads three values without checking their number."""
-        if type(state) is not tuple or len(state) != 3 or type(state[0]) is not int:
-            return False
-        name = self._get_root_name(state[2]) if type(state[2]) is Obj else None
-        rebuilt = (name or "").startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_"))
-        return type(state[1]) in (int, type(None)) and rebuilt
-
     def _check_attributes(self, root: Global, name: str, state: Value) -> None:
         """Check the attributes that a state sets. A state shared by many objects is checked once for each class."""
         if (id(root), id(state)) in self._checked_attributes:
@@ -653,9 +585,8 @@ class Flow:
         if type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
             return f"has the attribute {quoting.name(key)}, so other code may mistake the object for another type"
         if known_names.is_class(name) and type(key) is str:
-            fits = _OPTIMIZER_ATTRIBUTES.get(key) if name.startswith("torch.optim.") else None
             why = self._attributes_of_torch.explain_misuse(name, key, value)
-            if why or fits is None or fits(self, value):
+            if why or not name.startswith("torch.optim.") or self._optimizer_attributes.is_plain(key, value):
                 return why
             return f"gets an object from the pickle as its {key}, and calls methods of this object"
         if self._hides_function(name, key, value) and is_clean(name):
@@ -785,47 +716,3 @@ class Flow:
         if name in expected_calls.SCALAR_FUNCTIONS and code not in numpy_dtype_states.NUMBER_CODES:
             return numpy_dtype_states.decode_text(key.args) or expected_calls.COMPUTED_KEY
         return None
-
-
-def _is_dict(flow: Flow, value: Value) -> bool:
-    is_object = type(value) is Obj and flow._get_root_name(value) in expected_calls.DICT_CLASSES
-    return is_object or type(value) is dict
-
-
-def _is_param_groups(flow: Flow, value: Value) -> bool:
-    """Return True for param groups that are plain dicts, because a defaultdict calls a factory for a missing key."""
-    flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
-    return type(value) is list and all(
-        type(group) is dict and _are_parameters(flow, group.get("params", [])) for group in value
-    )
-
-
-def _are_parameters(flow: Flow, value: Value) -> bool:
-    """Return True for a list or tuple of tensors or their ids, because an optimizer uses each as a dictionary key."""
-    if type(value) not in (list, tuple):
-        return False
-    flow.steps.take(Budget.FLOW, len(value))
-    return all(
-        type(parameter) in (int, str, Persistent)
-        or (
-            (root := flow._get_root_name(parameter)) is not None
-            and (expected_calls.is_tensor_data(root) or not is_clean(root))
-        )
-        for parameter in value
-    )
-
-
-def _is_optimizer_state(flow: Flow, value: Value) -> bool:
-    """Return True for a dict or defaultdict whose values are dicts or lists, as in the state of an optimizer."""
-    if not _is_dict(flow, value):
-        return False
-    items: Any = value.items or {} if type(value) is Obj else value
-    arguments: Any = value.args if type(value) is Obj else ()
-    flow.steps.take(Budget.FLOW, len(items))
-    # An argument that is not a class may hold items, but pickle writes items outside of the arguments.
-    is_plain = all(type(argument) is Global or argument is None for argument in arguments)
-    return is_plain and all(type(entry) in (dict, list) for entry in items.values())
-
-
-#: Attributes of an optimizer whose methods torch calls -> function that returns True for a plain value.
-_OPTIMIZER_ATTRIBUTES = {"defaults": _is_dict, "param_groups": _is_param_groups, "state": _is_optimizer_state}
