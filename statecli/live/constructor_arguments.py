@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
 from statecli.live import configured_model
-from statecli.live.argument_errors import TRIED_NUMBERS, find_missing_arguments
+from statecli.live.argument_lines import TRIED_NUMBERS, find_missing_arguments
 from statecli.live.configuration_argument import (
     build_from_json,
     find_configuration,
