@@ -22,6 +22,7 @@ from statecli.browse import editor, peek
 from statecli.browse.columns import SORT_ORDER, ListColumn
 from statecli.browse.difference import Difference, pair_states
 from statecli.browse.help import format_help
+from statecli.browse.key_actions import ACTIONS, CLOSING_KEYS, LINE_ACTIONS, MODEL_CHANGES
 from statecli.browse.layers import VALUE_MEASURES, LayerMeasure, build_tables
 from statecli.browse.overlays import LayerView, Overlay
 from statecli.browse.panel import PanelLine, describe_row, explain_no_values
@@ -64,69 +65,6 @@ If the text is not in the clipboard, select the text with the mouse (in some
 terminals with Shift). If you quit, statecli prints the text. esc: back"""
 #: Line below the first line of `_COPIED` if the filter hides marked tensors.
 _HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
-#: Keys that only close a text over the list.
-_CLOSING_KEYS = ("q", "escape", "enter", "question_mark")
-
-#: Action of each key on the list.
-_ACTIONS = {
-    "q": "quit",
-    "ctrl+z": "suspend",
-    "down": "move(1)",
-    "j": "move(1)",
-    "up": "move(-1)",
-    "k": "move(-1)",
-    "pagedown": "page(1)",
-    "ctrl+f": "page(1)",
-    "pageup": "page(-1)",
-    "ctrl+b": "page(-1)",
-    "home": "end(-1)",
-    "g": "end(-1)",
-    "end": "end(1)",
-    "G": "end(1)",
-    "left_square_bracket": "scroll_panel(-1)",
-    "right_square_bracket": "scroll_panel(1)",
-    "slash": "filter",
-    "escape": "escape",
-    "o": "sort(1)",
-    "O": "sort(-1)",
-    "r": "reverse",
-    "s": "stats",
-    "S": "list_stats",
-    "L": "layers",
-    "d": "diff",
-    "D": "list_diff",
-    "space": "mark",
-    "u": "clear_marks",
-    "y": "copy",
-    "e": "edit",
-    "v": "panel",
-    "question_mark": "help",
-}
-#: Key on the list -> method that changes the model, for keys that do nothing else.
-_MODEL_CHANGES: dict[str, Callable[[ScreenModel], None]] = {
-    "right": ScreenModel.open_node,
-    "l": ScreenModel.open_node,
-    "left": ScreenModel.close_node,
-    "h": ScreenModel.close_node,
-    "enter": ScreenModel.toggle_node,
-    "asterisk": ScreenModel.open_all,
-    "t": ScreenModel.toggle_flat,
-    "a": ScreenModel.mark_found,
-}
-#: Action of each key in the input line.
-_LINE_ACTIONS = {
-    "backspace": "delete_left",
-    "delete": "delete_right",
-    "ctrl+h": "delete_left",
-    "ctrl+u": "delete_left_all",
-    "ctrl+w": "delete_left_word",
-    "left": "cursor_left",
-    "right": "cursor_right",
-    "home": "home",
-    "ctrl+a": "home",
-    "end": "end",
-    "ctrl+e": "end",
-}
 
 
 class Browser(App[None]):
@@ -225,11 +163,11 @@ class Browser(App[None]):
             await self._act(event.key)
 
     async def _act(self, key: str) -> None:
-        if key in _MODEL_CHANGES:
-            _MODEL_CHANGES[key](self.model)
+        if key in MODEL_CHANGES:
+            MODEL_CHANGES[key](self.model)
             self._show()
-        elif key in _ACTIONS:
-            await self.run_action(_ACTIONS[key])
+        elif key in ACTIONS:
+            await self.run_action(ACTIONS[key])
 
     # --- drawing ------------------------------------------------------------------------------------------------
 
@@ -658,7 +596,7 @@ class Browser(App[None]):
         """Show a text over the screen. Any key closes the text. If the key has an action, the action runs too."""
 
         def act(key: str | None) -> None:
-            if key is not None and key not in _CLOSING_KEYS:
+            if key is not None and key not in CLOSING_KEYS:
                 self.call_later(self._act, key)
 
         self.push_screen(Overlay(text), act)
@@ -703,8 +641,8 @@ class Browser(App[None]):
             if not self._asks_for_target:
                 self._filter("" if event.key == "escape" else self._line.value)
             self._close_line()
-        elif event.key in _LINE_ACTIONS:
-            await self._line.run_action(_LINE_ACTIONS[event.key])
+        elif event.key in LINE_ACTIONS:
+            await self._line.run_action(LINE_ACTIONS[event.key])
         elif event.is_printable and event.character is not None:
             if not self._line.selection.is_empty:
                 self._line.delete_selection()
