@@ -10,36 +10,26 @@ torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import array_texts, composer_model, evaluated_texts, known_names, random_states, texts_as_code
+from statecli.pickle_scan import array_texts, composer_model, evaluated_texts, random_states, texts_as_code
 from statecli.pickle_scan.checkpoint_paths import (
     check_lightning_path,
     check_mmengine_path,
     describe_computed_text,
     explain_unsafe_step,
 )
+from statecli.pickle_scan.data_walk import CONTAINER_TYPES, DataWalk, format_key
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_bytearray, read_text, split_call
-from statecli.pickles.graph import (
-    as_mapping,
-    as_sequence,
-    format_subscript,
-    get_attribute,
-    get_name,
-    is_unknown_mapping,
-    read_raw_bytes,
-)
+from statecli.pickles.graph import get_attribute, get_name, is_unknown_mapping, read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 
-_CONTAINER_TYPES = frozenset([dict, list, tuple, Obj, SetOf])
 _TENSOR_AND_DTYPE_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.dtype")
-#: Prefixes of calls that hold only a tensor, and of objects whose states `random_states` checks.
-_SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
 #: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
 _RANDOM_KEY = compile_on_use(r"python|rand|rng|seed|generator", re.IGNORECASE)
 #: Keys of a module's `_metadata` that torch writes.
@@ -69,7 +59,7 @@ def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) ->
 
     `keys_are_source`: the pickle has the example inputs of a program; torch.export writes their keys into source.
     """
-    walk = _Walk(steps)
+    walk = _Checks(steps)
     yield from walk.check_python_state("", root)
     for node in walk.iter_containers(root):
         items = walk.get_items(node)
@@ -86,140 +76,25 @@ def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) ->
             yield Hazard(f"{walk.describe_path(node) or 'the root'} is {why}")
 
 
-_Sized = TypeVar("_Sized", bound=Sized)
+class _Checks(DataWalk):
+    """Checks of the containers that the walk yields."""
 
-
-class _Walk:
-    """Walk over the containers of a pickle. `_links` has each container's parent and key, by the container's id.
-
-    `skips_texts`: the walk does not enter objects that Python reads as a text or as bytes.
-    """
-
-    def __init__(self, steps: Steps, *, skips_texts: bool = False) -> None:
-        self._steps = steps
-        self._skips_texts = skips_texts
-        self._links: dict[int, tuple[Value, Value]] = {}
-        self._skipped_names: dict[int, bool] = {}
+    def __init__(self, steps: Steps) -> None:
+        super().__init__(steps)
         #: Whether a sequence has values other than integers, and texts that Python would format, by the id of the
         #: sequence.
         self._kinds_of_numbers: dict[int, tuple[bool, bool]] = {}
-        #: Containers whose paths were checked, by their use and id.
-        self._checked: dict[tuple[str, int], Value] = {}
-
-    def iter_containers(self, root: Value) -> Iterator[Value]:
-        """Yield each container and object reached from the root, except tensors."""
-        waiting = [root] if type(root) in _CONTAINER_TYPES else []
-        self._links[id(root)] = (None, None)
-        while waiting:
-            node = waiting.pop()
-            yield node
-            for key, child in _iter_children(node):
-                if type(child) in _CONTAINER_TYPES and id(child) not in self._links and not self._is_skipped(child):
-                    self._links[id(child)] = (node, key)
-                    waiting.append(child)
-
-    def _is_skipped(self, node: Value) -> bool:
-        if type(node) is not Obj or type(node.cls) is not Global:
-            return False
-        if self._skips_texts and (type(read_text(node)) is str or read_raw_bytes(node) is not None):
-            return True
-        is_skipped = self._skipped_names.get(id(node.cls))
-        if is_skipped is None:
-            name = known_names.get_plain_name(node.cls.module, node.cls.name)
-            is_skipped = self._skipped_names[id(node.cls)] = name.startswith(_SKIPPED_PREFIXES)
-        return is_skipped
-
-    def get_items(self, node: Value) -> Mapping[Any, Any] | None:
-        """Return the items of a mapping; None for other values. Items copied from a call's arguments count as steps."""
-        items = as_mapping(node)
-        return self._count(items) if items and type(node) is Obj and node.args else items
-
-    def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the items with keys that are objects replaced by their texts. Of equal keys, the last one counts."""
-        if not any(type(key) is Key and type(key.value) is Obj for key in items):
-            return items
-        self._count(items)
-        return {text if type(text := read_text(key)) is str else key: value for key, value in items.items()}
-
-    def _get_spelled_items(self, node: Value) -> Mapping[Any, Any] | None:
-        items = self.get_items(node)
-        return None if items is None else self.spell_keys(items)
-
-    def find_mappings(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings in which a loader may look up a key, including those inside an object.
-
-        The mappings of an object are its items, and the dicts in its arguments and attributes. UserDict, ChainMap and
-        DictConfig look up keys there.
-        """
-        yield from map(self.spell_keys, self._find_unspelled(value))
-
-    def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the same mappings as `find_mappings`, but with keys that are objects unchanged."""
-        for part in self._iter_parts(value):
-            items = self._count(self.get_items(part))
-            if items:
-                yield items
-
-    def _is_unchecked(self, use: str, node: Value) -> bool:
-        """Return True the first time that `node` is checked for `use`, so that a shared value is checked only once."""
-        is_first = (use, id(node)) not in self._checked
-        self._checked[use, id(node)] = node  # keeps the id in use
-        return is_first
-
-    def find_elements(self, value: Value) -> Iterator[Value]:
-        """Yield the elements that a loader may take from a sequence, or from sequences inside an object."""
-        for part in self._iter_parts(value):
-            yield from self._count(self.get_elements(part)) or ()
-
-    def _iter_parts(self, value: Value) -> Iterator[Value]:
-        """Yield a value. For an object, also yield all containers and objects in its arguments and attributes."""
-        waiting, seen = [value], set[int]()
-        while waiting:
-            part = waiting.pop()
-            if type(part) not in _CONTAINER_TYPES or id(part) in seen:
-                continue
-            seen.add(id(part))
-            yield part
-            if type(part) is Obj:
-                states = part.state if type(part.state) in (list, tuple) else (part.state,)
-                attributes = [value for state in states for value in (state.values() if type(state) is dict else ())]
-                children = [*part.args, *(part.kwargs or {}).values(), *states, *attributes]
-                self._steps.take(Budget.FLOW, 1 + len(children))
-                waiting.extend(children)
-            elif part is not value:
-                elements = self._count(self.get_elements(part)) or ()
-                waiting.extend(element for element in elements if type(element) in _CONTAINER_TYPES)
-
-    def get_elements(self, node: Value) -> Sequence[Any] | None:
-        """Return the elements of a sequence, else None. Elements copied from a call's arguments count as steps."""
-        elements = as_sequence(node)
-        return self._count(elements) if elements and type(node) is Obj and node.args else elements
-
-    def _count(self, values: _Sized | None) -> _Sized | None:
-        """Count the values of a container as steps, each time that the walk reads the container. Raises OutOfSteps."""
-        if values:
-            self._steps.take(Budget.FLOW, len(values))
-        return values
-
-    def describe_path(self, node: Value) -> str:
-        """Return the path to a container as Python subscripts; a long path begins with `…`."""
-        steps: list[str] = []
-        parent, key = self._links.get(id(node), (None, None))
-        while parent is not None and len(steps) < _MAX_SHOWN_SUBSCRIPTS:
-            steps.append(f".{key[0]}" if type(key) is tuple else _format_subscript(key))
-            parent, key = self._links.get(id(parent), (None, None))
-        return ("…" if parent is not None else "") + "".join(reversed(steps))
 
     def check_mapping(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the items of a mapping, and whether a random generator can safely take the mapping as its state."""
         if "bit_generator" in items:
-            reason = random_states.explain_unsafe_dict(items, self._get_spelled_items)
+            reason = random_states.explain_unsafe_dict(items, self.get_spelled_items)
             if reason:
                 yield Hazard(_join_path(self.describe_path(node), reason))
         if Key in set(map(type, items)) and any(type(key) is Key and read_text(key) is COMPUTED_TEXT for key in items):
             yield describe_computed_text(f"a key of {self.describe_path(node) or 'the root'}")
         for key, value in items.items():
-            if type(value) in _CONTAINER_TYPES:
+            if type(value) in CONTAINER_TYPES:
                 yield from self.check_python_state(key, value, node)
             if type(key) is str and texts_as_code.is_dtype_key(key):
                 yield from self._check_dtype(node, key, value)
@@ -233,10 +108,10 @@ class _Walk:
             yield from self._check_milestones(node, items)
         states = (pair for states in self.find_mappings(items.get("callbacks")) for pair in states.items())
         for state_key, state in states:
-            if type(state) in _CONTAINER_TYPES and self._is_unchecked("callbacks", state):
+            if type(state) in CONTAINER_TYPES and self.is_unchecked("callbacks", state):
                 for paths in self.find_mappings(state):
-                    yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths)
-        if _RUNTIME_INFO in items and self._is_unchecked(_RUNTIME_INFO, items[_RUNTIME_INFO]):
+                    yield from self._check_paths(f"callbacks{format_key(state_key)}", paths)
+        if _RUNTIME_INFO in items and self.is_unchecked(_RUNTIME_INFO, items[_RUNTIME_INFO]):
             for info in self.find_mappings(items[_RUNTIME_INFO]):
                 yield from self._check_runtime_info(info)
         for meta in self.find_mappings(items.get(_META)):
@@ -245,10 +120,10 @@ class _Walk:
                 yield from check_mmengine_path(where, path, self._steps, library="MMCV")
         if _OLD_CHECKPOINT_PATH in items:
             yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH], self._steps)
-        if _ALGORITHMS in items and self._is_unchecked(_ALGORITHMS, items[_ALGORITHMS]):
+        if _ALGORITHMS in items and self.is_unchecked(_ALGORITHMS, items[_ALGORITHMS]):
             yield from self._check_algorithms(node, items[_ALGORITHMS])
         integrations = items.get(composer_model.INTEGRATIONS)
-        if type(integrations) in _CONTAINER_TYPES and self._is_unchecked(composer_model.INTEGRATIONS, integrations):
+        if type(integrations) in CONTAINER_TYPES and self.is_unchecked(composer_model.INTEGRATIONS, integrations):
             for saved in self._find_nested(integrations, composer_model.HUGGINGFACE):
                 yield from self._check_composer_model(saved)
         if array_texts.SPACE in items:
@@ -257,7 +132,7 @@ class _Walk:
             yield from self._check_configs(parent_key, items.get(parent_key))
         for parent_key in texts_as_code.HYPERPARAMETERS:
             root = items.get(parent_key)
-            if type(root) in _CONTAINER_TYPES and self._is_unchecked(parent_key, root):
+            if type(root) in CONTAINER_TYPES and self.is_unchecked(parent_key, root):
                 yield from self._check_hyperparameters(parent_key, root)
 
     def _check_space(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
@@ -340,7 +215,7 @@ class _Walk:
             if key in items:
                 yield items[key]
         for element in self.find_elements(value):
-            pair = [*(self.get_items(element) or self._count(self.get_elements(element)) or ())]
+            pair = [*(self.get_items(element) or self.count_steps(self.get_elements(element)) or ())]
             if len(pair) == 2 and read_text(pair[0]) == key:
                 yield pair[1]
 
@@ -371,8 +246,8 @@ class _Walk:
         """Return the bytes, integer keys or elements over which a loader may iterate; None for other values."""
         if (raw := _read_bytes(value)) is not None:
             return raw
-        keys = [*(self._count(self.get_items(value)) or ())]
-        return keys if any(type(key) is int for key in keys) else self._count(self.get_elements(value))
+        keys = [*(self.count_steps(self.get_items(value)) or ())]
+        return keys if any(type(key) is int for key in keys) else self.count_steps(self.get_elements(value))
 
     def _check_configs(self, parent_key: str, parent: Value) -> Iterator[Hazard]:
         for items in self.find_mappings(parent):
@@ -411,9 +286,9 @@ class _Walk:
         checks[texts_as_code.INSTANTIATOR] = texts_as_code.check_instantiator
         is_instantiated = any(texts_as_code.INSTANTIATOR in items for items in self.find_mappings(root))
         seen: set[tuple[str, str]] = set()
-        for node in _Walk(self._steps, skips_texts=True).iter_containers(root):
+        for node in DataWalk(self._steps, skips_texts=True).iter_containers(root):
             self._steps.take(Budget.FLOW)
-            items = self.spell_keys(self._count(self.get_items(node)) or {})
+            items = self.spell_keys(self.count_steps(self.get_items(node)) or {})
             for key, value in items.items():
                 # jsonargparse reads `act.class_path` as a key in `act`.
                 check = checks.get(key.rpartition(".")[2]) if type(key) is str else None
@@ -425,7 +300,7 @@ class _Walk:
                 seen.add((key, name))
                 if hazard := check(f"[{parent_key!r}]…[{key!r}]", name):
                     yield hazard
-            elements = self._count(self.get_elements(node)) or ()
+            elements = self.count_steps(self.get_elements(node)) or ()
             for key, value in (*items.items(), *enumerate(elements)):
                 is_argument = is_instantiated and not (type(key) is str and key.rpartition(".")[2] in checks)
                 yield from self._check_hyperparameter(parent_key, key, value, is_argument=is_argument)
@@ -436,14 +311,14 @@ class _Walk:
         """Check a text in hyperparameters. `is_argument`: LightningCLI may read the text as the name of a class."""
         text, where = read_text(value), f"[{parent_key!r}]"
         if is_argument and text is COMPUTED_TEXT:
-            yield describe_computed_text(f"{where}…{_format_subscript(key)}")
+            yield describe_computed_text(f"{where}…{format_key(key)}")
         if type(text) is not str:
             return
         self._steps.take(Budget.TEXT, 1 + len(text) // (1 if is_argument else 8))
         if hazard := texts_as_code.check_text(where, text):
             yield hazard
         elif is_argument:
-            yield from texts_as_code.check_argument(f"{where}…{_format_subscript(key)}", text)
+            yield from texts_as_code.check_argument(f"{where}…{format_key(key)}", text)
 
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the keys of a program's example inputs, which torch.export writes into the source of guards.
@@ -488,7 +363,7 @@ class _Walk:
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
         for key in _CHECKPOINT_PATHS:
             yield from check_lightning_path(f"{path}[{key!r}]", state.get(key), self._steps)
-        for key in (key for ranked in self._find_unspelled(state.get(_RANKED_PATHS)) for key in ranked):
+        for key in (key for ranked in self.find_unspelled(state.get(_RANKED_PATHS)) for key in ranked):
             yield from check_lightning_path(f"a key of {path}[{_RANKED_PATHS!r}]", key, self._steps)
 
     def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
@@ -497,7 +372,7 @@ class _Walk:
         if reason:
             yield Hazard(_join_path(self.describe_path(node), reason))
         for index, value in enumerate(elements):
-            if type(value) in _CONTAINER_TYPES:
+            if type(value) in CONTAINER_TYPES:
                 yield from self.check_python_state(index, value, node)
         if len(elements) == 2:
             yield from self._check_evaluated_pair(node, elements)
@@ -515,7 +390,7 @@ class _Walk:
             self._kinds_of_numbers[id(parts[1])] = (bool(others), any(map(_is_template, others)))
         has_others, has_templates = self._kinds_of_numbers[id(parts[1])]
         if has_templates or (has_others and type(key) is str and _RANDOM_KEY.search(key)):
-            path = self.describe_path(parent) + _format_subscript(key) if parent is not None else ""
+            path = self.describe_path(parent) + format_key(key) if parent is not None else ""
             yield Hazard(
                 _join_path(path, "the saved state of Python's random module has values that are not integers")
                 + "; random.setstate computes `value % 2**32`, which can fill the memory if the value is a string"
@@ -551,23 +426,8 @@ class _Walk:
 
 #: Prefixes of the classes and functions that create arrays.
 _ARRAY_PREFIXES = ("numpy.", "array.")
-#: Largest number of subscripts that a message shows, and of characters in each.
-_MAX_SHOWN_SUBSCRIPTS, _MAX_SUBSCRIPT_CHARACTERS = 4, 1000
 #: Largest alpha and count in a power of an integer: Python computes the power at once, and trainings use far less.
 _MAX_POWER = 1000
-
-
-def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
-    """Return (key, value) for each value in a container or object. The key of an attribute is a tuple (name,)."""
-    if type(node) is dict:
-        return node.items()
-    if type(node) in (list, tuple):
-        return enumerate(node)
-    if type(node) is SetOf:
-        return enumerate(node.elems)
-    parts = {"__args__": node.args, "__kwargs__": node.kwargs, "__state__": node.state, "__func__": node.cls}
-    attributes = [((name,), value) for name, value in parts.items()]
-    return [*attributes, *(node.items or {}).items(), *enumerate(node.elems or ())]
 
 
 def _is_template(value: Value) -> bool:
@@ -594,11 +454,6 @@ def _is_bytes(value: Value) -> bool:
 def _is_true(value: Value) -> bool:
     """Return True if the value is true in Python, or is an object that may be true."""
     return type(value) in (Obj, Key, Global) or bool(value.elems if type(value) is SetOf else value)
-
-
-def _format_subscript(key: Value) -> str:
-    text = f"[{quoting.quote(key)}]" if type(key) is str else format_subscript(key)
-    return text if text and len(text) <= _MAX_SUBSCRIPT_CHARACTERS else "[…]"
 
 
 def _join_path(path: str, reason: str) -> str:
