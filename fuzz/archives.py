@@ -13,7 +13,8 @@ import torch
 
 from statecli.core.errors import UnreadableError
 from statecli.storage.byte_source import ByteSource
-from statecli.storage.zip_archive import DEFLATED, Archive, Record
+from statecli.storage.zip_archive import Archive
+from statecli.storage.zip_directory import DEFLATED, Record
 from tests.formats.attacks import Lies, Member, build, records
 
 #: Bytes that a record may have in such an input.

@@ -63,7 +63,8 @@ from statecli.storage import files
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.store import Extent
-from statecli.storage.zip_archive import BEGINNING_BYTES, STORED, Archive, Record, ends_as_zip
+from statecli.storage.zip_archive import BEGINNING_BYTES, Archive, ends_as_zip
+from statecli.storage.zip_directory import STORED, Record
 
 #: Largest nesting of archives in archives, and of pickles in strings of pickles.
 MAX_NESTING = 4

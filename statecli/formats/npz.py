@@ -14,7 +14,8 @@ from statecli.core.model_state import ByteRange, ModelState, Oddity, Packing, Pl
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared import npy_array
 from statecli.storage.byte_source import ByteSource
-from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
+from statecli.storage.zip_archive import Archive, mentions
+from statecli.storage.zip_directory import DEFLATED, Record
 
 NAME = "npz"
 TRAITS = FormatTraits(

@@ -56,7 +56,8 @@ from statecli.pickles.graph import get_text_items
 from statecli.pickles.nodes import Obj
 from statecli.storage import json_object as _json
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors
-from statecli.storage.zip_archive import STORED, Archive, Record, mentions
+from statecli.storage.zip_archive import Archive, mentions
+from statecli.storage.zip_directory import STORED, Record
 
 NAME = "torch-export"
 TRAITS = FormatTraits(

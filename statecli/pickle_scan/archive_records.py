@@ -23,7 +23,8 @@ import msgspec
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import json_object
-from statecli.storage.zip_archive import Archive, Record
+from statecli.storage.zip_archive import Archive
+from statecli.storage.zip_directory import Record
 
 #: Largest configuration of weights or constants that is read, in bytes.
 MAX_CONFIG_BYTES = 128 * 2**20

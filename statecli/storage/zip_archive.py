@@ -27,6 +27,19 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.storage.byte_source import ByteSource, Window
 from statecli.storage.files import Guard
 from statecli.storage.store import Extent
+from statecli.storage.zip_directory import (
+    DEFLATED,
+    ENCRYPTED,
+    SPANS_FILES,
+    STORED,
+    U16_MAX,
+    U32_MAX,
+    Record,
+    create_damage_error,
+    create_unsupported_error,
+    decode_name,
+    parse_entries,
+)
 
 #: Maximum inflated size of a record in bytes; a pickle of 64 MB describes half a million tensors.
 MAX_INFLATED_BYTES = 64 * 2**20
@@ -38,35 +51,17 @@ MAX_RECORDS = 2_000_000
 #: a descriptor of 24 bytes, torch's padding to a multiple of 64, zip64 sizes, and the times that other tools record.
 MAX_PADDING = 24 + 64 + 64
 
-STORED, DEFLATED = 0, 8
-_METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "ppmd"}
-
-_SPANS_FILES = (
-    "the zip archive spans several files (disks), which statecli does not read; save the checkpoint in one file"
-)
 _END = struct.Struct("<4sHHHHIIH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
-_ENTRY = struct.Struct("<8xHH4xIIIHHHH2xII")
 _LOCAL = struct.Struct("<4s2xHH4xIIIHH")
 #: Number of bytes at the end of a file in which torch's reader finds an end record: the record, a comment, one buffer.
 FARTHEST_END = _END.size + 65_535 + 4096
 #: Number of bytes at the end of a file that include the end records of nearly every archive.
 _USUAL_END_BYTES = 1024
-_U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
-# General purpose flags (APPNOTE 4.4.4).
-_ENCRYPTED = 0x0001 | 0x0040 | 0x2000
+#: General purpose flag of a record whose checksum and sizes follow its data (APPNOTE 4.4.4).
 _SIZES_FOLLOW = 0x0008
-_UTF8 = 0x0800
-#: Flag of a folder in the external attributes, for every system: torch's reader reads no bytes of a record with this
-#: flag.
-_FOLDER_FLAG = 0x10
-
-#: Extra field with a record's name in UTF-8, and the size of the field's header. The header has a version and the
-#: checksum of the record's ordinary name (APPNOTE 4.6.9).
-_UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
-_UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
 
 #: Alignment of each record's data by torch, and the possible sizes of the descriptor after the data, by flag.
 _ALIGNMENT = 64
@@ -103,7 +98,7 @@ def mentions(path: str, *names: bytes) -> bool:
             if fields is None:
                 return False
             size, offset = fields[5], fields[6]
-            if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
+            if offset == U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
                 size, offset = _END64.unpack_from(tail, end64)[-2:]
             # Prefetch for the archive's reader, which reads the whole directory and the small records before it.
             start, length = max(0, offset - _TRAILING_BYTES), min(size, _MAX_PREFETCH_BYTES) + _TRAILING_BYTES
@@ -113,22 +108,6 @@ def mentions(path: str, *names: bytes) -> bool:
     except UnreadableError:  # reading the archive raises the same error
         return False
     return any(name in part for name in names for part in (first, last))
-
-
-class Record(msgspec.Struct, gc=False):
-    """A member of an archive. Its header is at `offset`, its bytes at `data_offset`, from the start of the file.
-
-    `crc32` as in the directory; torch writes 0 for a checksum that was not computed.
-    """
-
-    name: str
-    offset: int
-    data_offset: int
-    size: int
-    compressed_size: int
-    method: int
-    crc32: int
-    flags: int
 
 
 class _End(msgspec.Struct):
@@ -204,7 +183,7 @@ class Archive:
         if record.method == DEFLATED:
             data = _inflate(record, data)
         elif record.method != STORED:
-            raise _create_unsupported_error(record)
+            raise create_unsupported_error(record)
         _check_crc(record, zlib.crc32(data))
         return data
 
@@ -251,10 +230,10 @@ class Archive:
             )
         _, disk, first_disk, disk_records, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
         end = self._read_end64(_End(at, records, size, offset))
-        if disk_records != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
-            raise MalformedError(_SPANS_FILES)
+        if disk_records != records or disk not in (0, U16_MAX) or first_disk not in (0, U16_MAX):
+            raise MalformedError(SPANS_FILES)
         if end.offset + end.size != end.at:
-            raise _create_damage_error(
+            raise create_damage_error(
                 f"its list of records (central directory) should end at byte {end.offset + end.size} but ends at byte "
                 f"{end.at}; data was added before or after the archive"
             )
@@ -290,32 +269,32 @@ class Archive:
         at = end.at - _END64_LOCATOR.size
         locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
         if not locator.startswith(b"PK\6\7"):
-            if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
-                raise _create_damage_error(
+            if end.records == U16_MAX or U32_MAX in (end.size, end.offset):
+                raise create_damage_error(
                     "its end record refers to a second end record (zip64), but the file has no such record"
                 )
             return end
         _, disk, end64_at, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
-            raise MalformedError(_SPANS_FILES)
+            raise MalformedError(SPANS_FILES)
         record = self._source.read(end64_at, _END64.size) if end64_at + _END64.size <= at else bytes(_END64.size)
         signature, length, _, _, disk, first_disk, disk_records, records, size, offset = _END64.unpack(record)
         # Python's zipfile reads the 56 bytes before the locator, whatever its offset, so no data may lie between.
         if signature != b"PK\6\6" or end64_at + 12 + length != at or end64_at + _END64.size != at:
-            raise _create_damage_error(
+            raise create_damage_error(
                 f"its second end record (zip64) is not at byte {end64_at}, where the archive says; data was added "
                 "before or after the archive"
             )
         if disk or first_disk or disk_records != records:
-            raise MalformedError(_SPANS_FILES)
+            raise MalformedError(SPANS_FILES)
         end64 = _End(end64_at, records, size, offset)
         for label, end_value, end64_value, unset in (
-            ("the number of records", end.records, records, _U16_MAX),
-            ("the size of the list of records", end.size, size, _U32_MAX),
-            ("the position of the list of records", end.offset, offset, _U32_MAX),
+            ("the number of records", end.records, records, U16_MAX),
+            ("the size of the list of records", end.size, size, U32_MAX),
+            ("the position of the list of records", end.offset, offset, U32_MAX),
         ):
             if end_value not in (end64_value, unset):
-                raise _create_damage_error(
+                raise create_damage_error(
                     f"its two end records (zip and zip64) contradict each other: {label} is {end_value} in one, but "
                     f"{end64_value} in the other, so programs may find different contents"
                 )
@@ -328,12 +307,12 @@ class Archive:
                 f"{MAX_RECORDS} and {MAX_DIRECTORY_BYTES}"
             )
         records: dict[str, Record] = {}
-        for count, record in enumerate(_parse_entries(self._source.read(end.offset, end.size)), 1):
+        for count, record in enumerate(parse_entries(self._source.read(end.offset, end.size)), 1):
             records[record.name] = record
             if len(records) != count:
                 raise MalformedError(f"two records are named {record.name!r}; programs may read either record")
         if len(records) != end.records:
-            raise _create_damage_error(
+            raise create_damage_error(
                 f"its list of records (central directory) has {len(records)} entries, but its end record says "
                 f"{end.records}"
             )
@@ -408,107 +387,10 @@ class Archive:
             self.spaces.append((previous_name, Place(self.path, start, end - start)))
 
 
-def _parse_entries(directory: bytes) -> Iterator[Record]:
-    """Yield the records of the central directory, without `data_offset`."""
-    at, end, unpack = 0, len(directory), _ENTRY.unpack_from
-    while at < end:
-        if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
-            raise _create_damage_error(
-                f"no entry of its list of records (central directory) begins at byte {at} of the list"
-            )
-        flags, method, crc, compressed_size, size, n, extra, comment, disk, marks, offset = unpack(directory, at)
-        name_end = at + 46 + n
-        entry_end = name_end + extra + comment
-        if entry_end > end:
-            raise _create_damage_error(
-                "an entry of its list of records (central directory) runs past the end of the list"
-            )
-        raw = directory[at + 46 : name_end]
-        name = str(raw, "ascii") if raw.isascii() else _decode_name(raw, flags)
-        if extra and _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
-            _check_unicode_path(name, directory[name_end : name_end + extra])
-        if size == _U32_MAX or compressed_size == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
-            extras = directory[name_end : name_end + extra]
-            size, compressed_size, offset, disk = _read_zip64(name, extras, size, compressed_size, offset, disk)
-        record = Record(name, offset, 0, size, compressed_size, method, crc, flags)
-        if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != compressed_size)):
-            _refuse(record, disk)
-        if marks & _FOLDER_FLAG and compressed_size:
-            raise MalformedError(
-                f"{name!r} is marked as a folder but has {compressed_size} bytes of data, which other programs skip"
-            )
-        yield record
-        at = entry_end
-
-
-def _check_unicode_path(name: str, extras: bytes) -> None:
-    """Raise MalformedError for an extra field that states a different name: only some zip readers use this field."""
-    unicode_name = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
-    if unicode_name and unicode_name != name.encode("utf-8", "surrogateescape"):
-        raise MalformedError(f"{name!r} has a second, different name in the zip archive; programs may use either name")
-
-
-def _refuse(record: Record, disk: int) -> None:
-    if disk:
-        raise MalformedError(_SPANS_FILES)
-    if record.flags & _ENCRYPTED:
-        raise UnreadableError(f"{record.name!r} is encrypted, and statecli cannot decrypt it")
-    if record.method != STORED:
-        raise _create_unsupported_error(record)
-    raise _create_damage_error(
-        f"{record.name!r} is stored without compression, but the archive's list of records gives two sizes, "
-        f"{record.compressed_size} and {record.size} bytes"
-    )
-
-
-def _decode_name(name: bytes, flags: int) -> str:
-    """Return the name of a record. Raises MalformedError for a name that torch reads as UTF-8 and zipfile as CP437."""
-    if not (flags & _UTF8 or name.isascii()):
-        raise MalformedError(
-            f"the record {name.decode('utf-8', 'backslashreplace')!r} does not declare the encoding of its name; "
-            "programs may read different names"
-        )
-    return str(name, "utf-8", "surrogateescape")
-
-
-def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Return size, compressed size, offset and disk of an entry. Larger values come from its zip64 extra field.
-
-    The field contains only the overflown values, in this order: 8, 8, 8 and 4 bytes.
-    """
-    values = []
-    field_bytes = _find_extra_field(name, extras, 1)
-    names = ("size", "compressed size", "position", "disk number")
-    for label, field, width in zip(names, fields, (8, 8, 8, 4), strict=True):
-        if field != (_U16_MAX if width == 4 else _U32_MAX):
-            values.append(field)
-            continue
-        if len(field_bytes) < width:
-            raise _create_damage_error(f"its list of records lacks the {label} of {name!r} (a zip64 field)")
-        values.append(int.from_bytes(field_bytes[:width], "little"))
-        field_bytes = field_bytes[width:]
-    size, compressed_size, offset, disk = values
-    return size, compressed_size, offset, disk
-
-
-def _find_extra_field(name: str, extras: bytes, requested_kind: int) -> bytes:
-    at = 0
-    while at + 4 <= len(extras):
-        kind, length = struct.unpack_from("<HH", extras, at)
-        if at + 4 + length > len(extras):
-            raise _create_damage_error(
-                f"in its list of records, an optional field of {name!r} is longer than the entry"
-            )
-        if kind == requested_kind:
-            return extras[at + 4 : at + 4 + length]
-        at += 4 + length
-    return b""
-
-
 def _align(record: Record) -> int:
     """Return the offset of a record's data in a file of torch (`getPadding` in inline_container.cc)."""
-    zip64_bytes = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
-    zip64_bytes += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
+    zip64_bytes = 4 * (record.size >= U32_MAX or record.offset >= U32_MAX)
+    zip64_bytes += 16 * (record.size >= U32_MAX) + 8 * (record.offset >= U32_MAX)
     earliest = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + zip64_bytes
     return -(-earliest // _ALIGNMENT) * _ALIGNMENT
 
@@ -529,12 +411,8 @@ def _find_shift(record: Record, start: int, following: Record | None, space_end:
     return data_offset - start
 
 
-def _create_damage_error(text: str) -> MalformedError:
-    return MalformedError(f"the zip archive is damaged: {text}; copy or download the file again")
-
-
 def _create_overlap_error(previous_name: str, record: Record) -> MalformedError:
-    return _create_damage_error(f"the records {previous_name!r} and {record.name!r} overlap")
+    return create_damage_error(f"the records {previous_name!r} and {record.name!r} overlap")
 
 
 def _create_outside_error(name: str, end: int, records_end: int) -> MalformedError:
@@ -557,17 +435,17 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     extra: int
     signature, flags, method, crc, compressed_size, size, n, extra = _LOCAL.unpack_from(header)
     if signature != b"PK\3\4":
-        raise _create_damage_error(
+        raise create_damage_error(
             f"its list of records (central directory) puts {record.name!r} at byte {record.offset}, but no record "
             "begins at this byte"
         )
     is_same = raw != b"" and n == len(raw) and header[_LOCAL.size :] == raw
     if not is_same:  # a character takes at most four bytes
-        is_same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
-    is_same = is_same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
+        is_same = n <= 4 * len(record.name) and decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
+    is_same = is_same and method == record.method and flags & ENCRYPTED == record.flags & ENCRYPTED
     if is_same and not flags & _SIZES_FOLLOW:
         pairs = ((crc, record.crc32), (compressed_size, record.compressed_size), (size, record.size))
-        is_same = all(local in (_U32_MAX, central) for local, central in pairs)
+        is_same = all(local in (U32_MAX, central) for local, central in pairs)
     if not is_same:
         raise MalformedError(
             f"{record.name!r}: its own header contradicts the archive's list of records (central directory), so "
@@ -607,14 +485,6 @@ def _create_size_error(record: Record) -> MalformedError:
     return MalformedError(
         f"{record.name} does not decompress to the {record.size} bytes that the archive records: the file is "
         "damaged; copy or download the file again"
-    )
-
-
-def _create_unsupported_error(record: Record) -> UnreadableError:
-    method = _METHODS.get(record.method, f"method {record.method}")
-    return UnreadableError(
-        f"{record.name!r} is compressed with {method}, which statecli cannot unpack; save the file again without "
-        "compression"
     )
 
 

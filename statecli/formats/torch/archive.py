@@ -17,7 +17,8 @@ from statecli.core.model_state import ByteRange, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch import checkpoint_pickle
 from statecli.pickles.nodes import Global, Pickle
-from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
+from statecli.storage.zip_archive import MAX_PADDING, Archive
+from statecli.storage.zip_directory import STORED, Record
 
 #: Maximum size of data.pkl in bytes; torch writes 115 to 128 bytes for each tensor.
 MAX_PICKLE_BYTES = 256 * 2**20
