@@ -17,7 +17,8 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing
-from statecli.storage.http import Http, JsonPage, RangeRefused
+from statecli.storage.http import Http, JsonPage
+from statecli.storage.http_refusals import RangeRefused
 from statecli.storage.object_store import Listing, Missing, VersionedBytes
 from statecli.storage.retry import retry
 from statecli.storage.store import FileVersion

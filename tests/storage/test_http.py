@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.torch import save_file
 from urllib3.exceptions import ReadTimeoutError
 
-from statecli.storage import http, minimum_speed, retry
+from statecli.storage import http, http_refusals, minimum_speed, retry
 
 from .proxy import Proxy
 from .server import (
@@ -280,7 +280,7 @@ def test_pickled_error_keeps_its_text_without_headers():
     import copy
     import pickle
 
-    for kind in (http.RangeRefused, http.NoFile, http.Gone):
+    for kind in (http_refusals.RangeRefused, http_refusals.NoFile, http_refusals.Gone):
         error = kind("does not exist", 404, types.MappingProxyType({"Location": "http://host/?sig=5"}))
         for actual in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert (type(actual), str(actual), dict(actual.headers)) == (kind, "does not exist", {})

@@ -228,7 +228,7 @@ def test_login_page_is_not_a_listing(model_server, statecli, inspect_error):
 
 def test_message_suggests_the_url_of_the_raw_file():
     """A user who copies a page's address from a browser gets the right URL in the message; no request is sent."""
-    from statecli.storage.http import _suggest_url
+    from statecli.storage.http_refusals import _suggest_url
 
     assert _suggest_url("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
         "; to read the file, write /resolve/ instead of /blob/"
