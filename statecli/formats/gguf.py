@@ -18,9 +18,19 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX, QUANTIZED_TYPES, TORCH_TYPES
-from statecli.core.model_state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, TensorData, TensorInfo
+from statecli.core.model_state import (
+    ByteRange,
+    ChatTemplate,
+    ModelState,
+    Oddity,
+    Packing,
+    Place,
+    Scalar,
+    TensorData,
+    TensorInfo,
+)
 from statecli.core.oddity_kind import OddityKind
-from statecli.formats.shared.gguf_header import TEXT, Header, decode_text, iter_keys, read_metadata, read_value
+from statecli.formats.shared.gguf_header import Header, decode_text, read_metadata
 from statecli.storage.byte_source import ByteSource
 
 NAME = "gguf"
@@ -33,8 +43,6 @@ TRAITS = FormatTraits(
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_DIMS = 31
-#: Text in the metadata keys of chat templates.
-_CHAT_TEMPLATE = "chat_template"
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
@@ -53,7 +61,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     with ByteSource(path) as source:
         header = Header(source)
         tensors, keys = _read_counts(header)
-        settings, oddities = read_metadata(header, keys)
+        oddities: list[Oddity] = []
+        templates: list[ChatTemplate] = []
+        settings = read_metadata(header, keys, oddities, templates)
         metadata = settings.values
         entries = _read_lines(header, tensors)
         alignment = _read_alignment(metadata)
@@ -79,19 +89,6 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         traits=TRAITS,
         chat_templates=tuple(templates),
     )
-
-
-def read_chat_templates(path: str) -> list[tuple[str, str]]:
-    """Return the key and the whole text of each chat template in the metadata. Raises as `read` does."""
-    templates = []
-    with ByteSource(path) as source:
-        header = Header(source)
-        for key, kind, label in iter_keys(header, _read_counts(header)[1]):
-            if kind == TEXT and _CHAT_TEMPLATE in key:
-                templates.append((key, header.read_text(label).decode("utf-8", "backslashreplace")))
-            else:
-                read_value(header, kind, label)
-    return templates
 
 
 def _read_counts(header: Header) -> tuple[int, int]:

@@ -231,9 +231,7 @@ def _format_dictionary(kind: str, container: Any, site: Site) -> str:
             inner = f"{{{{{key}: v for k, v in ({{}}).items()}}}}"
             key_comment = f": read self.{site.name}[{new_keys[0]!r}] instead of self.{site.name}[{keys[0]!r}]"
             return _add_comment(comment + key_comment, _format_assignment(kind, site, inner, container))
-        comment = (
-            f"# the keys must be strings without dots; they end in _, because nn.{kind} has attributes of these names"
-        )
+        comment = f"# the keys must be strings without dots; _ is added, because a key equals an attribute of nn.{kind}"
     return f"# use an nn.{kind} whose keys are strings without dots that are not attributes of nn.{kind}"
 
 

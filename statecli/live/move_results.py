@@ -98,7 +98,7 @@ def _add_broken_ties(table: TensorTable, trial: measure.MoveTrial) -> None:
         tie.add(row.fqn, after, row.place)
         if count:
             names_text = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
-            message = f"{row.fqn} shares memory with {names_text}, but not after a move"
+            message = f"{row.fqn} shares memory with {names_text}, but a move gives each its own memory"
             table.add_oddity(OddityKind.UNTIED_BY_MOVE, message, row.fqn, tie.place)
 
 

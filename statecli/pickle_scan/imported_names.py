@@ -25,6 +25,7 @@ from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.scanner_opcodes import MEMOIZE, SCANNER_HANDLERS, WATCHING_HANDLERS
 from statecli.pickle_scan.script_types import ScriptTypes
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
+from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
 from statecli.pickles.machine_state import is_enum_call

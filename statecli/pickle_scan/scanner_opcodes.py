@@ -45,7 +45,7 @@ def _do_global(m: MachineState, pos: int) -> int:
 def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
     """Return the name in the next two lines, and the position after them (0 if the second line has no end).
 
-    The unpickler in Python imports an unfinished name without its last character. No unpickler imports a name in
+    Python's `pickle._Unpickler` imports an unfinished name without its last character. No unpickler imports a name in
     another encoding.
     """
     module, start = m.read_line(pos)
@@ -73,7 +73,7 @@ def _do_extension(m: MachineState, pos: int) -> int:
 
 
 def _do_frame(m: Any, pos: int) -> int:
-    """Handle FRAME. Accept a frame that ends after the file, because the unpickler in Python accepts it."""
+    """Handle FRAME. Accept a frame longer than the rest of the file, as Python's `pickle._Unpickler` does."""
     start = pos + 8
     end = start + int.from_bytes(m.data[pos:start], "little")
     if m.frame_end != NO_FRAME or len(m.data) < start or end <= m.size:

@@ -162,7 +162,7 @@ def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):
         return None
     if reason is None and elements[0] and elements[1] and elements[0].values != elements[1].values:
-        return f"an element of {before.dtype} has another number of values than an element of {after.dtype}"
+        return f"an element of {before.dtype} and an element of {after.dtype} contain different numbers of values"
     return reason
 
 

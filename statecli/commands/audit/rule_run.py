@@ -73,7 +73,7 @@ def run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[st
 
 
 def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
-    """Return an entry with the number of tensors whose values no rule has checked, and the reason."""
+    """Return how many tensors have values that no rule has checked, and the reason."""
     count = sum(bool(tensor.elements) for tensor in subject.state.tensors)
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)

@@ -41,7 +41,7 @@ from statecli.storage import checkpoint_names, files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
-from statecli.targets.location import make_relative_name
+from statecli.targets.location import has_repository, make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Accepted, Skipped, TargetResult, TargetStatus, drop_accepted
 

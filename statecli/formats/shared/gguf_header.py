@@ -12,7 +12,7 @@ import msgspec
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.model_state import Oddity, Scalar, Settings
+from statecli.core.model_state import ChatTemplate, Oddity, Scalar, Settings
 from statecli.storage.byte_source import ByteSource
 
 #: Maximum size of the metadata and the tensors' entries, in bytes: ten times the size for the largest known vocabulary.
@@ -38,7 +38,9 @@ SCALARS: dict[int, tuple[str, str]] = {
     11: ("int64", "q"),
     12: ("float64", "d"),
 }
-_BOOL, TEXT, ARRAY = 7, 8, 9
+_BOOL, _TEXT, ARRAY = 7, 8, 9
+#: Text in the metadata keys of chat templates.
+_CHAT_TEMPLATE = "chat_template"
 
 
 class Header:
@@ -132,37 +134,33 @@ class MetadataValue(msgspec.Struct, frozen=True):
     type: str
 
 
-def read_metadata(header: Header, count: int) -> tuple[Settings, list[Oddity]]:
-    """Read all metadata keys. An oddity reports a key that the file sets twice."""
+def read_metadata(header: Header, count: int, oddities: list[Oddity], templates: list[ChatTemplate]) -> Settings:
+    """Read the metadata entries. Add keys that are set twice to `oddities`, and chat templates to `templates`."""
     values: dict[str, MetadataValue] = {}
-    oddities: list[Oddity] = []
-    for key, kind, label in iter_keys(header, count):
-        value = read_value(header, kind, label)
+    for n in range(count):
+        position = f"metadata key {n + 1} of {count}"
+        key = decode_text(header.read_text(position), position)
+        label = f"metadata {quoting.quote(key)}"
+        kind = header.read_number("I", label)
+        if kind == _TEXT:
+            raw = header.read_text(label)
+            text = raw.decode("utf-8", "backslashreplace")
+            value = MetadataValue(_describe_text(text), _name_text_type([raw]))
+            if _CHAT_TEMPLATE in key:
+                templates.append(ChatTemplate(key, text))
+        else:
+            value = _read_value(header, kind, label)
         if key in values:
             message = f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
             oddities.append(Oddity("metadata-set-twice", message))
         values[key] = value
     scalars = {key: value.scalar for key, value in values.items()}
-    return Settings(scalars, kinds={key: value.type for key, value in values.items()}), oddities
+    return Settings(scalars, kinds={key: value.type for key, value in values.items()})
 
 
-def iter_keys(header: Header, count: int) -> Iterator[tuple[str, int, str]]:
-    """Yield key, type number and label (for messages) of each metadata entry. The caller must read each value."""
-    for n in range(count):
-        position = f"metadata key {n + 1} of {count}"
-        key = decode_text(header.read_text(position), position)
-        label = f"metadata {quoting.quote(key)}"
-        yield key, header.read_number("I", label), label
-
-
-def read_value(header: Header, kind: int, label: str) -> MetadataValue:
-    """Read a metadata value of the type with number `kind`."""
+def _read_value(header: Header, kind: int, label: str) -> MetadataValue:
     if kind == ARRAY:
         return _read_array(header, label)
-    if kind == TEXT:
-        raw = header.read_text(label)
-        text = raw.decode("utf-8", "backslashreplace")
-        return MetadataValue(_describe_text(text), _name_text_type([raw]))
     value = header.read_number(_get_struct_code(kind, label), label)
     return MetadataValue(_convert_scalar(value, kind), SCALARS[kind][0])
 
@@ -229,18 +227,18 @@ def _read_array(header: Header, label: str) -> MetadataValue:
         return MetadataValue(listing, f"array of {SCALARS[kind][0]}")
     _skip(header, kind, count, label, 1)
     raw = header.check_reach(header.at, label)[start : header.at]
-    if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT_BYTES:
+    if kind == _TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT_BYTES:
         texts = list(_decode_texts(raw, header.order))
         decoded_texts = [text.decode("utf-8", "backslashreplace") for text in texts]
         return MetadataValue(json.dumps(decoded_texts, ensure_ascii=False), f"array of {_name_text_type(texts)}")
     if header.is_big_endian:
         raw = _convert_to_little_endian(raw, kind, count)
-    element_name = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
+    element_name = "text" if kind == _TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
     return MetadataValue(f"array of {count:,} {element_name}, {_hash_bytes(raw)}", f"array of {element_name}")
 
 
 def _skip(header: Header, kind: int, count: int, label: str, depth: int) -> None:
-    if kind == TEXT:
+    if kind == _TEXT:
         header.skip_texts(count, label)
     elif kind == ARRAY:
         if depth == MAX_DEPTH:
@@ -265,7 +263,7 @@ def _decode_texts(raw: bytes, order: str) -> Iterator[bytes]:
 def _convert_to_little_endian(raw: bytes, kind: int, count: int) -> bytes:
     """Swap an array's bytes to little-endian, so that the digest does not depend on the byte order."""
     head = struct.pack("<IQ", kind, count)
-    if kind == TEXT:
+    if kind == _TEXT:
         return head + b"".join(struct.pack("<Q", len(text)) + text for text in _decode_texts(raw, ">"))
     if kind in SCALARS:
         form = f"{count}{SCALARS[kind][1]}"
