@@ -7,6 +7,7 @@ hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py), open_clip 3.3 (factory.py)
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 
 from statecli import pickle_scan
@@ -34,15 +35,24 @@ _JSON_SIGNS = {
 }
 #: Tags of PyYAML for plain values, which are allowed: Lightning writes tuples into hparams.yaml.
 _PLAIN_TAGS = b"none bool str unicode bytes int long float complex list tuple dict".split()
+#: Classes of plain values that PyYAML creates from a mapping, or calls with a sequence of arguments. Lightning and
+#: OmegaConf write such values into their configuration files.
+_PLAIN_OBJECTS = (
+    rb"object:argparse\.Namespace *\r?\n|object/apply:(?:collections\.OrderedDict"
+    rb"|datetime\.(?:date|time|timedelta|timezone)|pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path) *\r?\n *- "
+)
+#: Tag of PyYAML that may import or call something; if it only names an object of Python or torch, with this name.
+#: `%TAG` gives any tag another name. The pattern has no line anchor, because YAML has more line breaks than `re`.
+_PYTHON_TAG = compile_on_use(
+    rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:(?:%b)(?![\w/:])|%b))"
+    rb"(?:/name:(?P<module>(?:torch|builtins)[\w.]*)\.(?P<name>\w+) ''\r?\n)?|%%TAG"
+    % (b"|".join(_PLAIN_TAGS), _PLAIN_OBJECTS)
+)
 _YAML_SIGNS = {
     # `tuple`, `ref` and `copy` count too, because HyperPyYAML loads their texts again, and these may compute such a
     # tag.
     "HyperPyYAML calls any function that this file names": compile_on_use(
         rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"
-    ),
-    # `%TAG` gives any tag another name. The pattern has no line anchor, because YAML has more line breaks than `re`.
-    "PyYAML calls any function that this file names": compile_on_use(
-        rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)
     ),
 }
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
@@ -50,8 +60,9 @@ _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
 #: text is decoded repeatedly.
 _ESCAPE = compile_on_use(rb"(?<!\\)\\+u00([2-7][0-9a-fA-F])")
 
-#: Escape of a character in a YAML tag; HyperPyYAML decodes such escapes twice.
-_TAG_ESCAPE = compile_on_use(rb"%([0-9a-fA-F]{2})")
+#: Escape of a visible ASCII character in a YAML tag; HyperPyYAML decodes such escapes twice. An escaped space or line
+#: break does not end a tag.
+_TAG_ESCAPE = compile_on_use(rb"%(2[1-9a-fA-F]|[3-7][0-9a-fA-F])")
 
 
 def _decode(text: bytes) -> bytes:
@@ -86,4 +97,14 @@ def find_code_in_text(path: str, source: ByteSource) -> str | None:
             f"this file has text within text, with nested escapes on more than {_MAX_DECODINGS} levels, the limit "
             "of statecli"
         )
-    return next((harm for harm, pattern in signs.items() if pattern.search(text)), None)
+    harm = next((harm for harm, pattern in signs.items() if pattern.search(text)), None)
+    if harm is None and signs is _YAML_SIGNS and any(map(_may_call, _PYTHON_TAG.finditer(text))):
+        return "PyYAML calls any function that this file names"
+    return harm
+
+
+def _may_call(tag: re.Match[bytes]) -> bool:
+    """Return True for a tag of PyYAML, unless it only names a class or function that a checkpoint may name too."""
+    if tag["module"] is None:
+        return True
+    return not pickle_scan.known_names.is_clean(tag["module"].decode(), tag["name"].decode())

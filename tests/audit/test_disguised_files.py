@@ -340,6 +340,12 @@ TRUSTS_REMOTE_CODE = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_re
         ("config.yaml", "\ufeffa: !!python/object/apply:os.system [pass]\n".encode("utf-16-le"), "PyYAML"),
         ("predictor.json", '{"__kind__": "instance"}'.encode("utf-16-le"), "GluonTS"),
         ("config.yaml", "a: !!python/object/apply:os.system [pass]\n", "PyYAML"),
+        ("config.yaml", "a: !!python/object/apply:pathlib.Path\n  -: 1\n  state: {}\n", "PyYAML"),
+        ("config.yaml", "a: !!python/object:argparse.Namespace%0Ax.y\n", "PyYAML"),
+        ("config.yaml", "a: !!python/object:argparse.Namespaces\n", "PyYAML"),
+        ("config.yaml", "a: !!python/name:torch.hub.load ''\n", "PyYAML"),
+        ("config.yaml", "a: !!python/name:builtins.eval ''\n", "PyYAML"),
+        ("config.yaml", "a: !!python/name:torch.nn.modules.linear.Linear%20''\n", "PyYAML"),
         ("config.yaml", "%TAG ! tag:yaml.org,2002:python/\n---\na: !object/apply:os.system [pass]\n", "PyYAML"),
     ],
 )
@@ -376,6 +382,10 @@ def test_index_file_with_a_ray_pickle_does_not_pass(folder, statecli):
         "a: !!python/tuple [!!python/complex 1.5, !!python/str b]\n",
         "a: Hello !name, see https://example.org/!ref-1 and a!tuple\n",
         "rope_theta: !!float 1e6\n",
+        "ns: !!python/object:argparse.Namespace\n  lr: 0.1\n",
+        "opt: &id001 !!python/name:torch.optim.adamw.AdamW ''\nother: *id001\n",
+        "out: !!python/object/apply:pathlib.PosixPath\n- runs\nurl: https://example.org/a%20b\n",  # OmegaConf
+        "t: !!python/object/apply:datetime.timedelta\n  - 1\nd: !!python/object/apply:collections.OrderedDict\n- []\n",
     ],
 )
 def test_yaml_of_plain_values_passes(folder, statecli, text):
