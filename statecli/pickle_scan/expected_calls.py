@@ -22,6 +22,7 @@ _FRACTION = compile_on_use(r"-?[0-9]+(?:/[0-9]+)?")
 _ORIGIN_DUNDERS = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
 #: Classes of the dicts that hold a module's hooks, and classes of hooks.
 HOOK_HOLDERS = frozenset(["collections.OrderedDict", *known_names.HOOK_CLASSES])
+_SET_CLASSES = frozenset(["builtins.set", "builtins.frozenset"])
 _COPYREG_FUNCTIONS = frozenset(["copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"])
 #: Classes that store a function for a later call.
 DEFERRING_CALLERS = frozenset(["functools.partial", "collections.defaultdict"])
@@ -105,6 +106,11 @@ def is_packable(name: str, state: Value, read_storage: packed_weights.ReadStorag
 def is_dunder(key: Value) -> bool:
     """Return True for the name of a method that Python itself may call, such as `__setstate__`."""
     return type(key) is str and _DUNDER.match(key) is not None and key not in _ORIGIN_DUNDERS
+
+
+def is_set(value: Value) -> bool:
+    """Return True for a set, which nothing can call, whatever its key is; yacs has a set at `__deprecated_keys__`."""
+    return type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _SET_CLASSES
 
 
 @lru_cache(maxsize=1024)

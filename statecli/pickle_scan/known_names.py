@@ -136,6 +136,14 @@ _HARMFUL_PACKAGE_NAMES = (
     " torch.utils torch.hub torchvision.io scipy.io"
 )
 _HARMFUL_PACKAGES = frozenset(_HARMFUL_PACKAGE_NAMES.split())
+#: Names in pickled tables of pandas 2 and 3. They are unknown, because only other functions of pandas evaluate
+#: expressions or read files.
+_PANDAS_TABLES = compile_on_use(
+    r"pandas\.(?:(?:core\.)?(?:arrays|dtypes|indexes|internals)\.[\w.]+|core\.frame\.DataFrame|core\.series\.Series"
+    r"|_libs\.(?:arrays|internals|interval|missing|sparse|tslibs\.\w+)\.\w+"
+    r"|DataFrame|Series|Categorical|Interval|Period|NA|\w*(?:Index|Dtype))",
+    re.ASCII,
+)
 #: Classes of torch.fx, in any module that imports them, because loading compiles their contents as code.
 _GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Harms of Python classes by the bare name, because other modules import these classes.
@@ -251,7 +259,8 @@ def describe_harm(module: str, name: str, *, called: bool = False) -> str | None
     if parts[0] in _STANDARD_LIBRARY or (parts[0].startswith("_") and parts[0] not in ("__main__", "__mp_main__")):
         return reason or "is a part of Python that no checkpoint needs"
     if parts[0] in _HARMFUL_PACKAGES or ".".join(parts[:2]) in _HARMFUL_PACKAGES:
-        return reason or "runs code or programs"
+        is_table = "." not in name and _PANDAS_TABLES.fullmatch(f"{module}.{name}")
+        return None if is_table else reason or "runs code or programs"
     return _look_up_alias(name.split(".")) or (
         _describe_torch_harm(parts, name, reason, called) if parts[0] in ("torch", "numpy") else None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _codecs
 import copy
 import datetime
+import functools
 import io
 import operator
 import pickle
@@ -32,6 +33,7 @@ from ..formats.attacks import (
     global_name,
     number,
     records,
+    stack_global,
     state_dict,
     tensor,
     text,
@@ -80,6 +82,24 @@ def test_unsafe_global_finds_a_changed_clean_class(tmp_path):
         assert (
             "collections.OrderedDict, which is modified by the pickle; the change affects the whole Python process"
         ) in finding.message
+
+
+def test_the_classes_of_a_table_of_pandas_are_unknown(run_rule, tmp_path):
+    """A pickled table evaluates no expression and reads no file. Other functions of pandas do."""
+    tables = [("pandas", "DataFrame"), ("pandas.core.frame", "DataFrame"), ("pandas.core.indexes.base", "_new_Index")]
+    harmful = [("pandas", "read_pickle"), ("pandas", "eval"), ("pandas.core.indexes.base", "lib.np.f2py.compile")]
+    for rule, names in (("unknown-global", tables), ("unsafe-global", harmful)):
+        for module, name in names:
+            pickle = state_dict(w=tensor(), x=call_function(stack_global(module, name)))
+            (finding,) = run_rule(rule, write_archive(tmp_path / "a.pt", pickle))
+            assert finding.about == f"{module}.{name}"
+
+
+def test_unsafe_global_spares_a_set_under_the_name_of_a_method(run_rule, tmp_path):
+    """A CfgNode of yacs, which detectron2 saves, has a set at `__deprecated_keys__`. A partial could be called."""
+    for value, is_reported in (({"a"}, False), (frozenset(), False), (functools.partial(torch.nn.Linear), True)):
+        torch.save({"w": torch.ones(1), "cfg": {"__deprecated_keys__": value}}, tmp_path / "a.pt")
+        assert bool(run_rule("unsafe-global", tmp_path / "a.pt")) is is_reported
 
 
 def test_unsafe_global_spares_a_partial_of_clean_names(run_rule, tmp_path):
