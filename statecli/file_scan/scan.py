@@ -63,7 +63,7 @@ from statecli.storage import files
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.store import Extent
-from statecli.storage.zip_archive import BEGINNING_BYTES, Archive, ends_as_zip
+from statecli.storage.zip_archive import BEGINNING_BYTES, Archive, ends_as_zip, find_zip_end
 from statecli.storage.zip_directory import STORED, Record
 
 #: Largest nesting of archives in archives, and of pickles in strings of pickles.
@@ -155,6 +155,15 @@ def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[H
         )
 
 
+def _is_in_zip_member(tar: Region, at: int) -> bool:
+    """Return True if byte `at` of a tar archive is in a member that begins as a zip; NeMo packs checkpoints so."""
+    with suppress(MalformedError):
+        for member in islice(tar_archive.iter_members(tar.read_up_to), Budget.PICKLES.limit):
+            if member.offset <= at < member.offset + member.size:
+                return tar.read_up_to(member.offset, len(ZIP_START)) == ZIP_START
+    return False
+
+
 def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
     """Return the pickles of a file and of the archives at `places`; if `only_stored`, skip the rest of the file."""
     try:
@@ -230,10 +239,12 @@ class FileScan:
         first = Piece(self.file_region, "the file", 0, is_pickle=is_pickle, hidden=False)
         has_zip_at_end = False
         with self._within_budgets():
-            has_zip_at_end = not head.startswith(ZIP_START) and ends_as_zip(self.file_region)
+            end = find_zip_end(self.file_region) if not head.startswith(ZIP_START) else None
+            is_tar = tar_archive.parse_header(head) is not None and not head.startswith(ZIP_START)
+            has_zip_at_end = end is not None and not (is_tar and _is_in_zip_member(self.file_region, end))
             if has_zip_at_end:
                 self._scan_archive(first._replace(hidden=True))
-            if tar_archive.parse_header(head) is not None and not head.startswith(ZIP_START):
+            if is_tar:
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.file_region)

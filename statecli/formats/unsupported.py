@@ -73,7 +73,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     """
     description = describe_content(path, head, size)
     with ByteSource(path) as source:
-        if not head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
+        if not (head.startswith(b"PK\3\4") or _is_tar(head)) and zip_archive.ends_as_zip(source):
             return UnreadableError(
                 "has a zip archive after other data; loaders open this archive, but statecli cannot read it. Do not "
                 "load the file"
@@ -123,13 +123,17 @@ def describe_content(path: str, head: bytes, size: int) -> str:
         return "a TorchScript flatbuffer, which statecli does not read: save the program again with torch.jit.save"
     if tar_archive.is_written_by_torch(head):
         return _OLD_TAR
-    if head[257:262] == b"ustar":
+    if _is_tar(head):
         return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
     if files.get_name(path).endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
     return _describe_text(head, size)
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
 
 
 def is_code(path: str, source: ByteSource) -> bool:
@@ -173,7 +177,7 @@ def _describe_wrapped(description: str, path: str, content: bytes) -> str:
     kind, _, advice = description.partition(": ")
     stem = path.rpartition(".")[0]
     format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
-    if format_name is None and content[257:262] == b"ustar":
+    if format_name is None and _is_tar(content):
         return f"{kind} that contains {describe_content('', content, len(content))}"
     return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else description
 

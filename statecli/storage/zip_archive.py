@@ -489,7 +489,12 @@ def _create_size_error(record: Record) -> MalformedError:
 
 
 def ends_as_zip(source: ByteSource) -> bool:
-    """Return whether the zip reader of torch or of Python would find an end record and a directory.
+    """Return whether the zip reader of torch or of Python would find an end record and a directory."""
+    return find_zip_end(source) is not None
+
+
+def find_zip_end(source: ByteSource) -> int | None:
+    """Return the offset of the end record that the zip readers of torch and of Python use; None without a directory.
 
     Both use the last end record, and allow any bytes before the archive and after its end. torch's reader ignores the
     record's comment, and reads whole buffers.
@@ -498,9 +503,10 @@ def ends_as_zip(source: ByteSource) -> bool:
     tail = source.read(start, source.size - start)
     at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
     if at < 0:
-        return False
+        return None
     if tail[max(0, at - _END64_LOCATOR.size) : at].startswith(b"PK\6\7"):
-        return True
+        return start + at
     size, offset = struct.unpack_from("<II", tail, at + 12)
     begins = (offset, start + at - size)  # zipfile finds the directory by its size
-    return any(0 <= begin <= source.size - 4 and source.read(begin, 4) == b"PK\1\2" for begin in begins)
+    is_found = any(0 <= begin <= source.size - 4 and source.read(begin, 4) == b"PK\1\2" for begin in begins)
+    return start + at if is_found else None

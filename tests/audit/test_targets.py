@@ -243,6 +243,18 @@ def test_archives_that_hold_a_checkpoint_fail(tmp_path, name):
     assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITH_CHECKPOINT[name]) is TargetStatus.FAILED
 
 
+def test_a_tar_whose_last_member_is_a_checkpoint_is_to_be_unpacked(tmp_path):
+    """The `.nemo` of NeMo: the end of the checkpoint is near the end of the file, but the zip is in a member."""
+    checkpoint = io.BytesIO()
+    torch.save({"w": torch.ones(9)}, checkpoint)
+    path = tmp_path / "m.nemo"
+    path.write_bytes(pack_tar("w", ("./model_weights.ckpt", checkpoint.getvalue())))
+    (result,) = audit(Request((str(path),))).targets
+    assert result.reason == f"{path}: is a tar archive with README.txt: unpack it first (tar -xf)"
+    assert [finding.rule for finding in result.findings] == ["nested-pickle", "unscanned-pickle"]
+    assert "damaged" not in str(result.findings)
+
+
 def test_damaged_archive_error_names_a_remedy(tmp_path):
     """A truncated log fails a check of checkpoints, so the message names a remedy."""
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"epoch 1\nloss 2\n")[:-12])
