@@ -45,7 +45,9 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
             yield Issue(f"{key}: the state_dict is empty, so the checkpoint contains no model", help=help, about=key)
     elif not (_is_optimizer(state) or checkpoint_folder.COMPANIONS.match(files.get_name(path))):
-        yield Issue("checkpoint contains no tensors", help=help, severity=_choose_severity(state))
+        severity = _choose_severity(state)
+        help = "no action is needed if the file should have no weights" if severity else help
+        yield Issue("checkpoint contains no tensors", help=help, severity=severity)
 
 
 def _is_optimizer(state: ModelState) -> bool:

@@ -41,6 +41,7 @@ def test_settings_without_tensors_are_a_note(run_rule, save_checkpoint):
     """A pickle may hold settings alone."""
     (finding,) = run_rule("empty-checkpoint", save_checkpoint({"lr": 0.1, "betas": (0.9, 0.99)}, "settings.pt"))
     assert finding.severity is Severity.NOTE
+    assert finding.help == "no action is needed if the file should have no weights"
 
 
 @pytest.mark.filterwarnings("ignore")
