@@ -436,6 +436,9 @@ def test_checkpoint_without_tensors_is_an_error(tmp_path):
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
     with pytest.raises(MalformedError, match=r"file\.pt: contains no tensor: the object is a dict of length 1"):
         load.read_checkpoint(str(tmp_path / "file.pt"))
+    for value, name in ((3, "an int"), (0.5, "a float"), (None, "None")):
+        (oddity,) = read(tmp_path, value).oddities
+        assert oddity.message == f"contains no tensor: the object is {name}"
 
 
 def test_optimizer_state_dict_is_the_section_optimizer(tmp_path):

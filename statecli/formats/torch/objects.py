@@ -104,7 +104,10 @@ def build_state(
 def _describe(node: Any) -> str:
     if type(node) is Obj:
         return f"an object of {get_name(node.cls) or 'an unknown class'}"
-    return f"a {type(node).__name__}" + (f" of length {len(node)}" if type(node) in (dict, list, tuple) else "")
+    if node is None:
+        return "None"
+    length = f" of length {len(node)}" if type(node) in (dict, list, tuple) else ""
+    return f"{'an' if type(node) is int else 'a'} {type(node).__name__}{length}"
 
 
 def name_globals(pickle: Pickle, reading: Reading) -> None:
