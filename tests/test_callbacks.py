@@ -292,7 +292,9 @@ def test_transformers_with_a_file_that_lacks_a_tensor(tmp_path):
 # --- Lightning ------------------------------------------------------------------------------------------------------
 
 
-def train_with_lightning(folder, trained=lambda module: module.parameters(), **hooks):
+def train_with_lightning(
+    folder, trained=lambda module: module.parameters(), *, saves=None, max_steps=4, resume_from=None, **hooks
+):
     lightning = pytest.importorskip("lightning")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -304,6 +306,7 @@ def train_with_lightning(folder, trained=lambda module: module.parameters(), **h
             self.net = build()
 
         def training_step(self, batch, _):
+            self.log("step", float(self.trainer.global_step))
             return self.net(batch).square().mean()
 
         def configure_optimizers(self):
@@ -312,13 +315,13 @@ def train_with_lightning(folder, trained=lambda module: module.parameters(), **h
     for name, hook in hooks.items():
         setattr(Module, name, hook)
     callback = StatecliCallback()
-    saves = ModelCheckpoint(dirpath=folder, every_n_train_steps=2, save_last=True)
+    checkpoints = ModelCheckpoint(**{"dirpath": folder, "every_n_train_steps": 2, "save_last": True} | (saves or {}))
     trainer = lightning.Trainer(
-        max_steps=4, accelerator="cpu", logger=False, callbacks=[callback, saves],
+        max_steps=max_steps, accelerator="cpu", logger=False, callbacks=[callback, checkpoints],
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     data = torch.utils.data.DataLoader(torch.randn(16, 3), batch_size=4)
-    trainer.fit(Module(), data)
+    trainer.fit(Module(), data, ckpt_path=resume_from)
     assert list(folder.glob("*.ckpt"))
     return callback
 
@@ -347,6 +350,56 @@ def test_lightning_with_a_hook_that_drops_a_tensor(tmp_path):
     findings = train_with_lightning(tmp_path, on_save_checkpoint=drop).check.findings
     assert findings
     assert all(line.startswith("net.head.bias: missing in ") for line in findings)
+
+
+def test_lightning_waits_for_the_step_of_each_optimizer(tmp_path):
+    """A GAN may train its generator only after several steps of its discriminator."""
+
+    def training_step(self, batch, number):
+        first, second = self.optimizers()
+        for optimizer, is_due in ((second, True), (first, number % 2 == 1)):
+            if is_due:
+                optimizer.zero_grad()
+                self.manual_backward(error(self.net(batch)))
+                optimizer.step()
+
+    def configure_optimizers(self):
+        self.automatic_optimization = False
+        head = self.net.head.parameters()
+        others = [p for name, p in self.net.named_parameters() if "head" not in name]
+        return [torch.optim.AdamW(others, 0.1), torch.optim.AdamW(head, 0.1)], []
+
+    hooks = {"training_step": training_step, "configure_optimizers": configure_optimizers}
+    assert train_with_lightning(tmp_path, **hooks).check.findings == []
+
+
+def test_lightning_does_not_compare_the_files_of_an_earlier_fit(tmp_path):
+    """`ModelCheckpoint` restores the path of the best file, which has the values of an earlier step."""
+    best = {"monitor": "step", "mode": "min"}
+    train_with_lightning(tmp_path, saves=best)
+    callback = train_with_lightning(tmp_path, saves=best, max_steps=8, resume_from=tmp_path / "last.ckpt")
+    assert callback.check.findings == []
+
+
+def test_lightning_compares_a_file_that_is_not_the_best(tmp_path):
+    """Every new file of `ModelCheckpoint(save_top_k=3)` is compared."""
+
+    def drop(self, checkpoint):
+        if self.trainer.global_step == 4:
+            del checkpoint["state_dict"]["net.head.bias"]
+
+    saves = {"monitor": "step", "mode": "min", "save_top_k": 3, "save_last": False}
+    (line,) = train_with_lightning(tmp_path, saves=saves, on_save_checkpoint=drop).check.findings
+    assert line.startswith("net.head.bias: missing in ")
+
+
+def test_lightning_runs_next_to_a_checkpoint_callback_without_a_best_file(tmp_path):
+    """`OnExceptionCheckpoint` is a checkpoint callback, and names no files."""
+    pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    callback = train_with_lightning(tmp_path, configure_callbacks=lambda _: [OnExceptionCheckpoint(tmp_path)])
+    assert callback.check.findings == []
 
 
 def run_accelerator(tmp_path, make_optimizer, freeze=(), change=lambda model: None):
@@ -389,3 +442,22 @@ def test_accelerate_names_untrained_and_differing_tensors(tmp_path):
     accelerator = run_accelerator(tmp_path, make_optimizer, change=lambda model: model.head.bias.data.add_(1))
     assert accelerator[0] == "adapter.* got no update: not in the optimizer"
     assert accelerator[1:] == [f"head.bias: differs between {tmp_path}/saved/model.safetensors and the model"]
+
+
+def test_accelerate_waits_for_the_step_of_each_optimizer():
+    """The order of the optimizers in the tracker need not be the order of their steps."""
+    pytest.importorskip("accelerate")
+    from statecli.callbacks.accelerate import StatecliTracker
+
+    model = build()
+    head = torch.optim.AdamW(model.head.parameters(), 0.1)
+    others = torch.optim.AdamW([p for name, p in model.named_parameters() if "head" not in name], 0.1)
+    for optimizers in ((head, others), (others, head)):
+        tracker = StatecliTracker(model, *optimizers)
+        tracker.start()
+        for optimizer in (head, others):
+            model.zero_grad()
+            error(model(torch.randn(4, 3))).backward(inputs=optimizer.param_groups[0]["params"])
+            optimizer.step()
+        tracker.finish()
+        assert tracker.check.findings == []

@@ -59,9 +59,8 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
         """Take a snapshot of the model. `Accelerator.init_trackers` calls this once."""
         self.check.start(self.model)
         for optimizer in self._optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self.check.record_rates(self._optimizers))
-        if self._optimizers:
-            self._optimizers[-1].register_step_post_hook(lambda *_: self.check.finish_step(self.model))
+            optimizer.register_step_pre_hook(lambda stepping, *_: self.check.record_step(stepping, self._optimizers))
+            optimizer.register_step_post_hook(lambda *_: self.check.finish_round(self.model, self._optimizers))
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Ignore the hyperparameters."""

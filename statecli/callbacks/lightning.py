@@ -17,8 +17,10 @@ from statecli.callbacks.training_check import TrainingCheck
 
 try:
     from lightning.pytorch import Callback
+    from lightning.pytorch.callbacks import ModelCheckpoint
 except ImportError:  # the package of older projects
     from pytorch_lightning import Callback
+    from pytorch_lightning.callbacks import ModelCheckpoint
 
 
 class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightning may be missing where mypy runs
@@ -42,8 +44,9 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
         self._checked: dict[str, int] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take a snapshot of the model."""
+        """Take a snapshot of the model, and note the files of an earlier fit, which have the values of other steps."""
         self._step = trainer.global_step
+        self._checked |= _list_versions(trainer)
         if trainer.is_global_zero:
             self.check.start(pl_module)
 
@@ -53,13 +56,13 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Record the learning rates."""
-        self.check.record_rates([optimizer])
+        self.check.record_step(optimizer, trainer.optimizers)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Compare the model with the snapshot, if the batch ended with an optimizer step."""
         if trainer.global_step > self._step:
             self._step = trainer.global_step
-            self.check.finish_step(pl_module)
+            self.check.finish_round(pl_module, trainer.optimizers)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the parameters that no step has changed."""
@@ -78,8 +81,19 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
         if self._saved is None:
             return
         expected, self._saved = self._saved, None
-        for callback in trainer.checkpoint_callbacks:
-            for path in dict.fromkeys((callback.last_model_path, callback.best_model_path)):
-                if path and os.path.isfile(path) and self._checked.get(path) != os.stat(path).st_mtime_ns:
-                    self._checked[path] = os.stat(path).st_mtime_ns
-                    self.check.check_file(f"{path}#state_dict", expected)
+        for path, version in _list_versions(trainer).items():
+            if self._checked.get(path) != version:
+                self._checked[path] = version
+                self.check.check_file(f"{path}#state_dict", expected)
+
+
+def _list_versions(trainer: Any) -> dict[str, int]:
+    """Return the existing files of `ModelCheckpoint`, each with the time of its last change in nanoseconds."""
+    # Other callbacks that save, such as OnExceptionCheckpoint, do not name their files.
+    callbacks = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    paths = (
+        path
+        for callback in callbacks
+        for path in (callback.last_model_path, callback.best_model_path, *callback.best_k_models)
+    )
+    return {path: os.stat(path).st_mtime_ns for path in paths if path and os.path.isfile(path)}

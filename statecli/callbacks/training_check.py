@@ -58,6 +58,10 @@ class TrainingCheck:
         self._steps = 0
         #: Learning rate of each parameter in the optimizer, by id.
         self._rates: dict[int, float] = {}
+        #: Parameters that had a gradient before a step, by id, because a loop may clear gradients between two steps.
+        self._with_gradient: set[int] = set()
+        #: Optimizers that made a step since the last comparison, by id.
+        self._stepped: set[int] = set()
         #: Parameters without an update that are compared again; None until a step has changed a parameter.
         self._waiting: set[str] | None = None
         #: Parameters that had no gradient in any compared step. An expert may get its first gradient in a later step.
@@ -66,6 +70,7 @@ class TrainingCheck:
     def start(self, model: nn.Module) -> None:
         """Take a snapshot of the model before the first step."""
         self._steps, self._waiting, self._without_gradient = 0, None, frozenset()
+        self._stepped.clear()
         tensors = _list_tensors(model)
         self._names = frozenset(tensors)
         self._before = statecli.Snapshot(tensors) if tensors else None
@@ -77,6 +82,22 @@ class TrainingCheck:
         if self._before is not None:
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             self._rates |= {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+            parameters = (parameter for group in groups for parameter in group["params"])
+            self._with_gradient |= {id(parameter) for parameter in parameters if parameter.grad is not None}
+
+    def record_step(self, optimizer: torch.optim.Optimizer, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Record the learning rates before `optimizer.step()`. `optimizers` are all optimizers of the model."""
+        self.record_rates(optimizers)
+        self._stepped.add(id(optimizer))
+
+    def finish_round(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Compare the model after a step, if each optimizer made a step since the last comparison.
+
+        A GAN may train its generator only after several steps of its discriminator.
+        """
+        if self._stepped >= set(map(id, optimizers)):
+            self._stepped.clear()
+            self.finish_step(model)
 
     def finish_step(self, model: nn.Module) -> None:
         """Compare the model with the snapshot, after `optimizer.step()` and before the gradients are cleared."""
@@ -87,7 +108,11 @@ class TrainingCheck:
         compared_names = self._names & _list_tensors(model).keys()
         parameters = {name: parameter for name, parameter in model.named_parameters() if name in compared_names}
         trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
-        without_gradient = frozenset(name for name, parameter in parameters.items() if parameter.grad is None)
+        without_gradient = frozenset(
+            name
+            for name, parameter in parameters.items()
+            if parameter.grad is None and id(parameter) not in self._with_gradient
+        )
         self._without_gradient = without_gradient & (self._without_gradient if self._steps > 1 else without_gradient)
         lines: list[str] = []
         if self._waiting is None and (trainable & changed_names or not trainable):
@@ -107,6 +132,9 @@ class TrainingCheck:
 
     def finish(self, model: nn.Module) -> None:
         """Report the tensors that got no update in any compared step."""
+        if self._stepped:  # an optimizer made no step since the last comparison
+            self._stepped.clear()
+            self.finish_step(model)
         if self._before is None or not self._steps:
             return
         self._before = None
