@@ -173,11 +173,9 @@ def _build_case(
     target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[Accepted], fail_on: Severity
 ) -> Case:
     """Return the test case of a rule. Problems below `fail_on` are in its text, but do not make the case fail."""
-    failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
-    milder_problems = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
-    case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, CaseOutcome.PASSED)
+    case = junit_cases.build_rule_case(target, rule, problems, fail_on)
     accepted_lines = (f"accepted: {junit_cases.describe_finding(entry.finding)}: {entry.reason}" for entry in accepted)
-    return replace(case, text=(*case.text, *milder_problems, *accepted_lines))
+    return replace(case, text=(*case.text, *accepted_lines))
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:

@@ -87,7 +87,7 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
         accepted=tuple((entry.finding, entry.reason) for entry in inspection.accepted),
         accepted_problems=accepted_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
-        cases=lambda: _build_cases(inspection, group_problems()),
+        cases=lambda: _build_cases(inspection, group_problems(), fail_on),
         troubles=tuple(Trouble(state.target, failure.message) for failure in inspection.broken),
         charts=lambda: build_curves(state.tensors),
         settings=lambda: folder_settings.group_settings(state.metadata),
@@ -152,13 +152,13 @@ def _list_other_names(inspection: Inspection) -> dict[TensorKey, list[str]]:
     return names
 
 
-def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
+def _build_cases(inspection: Inspection, problems: Sequence[Problem], fail_on: Severity) -> tuple[Case, ...]:
     """Return a test case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
     unreadable_cases = tuple(
         Case(target, failure.name, CaseOutcome.ERROR, failure.message) for failure in inspection.broken
     )
-    return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect"))
+    return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect", fail_on))
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
 from statecli.core.grouping import group_by
 from statecli.core.units import format_fix_in_line, format_origin, plural
 from statecli.report import Case, CaseOutcome, Line, Problem, fold, label_help
 
 
-def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
-    """Return a failed case for each rule with problems. Without problems, return a passed case named `passed_name`."""
+def build_cases(
+    suite: str, problems: Iterable[Problem], passed_name: str, fail_on: Severity = Severity.NOTE
+) -> tuple[Case, ...]:
+    """Return a case for each rule with problems. Without problems, return a passed case named `passed_name`."""
     by_rule = group_by(problems, lambda problem: problem.rule)
-    cases = tuple(build_failed_case(suite, rule, rule_problems) for rule, rule_problems in by_rule.items())
+    cases = tuple(build_rule_case(suite, rule, rule_problems, fail_on) for rule, rule_problems in by_rule.items())
     return cases or (Case(suite, passed_name, CaseOutcome.PASSED),)
+
+
+def build_rule_case(suite: str, rule: str, problems: Sequence[Problem], fail_on: Severity) -> Case:
+    """Return the case of a rule. Problems below `fail_on` are in its text, but do not make the case fail."""
+    failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
+    milder_lines = (describe_problem(problem) for problem in problems if not problem.severity.is_at_least(fail_on))
+    case = build_failed_case(suite, rule, failing) if failing else Case(suite, rule, CaseOutcome.PASSED)
+    return replace(case, text=(*case.text, *milder_lines))
 
 
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:

@@ -123,11 +123,14 @@ def _build_cases(
     covered_findings = {id(finding) for problem in failing for finding in problem.findings}
     placed = dict(zip(map(id, verification.findings), findings, strict=True))
     by_proof = ((check, [placed[id(finding)] for finding in check.findings]) for check in verification.checks)
-    cases = (
+    cases = [
         _build_case(check, findings, state, requested)
         for check, findings in by_proof
         if check.verdict is not Verdict.FAILED or not covered_findings.intersection(map(id, findings))
-    )
+    ]
+    reasons = list_inconclusive(verification, requested)
+    if reasons and all(case.outcome is not CaseOutcome.ERROR for case in cases):  # every check was skipped
+        cases.append(Case(state.target, "verify", CaseOutcome.ERROR, reasons[0]))
     return (*(junit_cases.build_cases(state.target, failing, "verify") if failing else ()), *cases)
 
 

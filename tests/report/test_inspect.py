@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ..published import junit
+
 ADAPTER = {"base_model_name_or_path": "org/base", "peft_type": "LORA", "r": 4}
 
 
@@ -124,6 +126,20 @@ def test_plain_output_ends_with_the_totals(folder, statecli):
     assert "parameter    1 tensor (kind assumed), 4 elements, 16 bytes" in plain
     assert "w " in table
     assert "w" in statecli("inspect", path, "--tree", "-f", "plain").out
+
+
+@pytest.mark.parametrize(("fail_on", "tag"), [("error", "system-out"), ("warning", "failure")])
+def test_warning_fails_a_case_only_if_it_fails_the_command(tmp_path, in_tmp_path, statecli, fail_on, tag):
+    """A test runner that reads the file fails if the exit status is 1."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.table = torch.ones(2)\n"
+    )
+    result = statecli("inspect", "net.py:Net", "--fail-on", fail_on, "-f", "junit")
+    assert result.code == (tag == "failure")
+    (element,) = junit(result.out).find(".//testcase")
+    assert element.tag == tag
+    assert "unregistered-tensor" in element.text
 
 
 def test_file_without_tensors_has_a_note(tmp_path, statecli):

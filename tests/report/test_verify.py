@@ -26,6 +26,8 @@ from statecli.report.documents import schemas
 from statecli.report.problems import group_findings
 from statecli.report.verify import SIGNS, build_verify_report, list_inconclusive
 
+from ..published import junit
+
 PASSED, FAILED, SKIPPED, UNSURE = Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE
 FIX = 'self.register_buffer("table", torch.ones(3))'
 NO_INPUT = "no input given: --input 2x3"
@@ -411,6 +413,13 @@ def test_every_output_has_the_failed_tensor_and_its_fix(output):
     assert any(line in text for line in LINES)
     if output != "csv":
         assert "self.register_buffer(" in text
+
+
+def test_verification_without_an_executed_check_is_an_error_in_junit():
+    """The exit status is 2, so a test runner must not show only skipped cases."""
+    root = junit(render_result(run(Check(Name.MOVE, SKIPPED, reason=NO_INPUT), rows=[tensor("w")]), "junit"))
+    (error,) = root.iter("error")
+    assert error.get("message") == "net.py:Net: no check ran: move skipped"
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown", "html", "json", "jsonl"])
