@@ -100,7 +100,9 @@ def _build_results(report: Report, problems: Sequence[Problem], index: dict[str,
     for problem, reason, (finding, fingerprint, number) in zip(problems, reasons, merged_findings, strict=True):
         result = _build_result(finding, index[finding.rule])
         if len(problem.findings) > 1:
-            result["relatedLocations"] = [_build_related_location(part) for part in problem.findings]
+            related = [_build_related_location(part) for part in problem.findings]
+            # The schema does not allow equal entries; equal findings are possible.
+            result["relatedLocations"] = list({encode_json(location): location for location in related}.values())
         result["partialFingerprints"] = {GITHUB_FINGERPRINT: f"{fingerprint}:{number}", "statecli/v1": fingerprint}
         if report.accepted:
             result["suppressions"] = (

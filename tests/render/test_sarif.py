@@ -130,6 +130,12 @@ def test_line_hash_distinguishes_findings_with_one_fingerprint():
     assert githubs == [f"{compute_fingerprint(first)}:1", f"{compute_fingerprint(first)}:2"]
 
 
+def test_equal_findings_are_one_related_location():
+    """The schema requires different entries."""
+    (result,) = run(target("a.pt", finding(fqn="a"), finding(fqn="b"), finding(fqn="b")))["results"]
+    assert [part["logicalLocations"][0]["name"] for part in result["relatedLocations"]] == ["a", "b"]
+
+
 def test_a_problem_of_several_tensors_is_one_result():
     """Each tensor is a related location with its own message."""
     (result,) = run(target("a.pt", finding(fqn="a"), finding(fqn="b")))["results"]
