@@ -38,12 +38,13 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
 
 def _build_issues(report: Report) -> Iterator[_Issue]:
     findings = [problem.merge_findings() for problem in report.list_problems()]
-    errors = (trouble for trouble in report.troubles if trouble.severity is Severity.ERROR)
+    errors = [trouble for trouble in report.troubles if trouble.severity is Severity.ERROR]
     troubles = (trouble for trouble in errors if not any(map(trouble.is_reported_by, findings)))
     unreadable = [CANNOT_READ.finding(trouble.message, target=trouble.target) for trouble in troubles]
     for group in (unreadable, findings, build_scope_notes(report)):
         for finding, fingerprint, number in number_fingerprints(group):
-            severity = "blocker" if group is unreadable else SEVERITIES[finding.severity]
+            is_unreadable = group is unreadable or any(trouble.is_reported_by(finding) for trouble in errors)
+            severity = "blocker" if is_unreadable else SEVERITIES[finding.severity]
             yield _build_issue(finding, _make_unique(fingerprint, number), severity)
 
 

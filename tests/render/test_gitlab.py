@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from statecli.core.model_state import Origin, Place
 from statecli.targets.location import compute_fingerprint
@@ -40,6 +41,13 @@ def test_severity_is_major_minor_info_or_blocker(severity, word):
     """Three of GitLab's five severities are used, and an unreadable target is a blocker."""
     assert [issue["severity"] for issue in issues(target("a.pt", finding(severity=severity)))] == [word]
     assert [issue["severity"] for issue in issues(failed_target("no.pt"))] == ["blocker"]
+
+
+def test_finding_with_the_reason_of_an_unreadable_target_is_a_blocker():
+    """The reason is one issue, of the severity of all unreadable targets."""
+    problem = finding("unscanned-pickle", message="file is truncated: statecli scanned only a part", fqn=None)
+    failed = replace(failed_target("a.pt", "file is truncated"), findings=(problem,))
+    assert [issue["severity"] for issue in issues(failed)] == ["blocker"]
 
 
 def test_issue_has_the_source_line_or_line_1():
