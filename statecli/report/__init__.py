@@ -518,7 +518,9 @@ class Report(msgspec.Struct, frozen=True):
             return page.problems
         if page.failing_problems is not None:
             return page.failing_problems()
-        return tuple(problem for problem in page.problems if problem.severity.is_at_least(self.fail_on))
+        # A page shows some findings only in its rows.
+        problems = page.problems or tuple(map(build_problem, self.describe_findings()))
+        return tuple(problem for problem in problems if problem.severity.is_at_least(self.fail_on))
 
     def has_failed(self) -> bool:
         """Return whether the command exits with status 1."""

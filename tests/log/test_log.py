@@ -140,6 +140,14 @@ def test_fail_on_warning_makes_nan_status_1(statecli, saved_runs):
     assert statecli("log", saved_runs("plain"), "--fail-on", "warning").code == 1
 
 
+@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
+def test_quiet_log_prints_the_reason_of_status_1(statecli, saved_runs, output):
+    """The rows, which show the finding otherwise, are left out."""
+    result = statecli("log", saved_runs("plain"), "--fail-on", "warning", "-q", "-f", output)
+    assert result.code == 1
+    assert "warning[became-nan]" in result.out
+
+
 def test_a_wrapper_prefix_does_not_end_the_history_of_a_module(statecli, run_folder, training):
     """The modules have the figures of the run without the prefix, under the names of the last checkpoint."""
     folder = run_folder("plain")
