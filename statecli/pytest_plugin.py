@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from statecli.core.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from statecli.commands.verify.result import Verification
 
@@ -50,11 +52,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add a test for each model named by `--statecli` or by `statecli_models` in the configuration."""
-    target_texts = dict.fromkeys([*config.getini("statecli_models"), *config.getoption("--statecli")])
+    folder = (config.inipath or config.rootpath / "pytest.ini").parent
+    target_by_name = {text: _find_file(text, folder) for text in config.getini("statecli_models")}
+    target_by_name |= {text: text for text in config.getoption("--statecli")}
     items += [
-        ModelItem.from_parent(session, name=f"statecli {target_text}", target_text=target_text)
-        for target_text in target_texts
+        ModelItem.from_parent(session, name=f"statecli {name}", target_text=target_text)
+        for name, target_text in target_by_name.items()
     ]
+
+
+def _find_file(text: str, folder: Path) -> str:
+    """Return the target with the path of its file, if the path is relative to the folder of the configuration file."""
+    file, colon, class_text = text.partition(":")
+    path = folder / file
+    is_found = path.is_file() or (path.is_dir() and not colon)
+    return f"{os.path.relpath(path)}{colon}{class_text}" if is_found and not os.path.isabs(file) else text
 
 
 class ModelItem(pytest.Item):

@@ -200,3 +200,13 @@ def test_models_are_tested_without_a_test_file(tmp_path):
     assert "nett.py: no such file; did you mean net.py?" in process.stdout
     assert "Traceback" not in process.stdout
     assert "pytest_plugin.py" not in process.stdout
+
+
+def test_models_of_the_configuration_are_found_from_any_folder(tmp_path):
+    """A path is relative to the configuration file, so a run in a folder of tests finds the file."""
+    (tmp_path / "net_fixed.py").write_text((ROOT / "sample_models" / "net_fixed.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nstatecli_models = net_fixed.py:Net\n")
+    (tmp_path / "tests").mkdir()
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--statecli-input", "4x3"]
+    process = run_python(words, cwd=tmp_path / "tests")
+    assert "1 passed" in process.stdout, process.stdout
