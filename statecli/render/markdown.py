@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from statecli.core.escaping import escape, escape_line, escape_name, escape_sentence
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.units import format_origin
+from statecli.core.units import format_origin, plural
 from statecli.render import RenderOptions, Sink
 from statecli.report import Group, Page, Problem, Report, ReportColumn
 
@@ -87,7 +87,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     dropped_count = outcome_budget.dropped_lines + row_budget.dropped_lines + below_budget.dropped_lines
     if dropped_count:
         reason = f"because a comment has at most {MAX_COMMENT_CHARACTERS:,} characters"
-        sink.text(f"\n… and {dropped_count:,} more lines, {reason}; `-f json` or `--all` shows all lines\n")
+        sink.text(f"\n… and {plural(dropped_count, 'more line')}, {reason}; `-f json` or `--all` shows all lines\n")
 
 
 def _format_head(report: Report, page: Page, *, quiet: bool) -> Iterable[str]:
@@ -116,10 +116,11 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
     lines = []
     for problem in problems:
         location = f" ({format_origin(problem.origin)})" if problem.origin is not UNSET else ""
-        lines.append(f"- {_format_code(f'{problem.severity.value}[{problem.rule}]: {problem.message}{location}')}\n")
+        message = escape_sentence(problem.message)
+        lines.append(f"- {_format_code(f'{problem.severity.value}[{problem.rule}]: {message}{location}')}\n")
         if quiet:
             continue
-        lines += [f"  - {_format_code(text)}\n" for text in (problem.source, *problem.effects) if text]
+        lines += [f"  - {_format_code(escape_sentence(text))}\n" for text in (problem.source, *problem.effects) if text]
         if problem.help:
             lines += _format_help(problem.label_help(), problem.help.splitlines())
     return lines

@@ -11,6 +11,7 @@ from statecli.commands.diff.result import Field, ScalarChange, Status
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity
 
+from ..audits import finding, render_audit, target
 from ..changes import change_metadata, diff, keep_tensor, nudge_tensor, rename_tensor, render_diff, tensor
 
 markdown_it = pytest.importorskip("markdown_it")  # installed with rich
@@ -31,6 +32,15 @@ def test_markdown_folds_long_tables_away():
     assert "<details><summary><b>parameters</b>: 21 of 21 changed</summary>\n\n| name" in text
     assert text.count("<details>") == text.count("</details>") == 1
     assert "<details>" not in render_diff(diff(*MANY[:20]), "markdown")
+
+
+def test_a_problem_with_a_long_name_does_not_fill_the_comment():
+    """A message is shortened as in other outputs, so that the comment has room for all problems."""
+    long_name = "w" * 70_000
+    text = render_audit("markdown", target("a.pt", finding(fqn=long_name), finding("inf", fqn="b")))
+    assert "error[nan]: www" in text
+    assert "error[inf]: b: is inf" in text
+    assert "more line" not in text
 
 
 def test_each_row_has_a_cell_for_each_column():
