@@ -226,7 +226,7 @@ def test_a_saved_file_is_compared_with_the_model(tmp_path):
 # --- transformers ---------------------------------------------------------------------------------------------------
 
 
-def train_with_transformers(folder, spoil, **arguments):
+def train_with_transformers(folder, spoil, trial="", **arguments):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     from statecli.callbacks.transformers import StatecliCallback
@@ -241,13 +241,29 @@ def train_with_transformers(folder, spoil, **arguments):
     )  # fmt: skip
     ids = torch.arange(8) % 16
     data = [{"input_ids": ids, "labels": ids}] * 8
-    transformers.Trainer(model, options, train_dataset=data, callbacks=[*extra, callback]).train()
+    trainer = transformers.Trainer(model, options, train_dataset=data, callbacks=[*extra, callback])
+    if trial:  # as in a trial of `hyperparameter_search`
+        trainer._get_output_dir = lambda *_, **__: str(folder / trial)
+        save = trainer._save_checkpoint
+
+        def save_trial(*words, **options):
+            trainer.state.is_hyper_param_search = True
+            save(*words, **options)
+
+        trainer._save_checkpoint = save_trial
+    trainer.train()
     return callback.check.findings
 
 
 def test_transformers_trains_without_a_finding(tmp_path):
     """The learning rate is zero in step 1, the file has tied weights once, and the trainer saves."""
     assert train_with_transformers(tmp_path, lambda model, _: None) == []
+
+
+def test_transformers_finds_the_files_of_a_search_for_hyperparameters(tmp_path):
+    """Each trial saves in a folder of its own."""
+    assert train_with_transformers(tmp_path, lambda model, _: None, trial="run-7") == []
+    assert (tmp_path / "run-7" / "checkpoint-2").is_dir()
 
 
 def test_transformers_with_a_frozen_module_that_moves(tmp_path):

@@ -10,6 +10,7 @@ trainer = Trainer(model, args, callbacks=[StatecliCallback()], …)
 from __future__ import annotations
 
 import os
+from glob import escape, glob
 from typing import Any
 
 from transformers import TrainerCallback
@@ -55,5 +56,8 @@ class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         """Compare the saved file with the model."""
         if not state.is_world_process_zero:
             return
-        folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        name = f"checkpoint-{state.global_step}"
+        # Each trial of a search for hyperparameters saves in a folder that only the Trainer knows.
+        trials = glob(os.path.join(escape(args.output_dir), "*", name)) if state.is_hyper_param_search else []
+        folder = max(trials, key=os.path.getmtime, default=os.path.join(args.output_dir, name))
         self.check.check_folder(folder, model)
