@@ -26,6 +26,9 @@ GAP = 2
 #: Smallest width of the column of names. If less room is left, names are above the other columns.
 MIN_NAME_WIDTH = 12
 _NO_BREAK_SPACE = "\xa0"
+#: Character before each wide character of a text that is being wrapped, so that its length is its width in columns.
+#: `escape` replaces this noncharacter in names and messages.
+_FILLER = "\ufdd0"
 STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
 
 
@@ -53,7 +56,12 @@ def _has_cells_or_remark(line: Line) -> bool:
 
 @lru_cache(maxsize=1024)
 def _escape_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(escape_name, cells))
+    return tuple(map(_escape_cell, cells))
+
+
+def _escape_cell(text: str) -> str:
+    """Return the escaped cell. `escape_line` escapes commands of CI runners here, so that columns have their width."""
+    return escape_line(escape_name(text))
 
 
 class _Layout:
@@ -93,7 +101,7 @@ class _Layout:
     def _measure_column(self, column: int) -> int:
         heads = {group.heads[column] for group in self.page.groups if group.heads}
         texts = {self.page.columns[column].name, *heads, *(line.cells[column] for line in self.lines)}
-        return max(self.cell_len(escape_name(text)) for text in texts)
+        return max(self.cell_len(_escape_cell(text)) for text in texts)
 
     def _measure_name_width(self) -> int:
         """Return the width left for the name if all columns are next to the name."""
@@ -210,12 +218,34 @@ class _Layout:
     def split_text(self, text: str, width: int) -> list[str]:
         """Split a text at `width`: after a space, or else after a dot in a name, or else anywhere."""
         pieces = []
+        text = self.fill_wide(text)
         while len(text) > width:
             ends = (text.rfind(mark, width // 2, width) + 1 for mark in " .")
             end = next(filter(None, ends), width)
+            end -= end > 1 and text[end - 1] == _FILLER
             pieces.append(text[:end])
             text = text[end:]
-        return [*pieces, text]
+        return [piece.replace(_FILLER, "") for piece in (*pieces, text)]
+
+    def wrap(
+        self, text: str, width: int, *, first_indent: str = "", indent: str = "", break_on_hyphens: bool = False
+    ) -> list[str]:
+        """Return the lines of a text, wrapped at spaces to `width` columns."""
+        filled_text = self.fill_wide(text)
+        lines = textwrap.wrap(
+            filled_text,
+            width - (_FILLER in filled_text),  # a line may end between a filler and its character
+            initial_indent=self.fill_wide(first_indent),
+            subsequent_indent=indent,
+            break_on_hyphens=break_on_hyphens,
+        )
+        return [line.replace(_FILLER, "").replace(_NO_BREAK_SPACE, " ") for line in lines]
+
+    def fill_wide(self, text: str) -> str:
+        """Return the text with `_FILLER` before each character that takes two columns."""
+        if text.isascii():
+            return text
+        return "".join(_FILLER + char if self.cell_len(char) > 1 else char for char in text)
 
     def _format_cells(self, columns: list[int], cells: tuple[str, ...]) -> str:
         return (" " * self.gap).join(
@@ -246,14 +276,9 @@ class _PageWriter:
         self, text: str, style: str, indent: str, first_indent: str | None = None, *, only_signs: bool = False
     ) -> None:
         """Write a text, wrapped to the width. With `only_signs`, colour only the signs of the first line."""
-        lines = textwrap.wrap(
-            escape_sentence(text),
-            self.width,
-            initial_indent=first_indent if first_indent is not None else indent,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-        )
-        for n, line in enumerate(line.replace(_NO_BREAK_SPACE, " ") for line in lines):
+        first_indent = indent if first_indent is None else first_indent
+        lines = self.layout.wrap(escape_sentence(text), self.width, first_indent=first_indent, indent=indent)
+        for n, line in enumerate(lines):
             if only_signs and style != "dim":
                 self.write_line(*(_color_signs(line, style) if n == 0 else ((line, ""),)))
             else:
@@ -333,7 +358,7 @@ class _PageWriter:
         `names_end` is the column of remarks in rows without other cells.
         """
         style = STYLES[line.mood]
-        cells = (escape_name(line.cells[0]), *_escape_cells(line.cells[1:]))
+        cells = (_escape_cell(line.cells[0]), *_escape_cells(line.cells[1:]))
         *upper_lines, last_line = self.layout.format_row(cells)
         for text in upper_lines:
             self.write_line(*_color_signs(text, style))
@@ -460,8 +485,8 @@ class _PageWriter:
                 continue
             indent = "# " if line.startswith("#") else ""
             line = _keep_parentheses(escape_sentence(line))
-            for part in textwrap.wrap(line, self.width - len(label), subsequent_indent=indent) or [""]:
-                self.write_line((label, "bold"), (part.replace(_NO_BREAK_SPACE, " "), ""))
+            for part in self.layout.wrap(line, self.width - len(label), indent=indent, break_on_hyphens=True) or [""]:
+                self.write_line((label, "bold"), (part, ""))
                 label = " " * len(label)
 
 

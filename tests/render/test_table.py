@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.cells import cell_len
 
 from statecli.commands.diff.result import Field
 from statecli.core.model_state import Kind
@@ -88,6 +89,27 @@ def test_a_cell_wider_than_the_terminal_is_broken(width):
         change_metadata("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), rename_tensor("x" * 30, "y" * 30)
     )
     assert max(map(len, render_diff(actual_diff, "table", width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [21, 40, 80])
+def test_wide_characters_count_as_two_columns(width):
+    """A name, a message and a remedy in Chinese or Japanese stay in the width of the terminal, and stay complete."""
+    name = "重み" * 50
+    problem = finding(fqn=name, help=f"rename {name}")
+    text = audited("table", target("a.pt", problem), terminal=True, width=width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "".join(text.split()).count(name) == 2
+
+
+@pytest.mark.parametrize("name", ["::error::x", "a##[group]b"])
+def test_an_escaped_command_of_a_runner_does_not_move_the_columns(name):
+    """The columns are laid out with the escaped name."""
+    lines = (Line((name, "1 B")), Line(("a.b", "2 B")))
+    page = Page("", (ReportColumn("name"), ReportColumn("size")), (Group("g", "", lines),), ())
+    report = Report("t", document=dict, table=lambda: Table((), ()), page=lambda: page)
+    *_, row, next_row = format_report(report, Output.TABLE, RenderOptions()).splitlines()
+    assert row.index("1 B") == next_row.index("2 B")
+    assert "\\x" in row
 
 
 def test_a_row_without_cells_leaves_no_blank_line():
