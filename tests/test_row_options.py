@@ -248,3 +248,15 @@ def test_the_name_of_a_guessed_parameter_can_be_copied(statecli, words):
     torch.save({"first.w": torch.ones(4), "second.w": torch.ones(2)}, BOTH[0])
     result = statecli("inspect", BOTH[0], "-f", "table", *words)
     assert {"first.w", "second.w"} <= set(result.out.split())
+
+
+@pytest.mark.parametrize("option", ["--top", "-n"])
+@pytest.mark.parametrize("command", ["inspect", "diff"])
+def test_csv_of_report_has_every_row(statecli, tmp_path, command, option):
+    """A file of --report is complete, whatever the table on the screen shows."""
+    torch.save({"model": {f"w.{n}": torch.zeros(n + 1) for n in range(4)}, "epoch": 1}, "a.pt")
+    torch.save({"model": {f"w.{n}": torch.ones(n + 1) for n in range(4)}, "epoch": 2}, "b.pt")
+    files = ["a.pt", "b.pt"] if command == "diff" else ["a.pt"]
+    result = statecli(command, *files, option, "1", "-f", "table", "--report", "csv=rows.csv")
+    assert "w.0" not in result.out
+    assert statecli(command, *files, "-f", "csv").out == (tmp_path / "rows.csv").read_text()

@@ -488,7 +488,7 @@ class Report(msgspec.Struct, frozen=True):
     configuration: Configuration = Configuration()
     #: The page without its rows, for outputs that show the flat table instead; None: the page.
     page_without_rows: Callable[[], Page] | None = None
-    #: The flat table without the columns for programs; None: the table.
+    #: The flat table without the columns for programs, and only with the rows to show; None: the table.
     short_table: Callable[[], Table] | None = None
     #: The lines of a unified diff, without line ends, for human-readable outputs. Plain text begins with the diff.
     patch: tuple[str, ...] = ()

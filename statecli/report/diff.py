@@ -75,12 +75,13 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
     # A diff with a class has findings about the load, which are not the findings of its rows.
     has_problems = bool(diff.expected) or _is_load(diff)
     in_rows = frozenset[str]() if has_problems else ROW_RULES
+    complete_view = replace(view, top=None, lines=None, sort=None)
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
         document=lambda: build_diff_document(
             diff, summarize_diff(diff), _list_not_checked(diff), unchanged=view.unchanged
         ),
-        table=lambda: build_table(diff, view),
+        table=lambda: build_table(diff, complete_view),
         short_table=lambda: build_table(diff, view, with_details=False),
         page=lambda: _build_page(diff, view, report),
         page_without_rows=lambda: _build_page_without_rows(diff, view, report),

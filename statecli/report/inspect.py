@@ -72,7 +72,7 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
         document=lambda: documents.inspect.build_inspect_document(
             inspection, group_problems(), _format_verdict(inspection, group_problems())
         ),
-        table=lambda: report.inspect_table.build_table(inspection, view),
+        table=lambda: report.inspect_table.build_table(inspection, replace(view, top=None, lines=None, sort=None)),
         short_table=lambda: report.inspect_table.build_table(
             _fold_weights(inspection, with_parts=view.parts), view, with_details=view.verbose
         ),
