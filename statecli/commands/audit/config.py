@@ -258,7 +258,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
     else:
         import tomli as tomllib
     try:
-        table = tomllib.loads(raw.decode("utf-8"))
+        table = tomllib.loads(raw.decode("utf-8-sig"))  # editors of Windows write a byte order mark
     except ValueError as error:  # also for a number with more digits than Python reads
         raise UnreadableError(f"{path}: is not valid TOML: {error}") from error
     except RecursionError as error:
