@@ -31,6 +31,7 @@ def tensor(fqn="w", **facts):
         ("./d/net.py:Net(path='x:y#z')", "./d/net.py"),
         ("pkg.mod:Outer.Net(4)", "pkg/mod.py"),
         ("mod:build", "mod.py"),
+        ("d/train.py::main", "d/train.py"),
         ("C:a.pt", "C:a.pt"),
         ("folder/", "folder/"),
         ("s3://bucket/a.pt", "s3://bucket/a.pt"),

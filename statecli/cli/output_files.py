@@ -102,7 +102,7 @@ def _list_inputs(options: Options, other_than: str = "") -> Iterator[str]:
 
 def _list_files(text: str) -> Iterator[str]:
     """Yield the paths that a text can name: as a path, glob, class with options, `script.py::main` or module."""
-    file = location.find_file(text.partition("::")[0])
+    file = location.find_file(text)
     configuration = split_class_options(text)[1].config_json
     yield from (text, file, *(() if configuration is None else (configuration,)))
     module = file.removesuffix(".py") if ":" in text else text.replace(".", os.sep)

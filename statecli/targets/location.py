@@ -127,7 +127,10 @@ def _make_relative_path(path: str, folder: str) -> str:
 
 
 def find_file(text: str) -> str:
-    """Return the file in a target's text: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
+    """Return the file in a target's text: `a.py` of `a.py:Net(4)` or `a.py::main`, `pkg/mod.py` of `pkg.mod:Net`."""
+    script, colons, _ = text.partition("::")
+    if colons and script.endswith(".py"):
+        return script
     head = text.partition("(")[0]
     spec_of_class = spec.parse_spec(head) if ":" in head and not files.is_remote(text) else None
     if spec_of_class is not None:

@@ -100,7 +100,6 @@ def test_byte_order_mark_of_a_windows_editor_is_ignored(load_text):
     assert load_text('\ufefffail-on = "error"\n').config.fail_on is Severity.ERROR
 
 
-
 def test_invalid_toml_is_reported_with_its_line(load_text):
     """The message is the TOML reader's own, with the line."""
     with pytest.raises(UnreadableError, match=r"statecli\.toml: is not valid TOML: .*line 1"):

@@ -58,6 +58,15 @@ def test_condition_that_never_holds_is_status_1(statecli, saved_runs, reads):
     assert (result.code, result.json["answer"], len(reads)) == (1, "never", 2)
 
 
+def test_condition_that_never_holds_is_reported_in_the_last_checkpoint(statecli, tmp_path, monkeypatch):
+    """An annotation needs a file; the run has several."""
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        torch.save({"weight": torch.ones(2)}, f"ckpt-{number}.pt")
+    result = statecli("bisect", "ckpt-1.pt", "ckpt-2.pt", "--condition", "nan", "-f", "github")
+    assert "::error file=ckpt-2.pt," in result.out
+
+
 def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
     """The run trains only the body at first, and the head from step 6."""
     for number in range(1, 9):

@@ -234,7 +234,8 @@ def _build(
 ) -> Bisection:
     target, text = ", ".join(request.targets), request.condition.text
     message = f"{quoting.quote(text)} is false at the last checkpoint"
-    findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is BisectAnswer.NEVER else ()
+    last = run.checkpoints[-1].path
+    findings = (rules.NEVER_HOLDS.finding(message, target=last),) if answer is BisectAnswer.NEVER else ()
     places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
     counter = prober.find_counter()
     if counter is not None:  # the steps are those of `statecli log`
