@@ -36,7 +36,7 @@ REGISTERED_KINDS = (Kind.PARAMETER, Kind.BUFFER)
 
 
 class NoteKind(Enum):
-    """Kind of a note on a tensor that changes the behaviour of a command. All other notes are only shown."""
+    """Kind of a note on a tensor. Commands act on notes with a kind; they only show all other notes."""
 
     #: torchmetrics keeps the tensor in a plain attribute, and moves it by its own code.
     METRIC_STATE = "metric-state"

@@ -1,4 +1,4 @@
-"""Find data in a pickle that makes a loader do harm. The record and the archive decide what the loader does."""
+"""Find data in a pickle that makes a loader do harm. The harm depends on the archive and on the record."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 def read_contents(path: str) -> Contents:
-    """Return the object's pickle, each storage's byte range, and the stream's oddities. Raises as `read` does."""
+    """Return the object's pickle, each storage's byte range, and oddities of the stream. Raises as `read` does."""
     oddities: list[Oddity] = []
     with ByteSource(path) as source:
         magic, version, _, pickle, keys = _read_pickles(source)

@@ -293,7 +293,7 @@ class Scanner(Machine):
         return id(function) in self._record_names and id(hooks) in self._record_names
 
     def _note_record(self, call: Obj) -> None:
-        """Record a function as called by a tensor record. Add the call to the flow if the function is unusual."""
+        """Note that the pickle of a tensor calls this function. Add the call to the flow if the function is unusual."""
         if type(call.cls) is Global:
             self._called_names.add(id(call.cls))
             if get_plain_name(call.cls) in _RECORD_FUNCTIONS:

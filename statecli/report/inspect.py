@@ -275,7 +275,7 @@ def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
 
 
 def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[TensorInfo]:
-    """Return the tensors with a finding or, with `-v`, all tensors. Omit tensors with an accepted finding."""
+    """Return the tensors with a finding or, with `-v`, also the others. Leave out tensors with accepted findings."""
     reported = {finding.fqn for finding in inspection.findings}
     accepted_names = {entry.finding.fqn for entry in inspection.accepted}
     if not (reported or view.verbose):

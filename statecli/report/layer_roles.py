@@ -143,7 +143,7 @@ def _build_curve(role: Role, nonfinite: Mapping[TensorKey, Sequence[str]]) -> Cu
 
 
 def _find_median(numbers: Collection[float]) -> float:
-    """Return the median. Importing `statistics` would take 3 % of the instructions that start a command."""
+    """Return the median. An import of `statistics` would make the start of a command 3 % slower."""
     sorted_numbers = sorted(numbers)
     middle = len(sorted_numbers) // 2
     return (

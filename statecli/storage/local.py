@@ -184,7 +184,7 @@ class LocalStore:
         """See `Store.find_crc32`."""
 
     def confirm_guards(self, path: str) -> None:
-        """See `Store.confirm_guards`. Does nothing, because a local file checks guards at once."""
+        """See `Store.confirm_guards`. Does nothing, because guards of local files are checked when they are added."""
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

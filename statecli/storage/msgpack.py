@@ -173,7 +173,7 @@ class Parser:
         except UnicodeDecodeError as error:
             raise MalformedError(
                 f"contains a string that is not valid UTF-8 near byte {at + error.start}: the file is damaged, or "
-                "another program than msgpack wrote it"
+                "it was not written by the msgpack library"
             ) from error
 
     def _skip_blob(self, length: int, code: int | None = None) -> Blob:

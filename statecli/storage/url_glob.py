@@ -30,7 +30,7 @@ class _Matcher:
         self._store, self._budget = store, ListingBudget(pattern)
 
     def match(self, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
-        """Yield the paths in a folder that match the remaining steps; an empty last step matches only folders."""
+        """Yield paths in a folder that match the pattern's remaining parts. An empty last part matches only folders."""
         if depth > MAX_FOLDER_DEPTH:
             raise UnreadableError(
                 f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep; start the glob in a deeper folder"

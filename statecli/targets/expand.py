@@ -167,7 +167,7 @@ def _get_path(candidate: _Candidate) -> str:
 
 
 def _get_key(text: str) -> str:
-    """Return a key that identifies a target: the absolute path, or the text of a class or a section.
+    """Return a key that identifies a target: the absolute path, or the typed name of a class or a section.
 
     The key of a folder ends in `/`, because an object store may have a file and a folder with the same name.
     """

@@ -59,7 +59,7 @@ def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
 
 
 def scan_bits(items: Array, dtype: str, block: int) -> Facts:
-    """Return the `Facts` about elements that are not numbers."""
+    """Return the `Facts` about elements of a dtype that is not numeric."""
     element = require_element(dtype)
     return _add_bits(Facts(items.size // element.items), items, element, block)
 

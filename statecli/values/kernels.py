@@ -65,7 +65,7 @@ def tally_values(
 
 
 def tally_opaque(changed_mask: Array) -> Tally:
-    """Return the `Tally` of elements that are not numbers. `changed_mask` is True for each changed element."""
+    """Return the `Tally` of elements whose dtype is not numeric. `changed_mask` is True for each changed element."""
     count = int(np.count_nonzero(changed_mask))
     return Tally(changed=count, first=int(changed_mask.argmax()) if count else None, left_out=changed_mask.size)
 

@@ -153,7 +153,7 @@ def skip_expanded(view: Strided) -> UnexpandedView:
 
 
 def to_memory_order(view: Strided) -> Strided:
-    """Return a view of the same elements in ascending order of memory."""
+    """Return a view of the same elements in the order of their memory addresses."""
     dims = sorted(zip(view.shape, view.strides, strict=True), key=lambda dim: -dim[1])
     return replace(view, shape=tuple(size for size, _ in dims), strides=tuple(stride for _, stride in dims))
 

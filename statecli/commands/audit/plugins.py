@@ -1,4 +1,4 @@
-"""Plugins of an audit: modules with rules of an organisation, next to the rules of statecli.
+"""Plugins of an audit: modules with an organisation's own rules, in addition to the rules of statecli.
 
 Plugins are values of a run, not of a registry: two calls of the Python API do not share plugins.
 """

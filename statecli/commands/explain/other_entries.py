@@ -1,4 +1,4 @@
-"""Compare the entries of a state_dict that are no parameters and buffers: extra states, and values of a script."""
+"""Compare entries of a state_dict other than parameters and buffers: extra states, and values of a script."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OtherEntries(msgspec.Struct, frozen=True):
         """Yield a warning if extra states are not loaded."""
         if self.missing:
             is_not = "is not" if len(self.missing) == 1 else "are not"
-            yield f"{quoting.names(self.missing)} {is_not} loaded from the checkpoint: the class sets this extra state"
+            yield f"{quoting.names(self.missing)} {is_not} loaded from the checkpoint, so the initial extra state stays"
 
 
 def is_extra_state(name: str) -> bool:
@@ -48,7 +48,7 @@ def is_extra_state(name: str) -> bool:
 
 
 def list_other_names(entries: ModelEntries) -> list[str]:
-    """Return the names of the entries that are no parameters or buffers."""
+    """Return the names of the entries other than parameters and buffers."""
     reads_only_tensors = entries.source is not None and entries.source.loader is Loader.DCP
     others = () if reads_only_tensors else entries.state_dict.others
     return [*others, *filter(is_extra_state, entries.names)]

@@ -39,7 +39,7 @@ class Project:
     module: str
 
     def contains(self, path: str) -> bool:
-        """Return True for a file in the folder that is copied."""
+        """Return True if the file is in the copied folder."""
         return path.startswith(self.root.rstrip(os.sep) + os.sep)
 
     def format_path(self, path: str) -> str:

@@ -274,7 +274,7 @@ def describe_unsaved(row: TensorInfo) -> str:
 
 
 def judge_unsaved_in_copy(row: TensorInfo) -> Cell:
-    """Return the cell of an unsaved tensor if every instance is a copy: a copy has its value even without a load."""
+    """Return the cell of an unsaved tensor if each instance is a copy, which has the value without a load."""
     if row.persistent is False:
         return skip_cell(describe_unsaved(row))
     reason = (

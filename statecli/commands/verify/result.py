@@ -94,7 +94,7 @@ def list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
 
 
 def summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
-    """Return the first reason of cells with this verdict and the number of further reasons, or None without reasons."""
+    """Return the first reason of cells with this verdict and the number of further reasons, or None."""
     reasons = list_reasons(columns, verdict)
     return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
 

@@ -248,7 +248,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
-    """Repeat the last round with all modules, or only the modules `only`, in eval mode. Return the gradients.
+    """Repeat the last round in eval mode: with all modules, or with the modules in `only`. Return the gradients.
 
     Inputs and seed are those of the last round, so that only the mode differs. The modes are restored, and the
     optimizer makes no step.

@@ -197,7 +197,7 @@ def _read_slices(node: object) -> dict[str, tuple[int, int]]:
 def _read_states(
     rank: Rank, node: object, lengths: list[int]
 ) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
-    """Read the optimizer's states: the vectors, which are as long as their parameter group, and all other tensors."""
+    """Read the states of an optimizer: vectors with one element per element of a parameter group, and others."""
     vectors: dict[str, list[Tensor | None]] = {}
     unpartitioned: dict[str, Tensor] = {}
     for group, state in enumerate(_group_states(node)):

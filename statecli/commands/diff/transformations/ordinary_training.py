@@ -156,7 +156,7 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
-    """Return True if the projection of the new values on the old values is unchanged, as for an orthogonal step."""
+    """Return True if the projection of the new values on the old values equals the old, as after an orthogonal step."""
     if cosine is None:
         return False
     return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))
