@@ -677,14 +677,16 @@ class FileScan:
                 break
             fields = _LOCAL_HEADER.unpack(region.read(at, _LOCAL_HEADER.size))
             start = at + _LOCAL_HEADER.size + fields[-2] + fields[-1]
-            if start < region.size:
+            is_deflated = fields[3] != STORED
+            # An empty record, or an archive in the archive: the search finds each of the following headers anyway.
+            if start < region.size and (is_deflated or region.read(start, len(ZIP_START)) != ZIP_START):
                 raw = region.read(at + _LOCAL_HEADER.size, fields[-2])
                 following_region = region.get_part(start, region.size - start)
                 name = str(raw, "utf-8", "backslashreplace")
                 base_name = name.rpartition("/")[2]
                 is_pickle = _PICKLE_SUFFIX.search(name) is not None
                 member = Piece(following_region, name, piece.depth, is_pickle, base_name not in usual_names)
-                self._add_member(member, deflated=fields[3] != STORED, is_salvaged=True)
+                self._add_member(member, deflated=is_deflated, is_salvaged=True)
                 usual_names.discard(base_name)
             at += 4
 

@@ -484,6 +484,22 @@ def test_each_finding_has_a_help_text(tmp_path):
     assert all(finding.help for finding in findings)
 
 
+def test_truncated_archive_with_empty_records_has_one_finding(tmp_path):
+    """An empty record and the next one are not an archive in the archive."""
+    torch.save({f"w{n}": torch.zeros(0) for n in range(30)}, tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:-40])
+    (finding,) = audit_target(tmp_path / "a.pt").findings
+    assert "searching for headers" in finding.message
+
+
+def test_archive_in_a_truncated_archive_is_scanned(tmp_path):
+    """The records of the inner archive have headers of their own."""
+    inner = build(records(state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))))
+    path = write_archive(tmp_path / "a.pt", None, Member("archive/extra/inner.zip", inner))
+    path.write_bytes(path.read_bytes()[:-40])
+    assert "unsafe-global" in {finding.rule for finding in audit_target(path).findings}
+
+
 def test_very_long_name_is_truncated(tmp_path):
     """The message truncates the name of an import and the name of an overwritten attribute."""
     long_name = "n" * 70_000
