@@ -58,19 +58,19 @@ class TrainingCheck:
         self._steps = 0
         #: Learning rate of each parameter in the optimizer, by id.
         self._rates: dict[int, float] = {}
-        #: Parameters that had a gradient before a step, by id, because a loop may clear gradients between two steps.
+        #: Parameters that had a gradient before or after a step, by id. A loop may clear gradients between two steps,
+        #: and an expert may get its first gradient in a later step.
         self._with_gradient: set[int] = set()
         #: Optimizers that made a step since the last comparison, by id.
         self._stepped: set[int] = set()
         #: Parameters without an update that are compared again; None until a step has changed a parameter.
         self._waiting: set[str] | None = None
-        #: Parameters that had no gradient in any compared step. An expert may get its first gradient in a later step.
-        self._without_gradient: frozenset[str] = frozenset()
 
     def start(self, model: nn.Module) -> None:
         """Take a snapshot of the model before the first step."""
-        self._steps, self._waiting, self._without_gradient = 0, None, frozenset()
+        self._steps, self._waiting = 0, None
         self._stepped.clear()
+        self._with_gradient.clear()
         tensors = _list_tensors(model)
         self._names = frozenset(tensors)
         self._before = statecli.Snapshot(tensors) if tensors else None
@@ -108,12 +108,7 @@ class TrainingCheck:
         compared_names = self._names & _list_tensors(model).keys()
         parameters = {name: parameter for name, parameter in model.named_parameters() if name in compared_names}
         trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
-        without_gradient = frozenset(
-            name
-            for name, parameter in parameters.items()
-            if parameter.grad is None and id(parameter) not in self._with_gradient
-        )
-        self._without_gradient = without_gradient & (self._without_gradient if self._steps > 1 else without_gradient)
+        self._with_gradient |= {id(parameter) for parameter in parameters.values() if parameter.grad is not None}
         lines: list[str] = []
         if self._waiting is None and (trainable & changed_names or not trainable):
             reasons = {name: self._explain_no_update(parameters[name]) for name in trainable - changed_names}
@@ -139,17 +134,17 @@ class TrainingCheck:
             return
         self._before = None
         steps = "step 1" if self._steps == 1 else f"{self._steps} steps"
-        names = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         reason = f"in {steps}: the gradient or the learning rate is zero or too small"
         if self._waiting is None:
             self.report([f"no parameter got an update {reason}"])
         else:
-            without_gradient = self._waiting & self._without_gradient
+            without_gradient = {name for name in self._waiting if id(parameters.get(name)) not in self._with_gradient}
             groups = (
                 (without_gradient, f": no gradient {reason.partition(':')[0]}"),
                 (self._waiting - without_gradient, f" {reason}"),
             )
-            self.report([f"{_join_globs(group, names)} got no update{text}" for group, text in groups if group])
+            self.report([f"{_join_globs(group, parameters)} got no update{text}" for group, text in groups if group])
 
     def _explain_no_update(self, parameter: torch.Tensor) -> str:
         """Return the reason why a parameter has the same values as before, or "" if a later step may change them."""
