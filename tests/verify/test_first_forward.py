@@ -277,11 +277,12 @@ def test_input_for_a_checkpoint_is_refused(tmp_path):
 def test_tensor_created_by_forward_is_checked_by_the_move(inspect_after_forward):
     """A cache stays on the device of its forward and is reported; a tensor replaced by each forward is not reported."""
     result = inspect_after_forward(
-        "if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None", to="meta"
+        "if self.mask is None:\n    self.mask = torch.ones(3)\nx = x + self.mask", init="self.mask = None", to="meta"
     )
     assert [(finding.rule, finding.fqn) for finding in result.findings] == [
         ("left-behind", "mask"),
         ("keeps-dtype", "mask"),
+        ("device-mismatch", "mask"),
     ]
     assert map_rows(result)["mask"].after.device == "cpu"
     result = inspect_after_forward("self.mask = torch.ones(3)", to="meta")
@@ -291,7 +292,9 @@ def test_tensor_created_by_forward_is_checked_by_the_move(inspect_after_forward)
 
 def test_help_names_the_line_in_forward(inspect_after_forward):
     """The help names the line of forward that assigned the tensor which the move leaves on the CPU."""
-    inspect_after_forward("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
+    inspect_after_forward(
+        "if self.mask is None:\n    self.mask = torch.ones(3)\nx = x + self.mask", init="self.mask = None"
+    )
     result = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
     (finding,) = result.findings
     assert finding.help.endswith(f"; assigned at net.py:{find_line('self.mask = torch.ones(3)')}")

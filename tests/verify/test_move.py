@@ -224,7 +224,7 @@ def test_nan_equals_itself_after_a_move():
 
 
 def test_running_sum_of_forward_fails():
-    """Forward replaces the tensor, but reads the old value; `test_recreated_by_forward.py` has other caches."""
+    """Forward replaces the tensor, but reads the old value; `test_read_by_forward.py` has other caches."""
     forward = "self.sum = x if self.sum is None else self.sum + x; return x"
     body = f"self.w = nn.Parameter(torch.ones(3))\nself.sum = None\n---\ndef forward(self, x):\n    {forward}"
     assert map_verdicts(run_move(body, "3"), "moves")["sum"] == "failed"

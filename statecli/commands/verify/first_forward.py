@@ -13,7 +13,7 @@ from statecli import live
 from statecli.commands.verify import check_builder, forward_effects
 from statecli.commands.verify.inputs import Inputs, MissingInput
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.recreated_by_forward import ReadRecorder
+from statecli.commands.verify.read_by_forward import ReadRecorder
 from statecli.core.errors import ModelError
 from statecli.live import measure
 from statecli.live.assignment_lines import Origins

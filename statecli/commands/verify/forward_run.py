@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import check_builder, recreated_by_forward
+from statecli.commands.verify import check_builder, read_by_forward
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.training_loss import find_floating_outputs
 from statecli.core.errors import ModelError
@@ -104,7 +104,7 @@ def _run_once(subject: ModelUnderTest, trial: ForwardTrial, watch: DeviceWatch) 
             run.cuda_checks = record.cuda_checks
             tensors = _record_devices(run, module, record)
             with subject.user_code(f"calling the model on {trial.device_name}"):
-                args, kwargs = recreated_by_forward.convert_inputs(inputs, trial.device)
+                args, kwargs = read_by_forward.convert_inputs(inputs, trial.device)
                 outputs = module.train(trial.training)(*args, **kwargs)
             if trial.backward:
                 run.mismatches_of_forward = tuple(watch.mismatches)

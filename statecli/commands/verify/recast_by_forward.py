@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from statecli.commands.verify import check_builder, recreated_by_forward
+from statecli.commands.verify import check_builder, read_by_forward
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
@@ -40,7 +40,7 @@ def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[
 def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, training: bool) -> _CastRecorder:
     assert subject.inputs is not None  # noqa: S101 - `find_recast` has looked
     module = subject.build_used(values=True)
-    args, kwargs = recreated_by_forward.convert_inputs(subject.inputs.make_call(seed=0), dtype)
+    args, kwargs = read_by_forward.convert_inputs(subject.inputs.make_call(seed=0), dtype)
     with check_builder.keep_class_attributes(module), torch.no_grad():
         with subject.user_code("casting the model"):
             module = move_model(module, dtype)

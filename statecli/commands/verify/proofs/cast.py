@@ -4,10 +4,10 @@ The casts are `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only
 instance, but a cast after a fault gets a new instance. Floating-point tensors must follow each cast, integers and bools
 must stay unchanged, and complex numbers must stay complex. The same holds for the aliases of a tensor.
 
-Not tested: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
-dtype; tensors held by a parameter whose class has its own `.to` (bitsandbytes keeps scales in float32). Not tested
-either: unregistered tensors that the class's own `_apply` moves but does not cast. The class keeps their dtype on
-purpose, for example by a `half()` without effect (torchmetrics keeps its sums out of half precision).
+Not tested: tensors recomputed by torch before each forward; tensors of the first forward that forward does not read in
+another dtype; tensors held by a parameter whose class has its own `.to` (bitsandbytes keeps scales in float32). Not
+tested either: unregistered tensors that the class's own `_apply` moves but does not cast. The class keeps their dtype
+on purpose, for example by a `half()` without effect (torchmetrics keeps its sums out of half precision).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import check_builder, recast_by_forward, recreated_by_forward, rules
+from statecli.commands.verify import check_builder, read_by_forward, recast_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
@@ -99,12 +99,11 @@ class _Proof(Proof):
         self._ways = ways
         self._steps: dict[str, _TensorCasts] = {}
         self._casts_done: list[str] = []
-        self._recreation = recreated_by_forward.Recreation(subject, "dtype", self._find_recreated_for_dtype)
+        self._excuses = read_by_forward.Excuses(subject, "dtype", self._find_reads)
         self._cast_model = nn.Module()
         self._tensors: dict[str, torch.Tensor] = {}
         self._stand_in = check_builder.measure_stand_in_move(subject)
         self._recomputed = self._stand_in.recomputed
-        self._memos = check_builder.find_memos(subject)
 
     def _run(self) -> None:
         module: nn.Module | None = None
@@ -218,7 +217,7 @@ class _Proof(Proof):
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL_HELP
         if row.fqn in self._subject.created_by_forward:
-            return recreated_by_forward.suggest_recreation(self._subject, row.fqn, "dtype")
+            return read_by_forward.suggest_recreation(self._subject, row.fqn, "dtype")
         if row.kind is Kind.UNREGISTERED:
             return None if row.fix else _IN_APPLY_HELP
         methods = [call_text.lstrip(".").partition("(")[0] for call_text in steps.wrong]
@@ -229,23 +228,14 @@ class _Proof(Proof):
     def _build_excused_cell(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
         """Return the cell of a tensor that may keep its dtype, or None if keeping the dtype is a fault."""
         dtypes = {"before": _format_dtype(steps.before), "after": steps.format_dtypes()}
-        harmless = self._describe_harmless(row)
-        if harmless:
-            return check_builder.skip_cell(harmless, **dtypes)
-        unknown = self._recreation.explain_unknown(row.fqn)
-        return check_builder.build_inconclusive_cell(unknown, **dtypes) if unknown else None
-
-    def _describe_harmless(self, row: TensorInfo) -> str | None:
-        if row.fqn in self._recomputed:
-            return check_builder.RECOMPUTED_REASON
-        if row.fqn in self._memos:
-            return check_builder.MEMO_REASON
-        if (replaced := self._recreation.explain_harmless(row.fqn)) is not None:
-            return replaced
+        cell = self._excuses.build_cell(row.fqn, self._recomputed, **dtypes)
+        if cell is not None:
+            return cell
         if row.kind is Kind.UNREGISTERED and row.moves and check_builder.has_own_apply(self._cast_model, row.fqn):
-            return "the class's own _apply moves the tensor and keeps its dtype"
+            return check_builder.skip_cell("the class's own _apply moves the tensor and keeps its dtype", **dtypes)
         if kind := self._held_by_tensors.get(row.fqn):
-            return f"the .to() of the model calls {kind}.to, which keeps the dtype"
+            reason = f"the .to() of the model calls {kind}.to, which keeps the dtype"
+            return check_builder.skip_cell(reason, **dtypes)
         return None
 
     @functools.cached_property
@@ -256,11 +246,11 @@ class _Proof(Proof):
             fqn: type(holder).__name__ for fqn, holder in entries if holder is not None and has_own_to(type(holder))
         }
 
-    def _find_recreated_for_dtype(self) -> recreated_by_forward.RecreatedTensors:
+    def _find_reads(self) -> read_by_forward.Reads:
         created = self._subject.created_by_forward & {*self._steps}
         doubles = any(self._steps[name].before is torch.float64 for name in created)
         dtype = torch.float32 if doubles else torch.float64
-        return recreated_by_forward.find_recreated_for_dtype(self._subject, dtype)
+        return read_by_forward.find_reads_as(self._subject, dtype)
 
     # --- further names -----------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from statecli.commands.verify import check_builder, recreated_by_forward
+from statecli.commands.verify import check_builder, read_by_forward
 from statecli.commands.verify.forward_run import SAME_DEVICE_ERROR, ForwardRun, ForwardTrial, run_until_not_refused
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
@@ -52,6 +52,8 @@ _ADVICE = {
     How.BROUGHT: "copy the tensor to next(self.parameters()).device, not to a stored device",
     How.COMPUTED: "copy the tensor with .to(x.device)",
 }
+
+_REPLACED_REASON = "forward replaces the tensor without reading the old value"
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
@@ -269,7 +271,7 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: ForwardRun, blame
     if row.fqn in run.watch.read_elsewhere:
         return Cell(Verdict.PASSED, after=device, reason=f"left on {device}{_describe_harmless(subject, row.fqn, run)}")
     if row.fqn in run.replaced:
-        return check_builder.skip_cell(f"left on {device}; {recreated_by_forward.REPLACED_REASON}", after=device)
+        return check_builder.skip_cell(f"left on {device}; {_REPLACED_REASON}", after=device)
     return check_builder.skip_cell(f"left on {device}; this forward does not read the tensor", after=device)
 
 
@@ -355,7 +357,7 @@ def _describe_source(
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
         is_created = source.fqn in subject.created_by_forward
-        help = recreated_by_forward.suggest_recreation(subject, source.fqn, "device") if is_created else None
+        help = read_by_forward.suggest_recreation(subject, source.fqn, "device") if is_created else None
         return f"on {device}", help
     if source.file_variable is not None:
         name, filename = source.file_variable

@@ -24,7 +24,7 @@ from statecli.commands.verify.init_methods import INIT_METHODS, is_inside, list_
 from statecli.commands.verify.inputs import use_seed
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
-from statecli.commands.verify.recreated_by_forward import ReadRecorder
+from statecli.commands.verify.read_by_forward import ReadRecorder
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core import move_rules
 from statecli.core.errors import ModelError

@@ -8,7 +8,7 @@ Every tensor left on the old device fails. Class attributes fail too, because fo
 Not tested:
 
 - tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning);
-- tensors created by the first forward and recreated with any values by every other forward, or for another device;
+- tensors created by the first forward that forward does not read on another device;
 - tensors in functools.lru_cache of a function of the class: no move of a model reaches them, and the proof `forward`
   reports a mix of devices;
 - tensors cleared by the model's own `_apply`.
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import check_builder, recreated_by_forward, rules
+from statecli.commands.verify import check_builder, read_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
@@ -182,10 +182,9 @@ class _Proof:
         self._stand_in: ModelState = check_builder.measure_stand_in_move(subject)
         self._follows_device = {row.fqn: row.moves for row in self._stand_in.tensors}
         self._recomputed = self._stand_in.recomputed
-        self._memos = check_builder.find_memos(subject)
         self._moved = move
-        self._recreation = recreated_by_forward.Recreation(
-            subject, "device", lambda: recreated_by_forward.find_recreated_on_device(subject, device_name)
+        self._excuses = read_by_forward.Excuses(
+            subject, "device", lambda: read_by_forward.find_reads_on(subject, device_name)
         )
         self._findings: list[Finding] = [move.lost_model] if move.lost_model else []
 
@@ -243,12 +242,9 @@ class _Proof:
         return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "change only the device in {}")
 
     def _judge_left_behind(self, row: TensorInfo, before: str, after: str, explanation: str) -> Cell:
-        harmless = self._describe_harmless(row)
-        if harmless:
-            return check_builder.skip_cell(harmless, before=before, after=after)
-        unknown = self._recreation.explain_unknown(row.fqn)
-        if unknown:
-            return check_builder.build_inconclusive_cell(unknown, before=before, after=after)
+        cell = self._excuses.build_cell(row.fqn, self._recomputed, before=before, after=after)
+        if cell is not None:
+            return cell
         return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, remedy: str) -> Cell:
@@ -257,7 +253,7 @@ class _Proof:
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
             effect = Effect.LOSS  # the next forward on the device reads what the first forward left on the CPU
-            help = recreated_by_forward.suggest_recreation(self._subject, row.fqn, "device")
+            help = read_by_forward.suggest_recreation(self._subject, row.fqn, "device")
         elif not row.fix:
             help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, remedy)
         severity, message = None, f"{row.fqn}: {explanation}"
@@ -273,13 +269,6 @@ class _Proof:
     def _instance(self) -> nn.Module:
         """An instance whose methods may be inspected, but must not be called."""
         return self._subject.build_fresh()
-
-    def _describe_harmless(self, row: TensorInfo) -> str | None:
-        if row.fqn in self._recomputed:
-            return check_builder.RECOMPUTED_REASON
-        if row.fqn in self._memos:
-            return check_builder.MEMO_REASON
-        return self._recreation.explain_harmless(row.fqn)
 
     # --- ties and views ------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
-"""Tensors that forward creates again for another device or dtype; the oracle is the model after a cast and a call."""
+"""Tensors of the first forward that later forwards do not read; the oracle is the model after a cast and a call."""
 
 from __future__ import annotations
 
 import pytest
 
+from statecli.commands.verify.read_by_forward import NOT_READ_REASON
 from statecli.commands.verify.result import Name
 from statecli.commands.verify.run import Request, run
 
@@ -22,6 +23,7 @@ def forward(self, x):
 NEW_TENSOR = "torch.ones(3, device=x.device, dtype=x.dtype)"
 REPLACE_IF_CHANGED = f"if self.c is None or self.c.device != x.device or self.c.dtype != x.dtype: self.c = {NEW_TENSOR}"
 REPLACED_CACHES = {
+    "a history": ("[]", "self.c.append(self.a(x).detach())", "self.c[-1]"),
     "checked": ("None", REPLACE_IF_CHANGED, "self.c"),
     "by device and dtype": ("{}", f"k = (x.device, x.dtype); self.c.setdefault(k, {NEW_TENSOR})", "self.c[k]"),
     "in pairs": ("{}", f"k = (x.device, x.dtype); self.c.setdefault(k, ({NEW_TENSOR}, {NEW_TENSOR}))", "self.c[k][1]"),
@@ -30,7 +32,6 @@ REPLACED_CACHES = {
 KEPT_CACHES = {
     "made once": ("None", f"self.c = {NEW_TENSOR} if self.c is None else self.c", "self.c"),
     "copied on": ("None", "self.c = torch.ones(3) if self.c is None else self.c.to(x)", "self.c"),
-    "a history": ("[]", "self.c.append(self.a(x).detach())", "self.c[-1]"),
 }
 
 
@@ -53,7 +54,10 @@ def find_cache_cell(check, column: str):
 def test_cache_per_device_is_skipped(cache, device):
     """A forward on a fake CUDA device replaces the cache, whatever the names of its entries."""
     check = find_cache_cell(prove_cache(Name.MOVE, *REPLACED_CACHES[cache], device=device), "moves")
-    assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the device changes")
+    assert (check.verdict.value, check.reason) == (
+        "skipped",
+        NOT_READ_REASON.format("device"),
+    )
 
 
 def test_reason_says_that_forward_replaces_the_cache():
@@ -67,7 +71,10 @@ def test_reason_says_that_forward_replaces_the_cache():
 def test_cache_per_dtype_is_skipped(cache):
     """The oracle: a forward after .double() creates a float64 tensor."""
     check = find_cache_cell(prove_cache(Name.CAST, *REPLACED_CACHES[cache]), "casts")
-    assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
+    assert (check.verdict.value, check.reason) == (
+        "skipped",
+        NOT_READ_REASON.format("dtype"),
+    )
 
 
 def test_cache_without_the_dtype_in_its_key_fails_the_cast():
@@ -81,7 +88,7 @@ def test_cache_without_the_dtype_in_its_key_fails_the_cast():
 
 @pytest.mark.parametrize("cache", KEPT_CACHES)
 def test_tensor_read_by_later_forwards_fails(cache):
-    """The tensor of the first forward is read by later forwards, or stays in a growing list."""
+    """A later forward reads the tensor of the first forward, or copies it."""
     assert set(map_rules(prove_cache(Name.MOVE, *KEPT_CACHES[cache])).values()) == {"left-behind"}
     assert set(map_rules(prove_cache(Name.CAST, *KEPT_CACHES[cache])).values()) == {"keeps-dtype"}
 
@@ -95,7 +102,7 @@ def test_cache_is_inconclusive_if_forward_raises():
         assert check.findings == ()
         assert find_cache_cell(check, column).verdict.value == "inconclusive"
         assert (
-            "statecli does not know whether forward creates the tensor again: calling the model"
+            "statecli does not know whether forward still reads the tensor: calling the model"
             in find_cache_cell(check, column).reason
         )
         assert "not here (net.py:11)" in find_cache_cell(check, column).reason
@@ -111,7 +118,7 @@ def test_class_dict_keeps_no_tensor_of_the_fake_gpu():
     result = run(Request("net.py:Net", device="fake-cuda", input=("2x3",)))
     assert result.findings == ()
     (move_column,) = [column for check in result.checks for column in check.columns if column.name == "moves"]
-    assert move_column.cells["c[#0]"].reason == "forward replaces the tensor when the device changes"
+    assert move_column.cells["c[#0]"].reason == NOT_READ_REASON.format("device")
 
 
 def test_float64_model_is_cast_to_another_dtype():
@@ -120,7 +127,10 @@ def test_float64_model_is_cast_to_another_dtype():
     body = CACHE.format(start="None", forward=REPLACED_CACHES["checked"][1], read="self.c", rest=rest)
     body = body.replace("nn.Linear(3, 3)", "nn.Linear(3, 3).double()")
     change = find_cache_cell(prove_source(Name.CAST, body), "casts")
-    assert (change.before, change.reason) == ("float64", "forward replaces the tensor when the dtype changes")
+    assert (change.before, change.reason) == (
+        "float64",
+        NOT_READ_REASON.format("dtype"),
+    )
 
 
 @pytest.mark.parametrize(
