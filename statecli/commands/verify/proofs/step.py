@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from statecli.commands.verify import (
     check_builder,
     gradient_graph,
-    hidden_states,
     inputs as inputs_of,
     overwritten_by_forward,
     rules,
@@ -37,6 +36,8 @@ from statecli.live.tensors import get_grad_fn_name
 _DIGITS = compile_on_use(r"\d+")
 #: Start of a reason in a message; the column of gradients omits it.
 _NO_GRADIENT_PREFIX = "gets no gradient: "
+#: Part of the names of weights that multiply a hidden state, in the recurrent modules of torch.
+_HIDDEN_WEIGHT = "weight_hh"
 _OTHER_INPUTS_HELP = "give inputs for which the output is finite"
 _HIDDEN_STATE_HELP = (
     "no action is needed if training passes the hidden state to the next call; otherwise pass the state"
@@ -111,15 +112,13 @@ class _StepVerdicts:
         tensors = {} if error_text else measure.map_tensors(module)
         return frozenset(name for name, tensor in tensors.items() if not tensor.is_leaf)
 
-    @functools.cached_property
-    def _zero_states(self) -> tuple[str, ...]:
-        return hidden_states.find_zero_states(self.run)
-
     def has_zero_state(self, name: str) -> bool:
-        """Return True if `name` is a hidden-state weight whose hidden state is zero in every call."""
-        if hidden_states.HIDDEN_WEIGHT not in name:
-            return False
-        return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
+        """Return True for a hidden-state weight with a zero gradient whose input weight has a gradient.
+
+        Both gradients are products with the same factor, so the other factor, the hidden state, is zero in each call.
+        """
+        input_weight = self.run.leaf_records.get(name.replace(_HIDDEN_WEIGHT, "weight_ih"))
+        return _HIDDEN_WEIGHT in name and input_weight is not None and input_weight.peak is not None
 
     def fail(self, rule: Rule, fqn: str, reason: str | Wording, help: str, severity: Severity | None = None) -> Cell:
         """Report a failed tensor, and return its cell."""
