@@ -21,8 +21,7 @@ class LeafRecord:
 
     `trained`: the optimizer has the leaf. `peaks`: the largest |gradient| of each round, None without a gradient.
     `updated`: whether a step changed the leaf; None if unknown. `lost_peak`: the largest |value|, if a step of the
-    learning rate is too small to change it. `idle`: the number of rounds in which a module with the leaf was called
-    but returned only empty tensors, like an expert without tokens.
+    learning rate is too small to change it.
     """
 
     tensor: torch.Tensor
@@ -30,7 +29,6 @@ class LeafRecord:
     peaks: list[float | None] = field(default_factory=list)
     updated: bool | None = None
     lost_peak: float | None = None
-    idle: int = 0
 
     @property
     def peak(self) -> float | None:

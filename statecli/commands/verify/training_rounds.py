@@ -159,13 +159,11 @@ def _train_round(run: Training) -> str | None:
         name: copy_values(tensor) for name, tensor in run.map_tensors().items() if id(tensor) not in run._trained_ids
     }
     marks = {name: ParameterMark(leaf.tensor) for name, leaf in run.leaf_records.items() if leaf.trained}
-    with _record_calls() as gave:
-        outputs = find_floating_outputs(call_forward(run))
+    outputs = find_floating_outputs(call_forward(run))
     run.rounds += 1
     _note_changes(run, copies, "forward")
     _note_writes(run, marks)
     _find_leaves(run)
-    _note_idle(run, gave)
     if not run.leaf_records:
         run.rounds = DEFAULT_ROUNDS
         return None
@@ -292,38 +290,6 @@ def _find_leaves(run: Training) -> None:
         if record is None or record.tensor is not tensor:
             run.leaf_records[name] = LeafRecord(tensor, id(tensor) in run._trained_ids, record.peaks if record else [])
             run.replaced |= {name} if record else set()
-
-
-@contextmanager
-def _record_calls() -> Iterator[dict[int, bool]]:
-    """Record for each called module (by `id`) whether one of its calls returned a tensor with elements."""
-    gave: dict[int, bool] = {}
-
-    def note(module: nn.Module, _: object, output: object) -> None:
-        if not torch.compiler.is_compiling():
-            gave[id(module)] = gave.get(id(module), False) or not _is_empty_output(output)
-
-    handle = nn.modules.module.register_module_forward_hook(note)
-    try:
-        yield gave
-    finally:
-        handle.remove()
-
-
-def _is_empty_output(output: Any) -> bool:
-    outputs = output if type(output) in (tuple, list) else (output,)
-    tensors = [tensor for tensor in outputs if isinstance(tensor, torch.Tensor)]
-    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
-
-
-def _note_idle(run: Training, gave: dict[int, bool]) -> None:
-    """Count a round as idle for each leaf tensor inside a module whose calls returned only empty tensors."""
-    if all(gave.values()):
-        return
-    named_modules = run.module.named_modules(remove_duplicate=False)
-    idle = tuple(f"{name}." for name, submodule in named_modules if name and not gave.get(id(submodule), True))
-    for name, leaf in run.leaf_records.items():
-        leaf.idle += name.startswith(idle)
 
 
 def _read_gradients(run: Training) -> None:

@@ -219,12 +219,14 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cel
     if not leaf.trained:
         return check_builder.skip_cell("gets no gradient")
     if any(peak is not None for peak in leaf.peaks):
-        return _judge_zero(verdicts, name, leaf)
+        return _judge_zero(verdicts, name)
     if verdicts.run.is_up_to_chance(name):
         return _judge_by_chance(verdicts.run, name)
     sibling = _find_chosen_sibling(verdicts, name)
     if sibling:
-        return check_builder.build_inconclusive_cell(_describe_not_chosen(sibling))
+        return check_builder.build_inconclusive_cell(
+            f"forward does not use the parameter, but uses {sibling}: give more inputs"
+        )
     inputs, paths = verdicts.run.subject.inputs, verdicts.gradient_paths
     if paths and name not in paths.used and inputs and not inputs.chosen_by_user:
         return check_builder.build_inconclusive_cell(_NOT_REACHED_REASON)
@@ -246,13 +248,7 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> C
     return verdicts.fail(rules.NON_FINITE_GRADIENT, name, reason, help)
 
 
-def _describe_not_chosen(sibling: str | None, rounds_text: str = "") -> str:
-    return (
-        f"forward does not use the parameter{rounds_text}{f', but uses {sibling}' if sibling else ''}: give more inputs"
-    )
-
-
-def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
+def _judge_zero(verdicts: _StepVerdicts, name: str) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
         explanation = (
@@ -262,7 +258,7 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
         return check_builder.skip_cell(f"the gradient is zero in each of {plural(run.rounds, 'round')}, {explanation}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
-    if reason := _explain_zero(verdicts, name, leaf):
+    if reason := _explain_zero(verdicts, name):
         return check_builder.build_inconclusive_cell(reason)
     if verdicts.has_zero_state(name):
         why = "the gradient is zero: the hidden state starts at zero, so one call gives this weight no gradient"
@@ -275,15 +271,16 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
     return verdicts.fail(rules.ZERO_GRADIENT, name, why, help)
 
 
-def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str | None:
+def _explain_zero(verdicts: _StepVerdicts, name: str) -> str | None:
     """Return why a gradient of zero in each round may not be a fault of the model, or None if no reason is known."""
     run = verdicts.run
     if not run.finite:
         explanation = "NaN and infinite values of the output do not count in the loss"
         return f"the gradient is zero, but {explanation}: {_OTHER_INPUTS_HELP}"
-    if leaf.idle:
-        rounds_text = f" in {leaf.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
-        return _describe_not_chosen(_find_sibling(verdicts, name), rounds_text if leaf.idle < run.rounds else "")
+    paths = verdicts.gradient_paths
+    sibling = _find_sibling(verdicts, name, always=paths is not None and paths.reads_values)
+    if sibling:  # an expert that gets no tokens, in a layer that calls all experts
+        return f"the gradient is zero, but not that of {sibling}, and forward may choose by values: give more inputs"
     if run.is_still_growing:
         reason = "more rounds may be needed, because another parameter got its first gradient in the last round"
         return f"the gradient is zero in each of {plural(run.rounds, 'round')}; {reason}"
@@ -387,7 +384,7 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
     return _find_sibling(verdicts, name, always=reads)
 
 
-def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
+def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool) -> str | None:
     """Return a tensor with a gradient whose name differs only in numbers. If not `always`, some rounds gave none."""
     names_by_pattern = verdicts.reached if always else verdicts.reached_at_times
     return next((other for other in names_by_pattern.get(_DIGITS.sub("#", name), ()) if other != name), None)
