@@ -227,7 +227,7 @@ return y
     [
         (
             "",
-            "the gradient is zero, but not that of experts.0.bias, and forward may choose by values: give more inputs",
+            "the gradient is zero, but experts.0.bias has a gradient, and forward reads values: give more inputs",
         ),
         ("if rows.numel(): ", "forward does not use the parameter, but uses experts.0.bias: give more inputs"),
     ],

@@ -280,7 +280,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str) -> str | None:
     paths = verdicts.gradient_paths
     sibling = _find_sibling(verdicts, name, always=paths is not None and paths.reads_values)
     if sibling:  # an expert that gets no tokens, in a layer that calls all experts
-        return f"the gradient is zero, but not that of {sibling}, and forward may choose by values: give more inputs"
+        return f"the gradient is zero, but {sibling} has a gradient, and forward reads values: give more inputs"
     if run.is_still_growing:
         reason = "more rounds may be needed, because another parameter got its first gradient in the last round"
         return f"the gradient is zero in each of {plural(run.rounds, 'round')}; {reason}"
@@ -336,41 +336,29 @@ _NO_PATH = "no differentiable path leads to the output"
 
 
 def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_off: bool) -> _Cause:
-    if paths and name in paths.reentrant:
-        return _Cause(
-            "used in a reentrant torch.utils.checkpoint without an input that requires grad",
-            "use checkpoint(..., use_reentrant=False), or pass an input that requires grad",
-        )
     if cut_off:
-        return _Cause("the output of forward does not require grad", "look for torch.no_grad() or detach() in forward")
+        return _Cause(
+            "the output of forward does not require grad",
+            "look for torch.no_grad(), detach() or a checkpoint with use_reentrant=True in forward",
+        )
     if paths is None:
         return _Cause(
             f"not used in forward, or {_NO_PATH}", f"use the parameter in forward, or {_FREEZE_HELP}", has_no_path=True
         )
     if name in paths.reached:
-        return _describe_blocking_node(paths.reached[name])
+        return _Cause(
+            "the output uses the parameter, but grad is None after backward",
+            "look for a hook, or for a backward of a torch.autograd.Function, that returns no gradient",
+        )
     if name in paths.used:
         return _Cause(
             f"used in forward, but {_NO_PATH}",
-            "look for an unused result, detach(), .data, torch.no_grad() or an integer operation; "
+            "look for an unused result, detach(), .data, torch.no_grad(), use_reentrant=True or an integer operation; "
             "if this is intended, call requires_grad_(False)",
             has_no_path=True,
         )
     return _Cause(
         "not used in forward", "use the parameter in forward, delete it, or freeze it with requires_grad_(False)"
-    )
-
-
-def _describe_blocking_node(giver: str | None) -> _Cause:
-    """Describe the autograd node that passes no gradient to a leaf."""
-    if giver is None:
-        return _Cause(
-            "the output uses the parameter, but grad is None after backward",
-            "look for a hook that removes the gradient",
-        )
-    return _Cause(
-        f"the output uses the parameter, but {giver} does not return a gradient",
-        f"return a gradient from {giver}, or {_FREEZE_HELP}",
     )
 
 
