@@ -410,11 +410,6 @@ MOVERS = {
         "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = self.t * 2\n    return self",
         "values change",
     ),
-    "goes once": (
-        "n = 0\ndef _apply(self, fn, recurse=True):\n    self.n += 1\n"
-        "    return super()._apply(fn) if self.n < 2 else self",
-        "moves back to the cpu",
-    ),
     "does no more than torch": ("def _apply(self, fn, recurse=True):\n    return super()._apply(fn)", None),
     "moves a plain tensor": (
         "plain = torch.ones(3)\ndef to(self, *a):\n    super().to(*a)\n    self.plain = self.plain.to(*a)\n"
@@ -426,13 +421,13 @@ MOVERS = {
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("name", MOVERS)
-def test_class_with_its_own_move_is_moved_back(name, device):
-    """Changed values and a failed move back are reported alike on each device."""
+def test_values_after_the_move_of_the_class_are_compared(name, device):
+    """Changed values are reported alike on each device."""
     body, reason = MOVERS[name]
     init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
     check = run_move(f"{init}\n---\n{body}", device=device)
     assert check.verdict is (Verdict.FAILED if reason else Verdict.PASSED), check
-    assert "and back" in check.how
+    assert (", values compared on the cpu" in check.how) is (device != "cpu")
     if reason:
         assert reason in find_cell(check, "moves", "t").reason
         assert re.search(r"^net\.py:\d: .* in Net\.(to|_apply)\b", check.findings[0].help)
@@ -442,22 +437,6 @@ def test_class_without_its_own_move_is_not_moved_back():
     """An ordinary class is not moved back, nor is a class of torch with its own `_apply`."""
     assert run_move("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
     assert run_move("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
-
-
-def test_unchecked_move_back_is_reported():
-    """On meta, `how` reports that the move back was not checked."""
-    body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
-    body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
-    check = run_move(body)
-    assert "the move back was not checked: moving the model to cuda:0 (fake) raised ValueError: no way" in check.how
-
-
-def test_returned_model_is_not_moved_back():
-    """The returned model may be the live model, and a model from a fake GPU has no values."""
-    body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
-    body += "    return nn.Module.to(copy.deepcopy(self), *a)"
-    assert run_move(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'
-    assert "the move back was not checked: the class's own .to returns another model" in run_move(body).how
 
 
 def test_plain_move_imports_no_compiler(tmp_path):

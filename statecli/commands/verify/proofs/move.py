@@ -16,8 +16,7 @@ Not tested:
 A 0-dim or empty tensor left on the CPU is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
 
 If the model has values and moves to another device, the values are compared after the move back. Otherwise statecli
-trusts torch's own code. If a class has its own `_apply` or `to`, the values are compared after a move to the CPU, and
-the move back is tried on a fake GPU.
+trusts torch's own code. If a class has its own `_apply` or `to`, the values are compared after a move to the CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import Effect, decide_tensor_severity, measure_effect
 from statecli.live import fake_gpu, fake_gpu_values, measure, requested_device, tensor_bits
 from statecli.live.device_rules import DeviceWatch
-from statecli.live.move_model import get_moved_model, move_model
+from statecli.live.move_model import get_moved_model
 
 FAKE_CUDA = "fake-cuda"
 #: Description of the fake move in the report.
@@ -58,8 +57,6 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         move, device_name, kind = _move_model(subject, destination), str(destination), destination.type
     if move.has_own_move and kind in (FAKE_CUDA, "meta"):
         compare_on_cpu(subject, move)
-    if move.has_own_move and kind in ("cpu", "meta"):
-        _try_way_back_on_fake_gpu(subject, move)
     return check_builder.check_empty_model(subject, Name.MOVE) or _Proof(subject, device_name, move).check()
 
 
@@ -113,21 +110,9 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
                 name: fake_gpu.describe_device_after_move(tensor, record)
                 for name, tensor in measure.map_tensors(moved_module).items()
             }
-            if moved_module is not module:
-                move.why_no_way_back = "the class's own .to returns another model"  # perhaps the user's model
-            elif move.has_own_move:
-                _move_back(subject, module, move)
     except ModelError as error:
         move.reasons.append(fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__))
     return move
-
-
-def _move_back(subject: ModelUnderTest, module: nn.Module, move: MoveResult) -> None:
-    with subject.user_code("moving the model back"):
-        module = move_model(module, "cpu")
-    returned_devices = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
-    move.stuck_devices = find_stuck(move.after, returned_devices, fake_gpu.DISPLAY_NAME)
-    move.call += " and back"
 
 
 def parse_device(text: str) -> torch.device:
@@ -140,18 +125,15 @@ def parse_device(text: str) -> torch.device:
 class MoveResult:
     """Devices of the tensors before and after a move. `changed`: tensors whose values differ after the move back.
 
-    `stuck_devices`: device of each tensor that did not come back. `reasons`: failed steps. `call`: description of the
-    moves. `lost_model`: a finding if the move did not return a model. `has_own_move`: code outside of torch took part.
-    `why_no_way_back`: why the move back from a fake GPU was not tried.
+    `reasons`: failed steps. `call`: description of the moves. `lost_model`: a finding if the move did not return a
+    model. `has_own_move`: code outside of torch took part.
     """
 
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
-    stuck_devices: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     has_own_move: bool = False
-    why_no_way_back: str | None = None
     call: str = ""
     lost_model: Finding | None = None
 
@@ -231,11 +213,6 @@ class _Proof:
 
     def _judge_changed(self, row: TensorInfo, before: str, after: str) -> Cell:
         difference = self._moved.changed.get(row.fqn)
-        if difference is None and row.fqn in self._moved.stuck_devices:
-            device = self._moved.stuck_devices[row.fqn]
-            return self._judge_left_behind(
-                row, before, device, f"left on {device} when the model moves back to the cpu"
-            )
         if difference is None:
             return Cell(Verdict.PASSED, before, after)
         message = f"{difference} when the model is moved and moved back"
@@ -341,19 +318,9 @@ def _move_there_and_back(
         move.reasons.append(error_text)
         return
     after = measure.map_tensors(get_moved_model(moved_module, returned_object))
-    move.stuck_devices = find_stuck(move.after, _list_devices(after), str(device))
     for name, tensor in before.items():
         if name in after and tensor is not None and tensor_bits.is_same(tensor, after[name]) is False:
             move.changed[name] = _describe_difference(tensor, after[name])
-
-
-def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], device_name: str) -> dict[str, str]:
-    """Return the tensors that are still on `device_name` after the move back to the CPU."""
-    return {
-        name: device_name
-        for name, device in devices_there.items()
-        if device == devices_back.get(name) == device_name != "cpu"
-    }
 
 
 def compare_on_cpu(subject: ModelUnderTest, move: MoveResult) -> None:
@@ -364,13 +331,6 @@ def compare_on_cpu(subject: ModelUnderTest, move: MoveResult) -> None:
     move.changed = moved_on_cpu.changed
     move.reasons += moved_on_cpu.reasons
     move.call += ", values compared on the cpu"
-
-
-def _try_way_back_on_fake_gpu(subject: ModelUnderTest, move: MoveResult) -> None:
-    fake_move = move_to_fake_gpu(subject)
-    move.stuck_devices = fake_move.stuck_devices
-    reason = next(iter(fake_move.reasons), fake_move.why_no_way_back)
-    move.call += f"; the move back was not checked: {reason}" if reason else ", to a fake CUDA device and back"
 
 
 def _describe_difference(before: torch.Tensor, after: torch.Tensor) -> str:
