@@ -24,7 +24,7 @@ from statecli.live import measure
 from statecli.live.exception_text import get_exception_text
 from statecli.live.object_attributes import get_own_dict
 from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, identify_storage, is_freed, is_lazy
-from statecli.live.walk import Holding, walk
+from statecli.live.walk import walk
 
 #: Maximum bytes of a storage whose values are always copied, because forward may use them as counters or indexes.
 COPIED_STORAGE_BYTES = 1 << 16
@@ -32,13 +32,9 @@ COPIED_STORAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ModelContents:
-    """Tensors and modules of a live model. `holdings` says whether a tensor is a parameter, a buffer or unregistered.
-
-    A single walk suffices, because the model does not change during the proofs.
-    """
+    """Tensors and modules of a live model. A single walk suffices, because the proofs do not change the model."""
 
     tensors: list[tuple[str, torch.Tensor]]
-    holdings: dict[str, Holding]
     modules: list[nn.Module]
 
 
@@ -50,62 +46,21 @@ def list_contents(module: nn.Module) -> ModelContents:
         modules |= {
             id(step.value): step.value for step in unregistered.steps if issubclass(type(step.value), nn.Module)
         }
-    return ModelContents(list(measure.iter_tensors(result)), result.map_holdings(), list(modules.values()))
+    return ModelContents(list(measure.iter_tensors(result)), list(modules.values()))
 
 
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
     """Deep-copy a live model. Unless `values` is set, large tensors of the copy have uninitialized memory.
 
-    Code of a class may change the model in the copy: a GraphModule registers each plain tensor as a buffer. Then the
-    attributes are copied individually. Raises ModelError if the copy shares a parameter with the original. Errors of
-    the model's code are not caught.
+    Raises ModelError if the copy shares a parameter with the original. Errors of the model's code are not caught.
     """
     contents = list_contents(module) if contents is None else contents
-    copy_of_model = _finish_copy(_deepcopy(module, memo := build_memo(contents, values=values)), contents, memo)
-    kinds = {id(type(submodule)): type(submodule) for submodule in contents.modules}  # a metaclass may hash as it likes
-    self_copying_ids = {key for key, kind in kinds.items() if _has_own_copying(kind)}
-    self_copying = [submodule for submodule in contents.modules if id(type(submodule)) in self_copying_ids]
-    if self_copying and walk(copy_of_model).map_holdings() != contents.holdings:
-        copy_of_model = _copy_by_attributes(module, contents, self_copying, values=values) or copy_of_model
+    copy_of_model = _deepcopy(module, memo := build_memo(contents, values=values))
+    _copy_tensor_attributes(contents, memo)
+    _rebind_references(copy_of_model, contents, memo)
+    _make_leaves(copy_of_model)
     _check_no_shared_parameter(contents, copy_of_model)
     return copy_of_model
-
-
-def _finish_copy(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> nn.Module:
-    _copy_tensor_attributes(contents, memo)
-    _rebind_functions(copy_of_model, memo)
-    _rebind_weak_references(copy_of_model, contents, memo)
-    _make_leaves(copy_of_model)
-    return copy_of_model
-
-
-#: Methods by which a class decides the contents of a copy.
-_COPY_METHODS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
-
-
-def _has_own_copying(kind: type) -> bool:
-    """Return True if the class has a copy method, such as `__deepcopy__`, that is not defined in torch.nn."""
-    if issubclass(kind, torch.jit.ScriptModule):
-        return False  # its state is in C++, and only its own code copies this state
-    methods = (getattr(kind, name, None) for name in _COPY_METHODS)
-    module_names = (getattr(method, "__module__", None) for method in methods if method is not None)
-    return any(module_name is not None and not module_name.startswith("torch.nn.") for module_name in module_names)
-
-
-def _copy_by_attributes(
-    module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
-) -> nn.Module | None:
-    """Deep-copy the model, but ignore the copy methods of `self_copying` modules. Return None if that fails."""
-    memo = build_memo(contents, values=values)
-    for submodule in self_copying:
-        memo[id(submodule)] = object.__new__(type(submodule))
-    try:
-        for submodule in self_copying:
-            vars(memo[id(submodule)]).update(copy.deepcopy(get_own_dict(submodule), memo))
-        copy_of_model = _finish_copy(_deepcopy(module, memo), contents, memo)
-    except Exception:  # noqa: BLE001 - the user's code may raise anything, and there is another copy
-        return None
-    return copy_of_model if walk(copy_of_model).map_holdings() == contents.holdings else None
 
 
 def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
@@ -240,24 +195,13 @@ def _make_leaves(copy_of_model: nn.Module) -> None:
                 parameter.detach_().requires_grad_()
 
 
-# --- functions that refer to the original -----------------------------------------------------------------------------
+# --- references to the original ---------------------------------------------------------------------------------------
 
 
-def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
-    """Rebind functions in attributes and hooks, so that closures over the original model refer to the copy."""
-    for submodule in copy_of_model.modules():
-        for holder in _iter_holders(submodule):
-            for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-                if type(value) is types.FunctionType:
-                    holder[key] = _rebind_function(value, memo)
-                elif type(value) is types.MethodType and type(value.__func__) is functools.partial:
-                    holder[key] = types.MethodType(_rebind_partial(value.__func__, memo), value.__self__)
+def _rebind_references(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> None:
+    """Let functions and weak references in attributes and hooks of the copy refer to the copied modules.
 
-
-def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> None:
-    """Let weak references in the copy, such as a layer's reference to its parent, refer to the copied modules.
-
-    Only the object itself knows its proxies, so its list of references is read.
+    Only an object itself knows its weak proxies, so its list of references is read.
     """
     targets = {
         id(reference): memo[id(module)]
@@ -265,11 +209,15 @@ def _rebind_weak_references(copy_of_model: nn.Module, contents: ModelContents, m
         if id(module) in memo
         for reference in weakref.getweakrefs(module)
     }
-    for submodule in copy_of_model.modules() if targets else ():
+    for submodule in copy_of_model.modules():
         for holder in _iter_holders(submodule):
             for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
                 if id(value) in targets:
                     holder[key] = _rebind_weak_reference(value, targets[id(value)])
+                elif type(value) is types.FunctionType:
+                    holder[key] = _rebind_function(value, memo)
+                elif type(value) is types.MethodType and type(value.__func__) is functools.partial:
+                    holder[key] = types.MethodType(_rebind_partial(value.__func__, memo), value.__self__)
 
 
 def _rebind_weak_reference(reference: object, target: nn.Module) -> Any:
