@@ -22,15 +22,18 @@ import torch
 from torch import nn
 
 from statecli.commands.verify import check_builder
-from statecli.commands.verify.changing_attributes import ATOM_TYPES, OWN_ATTRIBUTES
 from statecli.live import tensor_bits
 from statecli.live.installed_code import is_installed_file
 
+#: Types whose values are compared.
+_ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
+#: Attributes that torch sets in each module.
+OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 #: Types of objects without values of a model.
 _OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _CONTAINER_TYPES = (list, tuple, deque, dict, set)
 #: Types of class attributes and file variables that are state, not code.
-_SHARED_TYPES = (*ATOM_TYPES, *_CONTAINER_TYPES, torch.Tensor, torch.Generator, random.Random)
+_SHARED_TYPES = (*_ATOM_TYPES, *_CONTAINER_TYPES, torch.Tensor, torch.Generator, random.Random)
 #: Largest number of steps from an attribute to a compared value.
 _MAX_DEPTH = 8
 #: Largest number of values read in one attribute: more than a vocabulary has.
@@ -93,15 +96,20 @@ def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]
 
 def iter_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
     """Yield each `Slot` of a model with its value. Registered parameters and buffers come last."""
-    for path, part in module.named_modules():
-        for name, value in tuple(vars(part).items()):
-            if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
-                yield Slot("module", path, name), value
+    yield from iter_attributes(module)
     yield from _iter_shared_slots(module)
     for path, part in module.named_modules():
         for name, tensor in (*part._buffers.items(), *part._parameters.items()):
             if tensor is not None:
                 yield Slot("module", path, name), tensor
+
+
+def iter_attributes(module: nn.Module) -> Iterator[tuple[Slot, object]]:
+    """Yield each attribute of the registered modules, except those that torch sets in each module."""
+    for path, part in module.named_modules():
+        for name, value in tuple(vars(part).items()):
+            if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
+                yield Slot("module", path, name), value
 
 
 def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
@@ -136,6 +144,12 @@ def read_values(module: nn.Module, *, excluded_names: Iterable[str] = ()) -> dic
     return values
 
 
+def read_attributes(module: nn.Module) -> dict[Slot, Parts]:
+    """Read all attributes of the registered modules, without the values of tensors."""
+    reader = _Reader(_list_registered(module), copies_tensors=False)
+    return {slot: reader.read(value) for slot, value in iter_attributes(module)}
+
+
 def read_object(value: object) -> Parts:
     """Read any object, such as the state_dict of an optimizer, as a dict from paths to plain values."""
     return _Reader({}).read(value)
@@ -156,6 +170,7 @@ class _Reader:
     """Encoder of objects. Modules and tensors in `registered` (`id` to name) are encoded only by their names."""
 
     registered: Mapping[int, str]
+    copies_tensors: bool = True
     tensors: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[str, object] = field(default_factory=dict)
     _visited_ids: set[int] = field(default_factory=set)
@@ -176,7 +191,7 @@ class _Reader:
         if id(value) in self.registered:
             self._parts[path] = f"<{self.registered[id(value)]}>"
         elif isinstance(value, torch.Tensor):
-            self._parts[path] = self.encode_tensor(value)
+            self._parts[path] = self.encode_tensor(value) if self.copies_tensors else "<tensor>"
         elif (encoded := _encode_leaf(value)) is not None:
             self._parts[path] = encoded
         elif isinstance(value, _OPAQUE_TYPES) or depth == 0 or id(value) in self._visited_ids:
@@ -212,7 +227,7 @@ class _Reader:
 
 def _encode_leaf(value: Any) -> object:
     """Encode a value without parts, such as a number. Return None for a container or an unknown object."""
-    if type(value) in ATOM_TYPES:
+    if type(value) in _ATOM_TYPES:
         return repr(value)  # NaN equals itself
     if isinstance(value, torch.Generator):
         return _TensorValue(value.get_state(), requires_grad=False)

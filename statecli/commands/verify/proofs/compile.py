@@ -113,8 +113,8 @@ class _Proof(Proof):
             for number in range(CALL_COUNT):
                 start = len(pair.failures)
                 for attribute in reported_attributes:
-                    attribute.put_back(pair.module)
-                    attribute.put_back(pair.twin)
+                    attribute.set(pair.module, attribute.initial)
+                    attribute.set(pair.twin, attribute.initial)
                 if training:  # the values may differ, because torch.compile draws numbers of numpy by itself
                     self._call(pair.compiled, pair.module, training=True, seed=number)
                 elif not self._is_same(pair, seed=number):
@@ -277,7 +277,7 @@ def _leave_guards_untimed() -> Iterator[None]:
 
 def _find_reasons(attribute: ChangedAttribute, reasons: list[str]) -> list[str]:
     """Return the recompilation reasons in which torch.compile names the attribute."""
-    name = re.escape(attribute.name)
+    name = re.escape(attribute.slot.name)
     pattern = re.compile(rf"(?:\.{name}|\[['\"]{name}['\"]\])(?!\w)")
     return [reason for reason in reasons if pattern.search(reason.partition("#")[0])]
 

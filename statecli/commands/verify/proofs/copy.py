@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from statecli.commands.verify import check_builder, rules, save_roundtrip
-from statecli.commands.verify.changing_attributes import OWN_ATTRIBUTES
+from statecli.commands.verify.kept_values import OWN_ATTRIBUTES
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core import move_rules

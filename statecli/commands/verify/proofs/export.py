@@ -9,7 +9,6 @@ The model is called in eval mode with the inputs of the proof forward. A model r
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -181,7 +180,7 @@ class _Proof(Proof):
         programs = []
         for value in (attribute.before, attribute.after):
             module = self._subject.build_used()
-            vars(module.get_submodule(attribute.path))[attribute.name] = copy.deepcopy(value)
+            attribute.set(module, value)
             programs.append(export_model(self._subject, module))
         nodes, others = (_describe_nodes(program) for program in programs)
         position = next(
