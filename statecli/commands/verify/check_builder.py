@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from torch import nn
 
 from statecli import live
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.result import (
-    Cell,
-    Check,
-    Column,
-    Name,
-    Verdict,
-    find_worst,
-    skip_harmless_cells,
-    summarize_reasons,
-)
+from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, find_worst, summarize_reasons
 from statecli.commands.verify.rules import UNTIED_BY_COPY
 from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity, Wording
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ModelState, Origin, TensorInfo
+from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState, Origin, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.units import format_origin
@@ -316,18 +307,64 @@ def build_finding(
 
 
 def build_check(
-    name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
+    subject: ModelUnderTest,
+    name: Name,
+    how: str,
+    columns: Mapping[str, Mapping[str, Cell]],
+    findings: Iterable[Finding],
+    reasons: Iterable[str],
 ) -> Check:
-    """Build the check of a proof from its results. A reason makes the check inconclusive, unless a tensor failed."""
-    all_findings, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
-    verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
-    verdicts |= {Verdict.FAILED} if all_findings else set()
-    verdicts |= {Verdict.INCONCLUSIVE} if why else set()
-    verdict = find_worst(verdicts)
-    all_columns = tuple(Column(column, dict(cells)) for column, cells in columns.items())
-    has_reason = verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE)
-    reason = why or (summarize_reasons(all_columns, verdict) if has_reason else None)
-    return skip_harmless_cells(Check(name, verdict, how, reason, all_columns, all_findings))
+    """Build the check of a proof from its results, limited to the selected tensors.
+
+    A reason makes the check inconclusive, unless a tensor failed. A tensor whose findings are all notes does not fail.
+    """
+    kept_findings = tuple(finding for finding in findings if finding.fqn not in subject.excluded)
+    harmful = {finding.fqn for finding in kept_findings if finding.severity is not Severity.NOTE}
+    harmless = {finding.fqn for finding in kept_findings} - harmful
+    kept_columns = _select_cells(subject, columns, harmless)
+    verdicts = {cell.verdict for column in kept_columns for cell in column.cells.values()}
+    if kept_findings:
+        verdicts.add(Verdict.FAILED if harmful else Verdict.PASSED)
+    reason = "; ".join(dict.fromkeys(reasons)) or None
+    verdict = find_worst(verdicts | {Verdict.INCONCLUSIVE} if reason else verdicts)
+    if reason is None and verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE):
+        is_filtered = any(columns.values()) and not any(column.cells for column in kept_columns)
+        reason = _NO_TENSOR_SELECTED if is_filtered else summarize_reasons(kept_columns, verdict)
+    return Check(name, verdict, how, reason, kept_columns, kept_findings)
+
+
+_NO_TENSOR_SELECTED = "the filters exclude all tensors of this check"
+
+
+def _select_cells(
+    subject: ModelUnderTest, columns: Mapping[str, Mapping[str, Cell]], harmless: Collection[str | None]
+) -> tuple[Column, ...]:
+    """Return the cells of the selected tensors. Cells of harmless tensors do not fail, and doubtful cells do not pass.
+
+    A cell is doubtful if a copy of the model stores the tensor in another way. The first column has a skipped cell for
+    each sample input that is stored in the model.
+    """
+    oddities = (oddity for oddity in subject.state.oddities if oddity.kind is OddityKind.UNLIKE_COPY)
+    doubts = {oddity.fqn: oddity.message for oddity in oddities}
+    first = next(iter(columns), None)
+
+    def revise(fqn: str, cell: Cell) -> Cell:
+        if cell.verdict is Verdict.FAILED:
+            return structs.replace(cell, verdict=Verdict.SKIPPED) if fqn in harmless else cell
+        if cell.verdict is Verdict.PASSED and fqn in doubts:
+            return structs.replace(cell, verdict=Verdict.INCONCLUSIVE, reason=doubts[fqn])
+        return cell
+
+    def select(column: str, cells: Mapping[str, Cell]) -> Column:
+        inputs = subject.sample_inputs if column == first else ()
+        failed = {fqn for fqn, cell in cells.items() if cell.verdict is Verdict.FAILED}
+        input_cells = {fqn: skip_cell(SAMPLE_INPUT_NOTE) for fqn in inputs if fqn not in failed}
+        all_cells = {**cells, **input_cells}
+        return Column(
+            column, {fqn: revise(fqn, cell) for fqn, cell in all_cells.items() if fqn not in subject.excluded}
+        )
+
+    return tuple(select(column, cells) for column, cells in columns.items())
 
 
 def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:

@@ -55,6 +55,8 @@ class ModelUnderTest:
         name_mismatch: Set if two instances register different names, and cannot be compared.
         original: The live model copied by `build_fresh`, read-only.
         read_original: Name of a tensor of the original that forward of a copy reads.
+        sample_inputs: Names of tensors that are sample inputs stored in the model.
+        excluded: Names of tensors that the filters exclude from the results.
     """
 
     target: str
@@ -73,6 +75,8 @@ class ModelUnderTest:
     name_mismatch: str | None = None
     original: nn.Module | None = None
     read_original: str | None = None
+    sample_inputs: tuple[str, ...] = ()
+    excluded: frozenset[str] = frozenset()
 
     @functools.cached_property
     def rows_by_fqn(self) -> Mapping[str, TensorInfo]:

@@ -33,7 +33,7 @@ class Proof(ABC):
         except ModelError as error:
             self._reasons.append(check_builder.get_reason(self._subject, error))
         columns = {column: cells for column, cells in self._columns.items() if cells}
-        return check_builder.build_check(self._name, self._how, columns, self._findings, self._reasons)
+        return check_builder.build_check(self._subject, self._name, self._how, columns, self._findings, self._reasons)
 
     def report(
         self,

@@ -7,9 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import structs
 
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState, Oddity
 from statecli.core.proof_names import DEFAULT_PROOFS as DEFAULT_PROOFS, Name as Name
 from statecli.core.result_views import ResultViews
@@ -87,38 +86,11 @@ def find_worst(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=WORST_FIRST.index, default=Verdict.SKIPPED)
 
 
-def list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
-    """Return `tensor name: reason` for each cell with this verdict."""
-    cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
-    return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is verdict and cell.reason]
-
-
 def summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
     """Return the first reason of cells with this verdict and the number of further reasons, or None."""
-    reasons = list_reasons(columns, verdict)
+    cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
+    reasons = [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is verdict and cell.reason]
     return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
-
-
-def skip_harmless_cells(check: Check) -> Check:
-    """Change failed cells to skipped if all findings of the tensor have the severity note. Recompute the verdict."""
-    harmful = {finding.fqn for finding in check.findings if finding.severity is not Severity.NOTE}
-    harmless = {finding.fqn for finding in check.findings} - harmful
-    if not harmless or check.verdict is not Verdict.FAILED:
-        return check
-    columns = tuple(
-        Column(column.name, {fqn: _skip_cell(cell) if fqn in harmless else cell for fqn, cell in column.cells.items()})
-        for column in check.columns
-    )
-    verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
-    verdicts |= {Verdict.FAILED} if harmful else {Verdict.PASSED}
-    verdicts |= {Verdict.INCONCLUSIVE} if check.reason else set()
-    verdict = find_worst(verdicts)
-    reason = check.reason or (summarize_reasons(columns, verdict) if verdict is Verdict.INCONCLUSIVE else None)
-    return structs.replace(check, verdict=verdict, reason=reason, columns=columns)
-
-
-def _skip_cell(cell: Cell) -> Cell:
-    return structs.replace(cell, verdict=Verdict.SKIPPED) if cell.verdict is Verdict.FAILED else cell
 
 
 class Verification(ResultViews, msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,23 +19,9 @@ from msgspec.structs import replace
 from statecli import live
 from statecli.commands import verify
 from statecli.commands.verify import proofs
-from statecli.commands.verify.result import (
-    DEFAULT_PROOFS,
-    Cell,
-    Check,
-    Column,
-    Name,
-    Verdict,
-    Verification,
-    find_worst,
-    list_reasons,
-    summarize_reasons,
-)
+from statecli.commands.verify.result import DEFAULT_PROOFS, Check, Name, Verdict, Verification
 from statecli.core import target_suggestions
 from statecli.core.errors import ModelError, UnreadableError, UsageError
-from statecli.core.finding import Finding, Severity
-from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState
-from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import report_stage
 from statecli.core.proof_names import OPTION_OF_PROOF
 from statecli.core.selection import Selection, select
@@ -111,10 +97,12 @@ def verify_model(
     """Run the proofs on a model under test."""
     state = select(subject.state, request.selection, request.target)
     names, checks = request.checks or DEFAULT_PROOFS, dict[Name, Check]()
+    excluded = {tensor.fqn for tensor in subject.state.tensors} - {tensor.fqn for tensor in state.tensors}
+    subject = dataclasses.replace(subject, excluded=frozenset(excluded))
     # `forward` comes first, because a tensor that does not move is harmless if forward ran on the moved model.
     for name in sorted(names, key=lambda name: name is not Name.FORWARD):
         report_stage(f"check {name.value}")
-        checks[name] = _restrict_to_selection(_run_proof(name, subject, request), state, subject.state)
+        checks[name] = _run_proof(name, subject, request)
         on_check_done(checks[name])
         if name is Name.FORWARD and checks[name].verdict is Verdict.PASSED:
             subject = dataclasses.replace(subject, forward_passed=True)
@@ -187,12 +175,13 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     # The proof `forward` calls a single instance, and does not compare it with another.
     if subject.name_mismatch and name is not Name.FORWARD:
         return Check(name, Verdict.INCONCLUSIVE, reason=subject.name_mismatch)
-    inputs = [row.fqn for row in subject.state.tensors if row.is_input]
+    inputs = tuple(row.fqn for row in subject.state.tensors if row.is_input)
+    subject = dataclasses.replace(subject, sample_inputs=inputs)
     if inputs and name is not Name.FORWARD:  # the proof forward may find that forward reads the input
         state = replace(subject.state, tensors=tuple(row for row in subject.state.tensors if not row.is_input))
         subject = dataclasses.replace(subject, state=state)
     try:
-        return _doubt_unlike_copies(_add_carried_inputs(_prove(name, subject, request), inputs), subject.state)
+        return _prove(name, subject, request)
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
     except Exception as error:
@@ -201,35 +190,6 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
         if error_text is None:
             raise
         return Check(name, Verdict.INCONCLUSIVE, reason=error_text)
-
-
-def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """Mark sample inputs stored in the model as skipped in the first column, except inputs with a failed cell."""
-    if not check.columns:
-        return check
-    first, *others = check.columns
-    failed_names = {fqn for fqn, cell in first.cells.items() if cell.verdict is Verdict.FAILED}
-    input_cells = {fqn: Cell(Verdict.SKIPPED, reason=SAMPLE_INPUT_NOTE) for fqn in inputs if fqn not in failed_names}
-    return replace(check, columns=(replace(first, cells={**first.cells, **input_cells}), *others))
-
-
-def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
-    """Change passed cells to inconclusive for tensors that a copy of the model stores differently than the model."""
-    messages = {oddity.fqn: oddity.message for oddity in state.oddities if oddity.kind is OddityKind.UNLIKE_COPY}
-    if not messages:
-        return check
-
-    def doubt(fqn: str, cell: Cell) -> Cell:
-        is_doubtful = cell.verdict is Verdict.PASSED and fqn in messages
-        return replace(cell, verdict=Verdict.INCONCLUSIVE, reason=messages[fqn]) if is_doubtful else cell
-
-    columns = tuple(
-        replace(column, cells={fqn: doubt(fqn, cell) for fqn, cell in column.cells.items()}) for column in check.columns
-    )
-    if columns == check.columns or check.verdict is not Verdict.PASSED:
-        return replace(check, columns=columns)
-    unsure = Verdict.INCONCLUSIVE
-    return replace(check, columns=columns, verdict=unsure, reason=summarize_reasons(columns, unsure))
 
 
 _READS_ORIGINAL_REASON = (
@@ -241,38 +201,3 @@ _CALLING_PROOFS = (Name.STEP, Name.FORWARD, Name.EXPORT, Name.COMPILE, Name.SHAR
 _NON_LEAF_REASON = (
     "{} was computed from other tensors before the model was copied, so no gradient flows back through the copy"
 )
-
-
-def _restrict_to_selection(check: Check, state: ModelState, full_state: ModelState) -> Check:
-    """Remove cells and findings of tensors that the filters exclude."""
-    if state is full_state:
-        return check
-    names = {tensor.fqn for tensor in state.tensors}
-    columns = tuple(
-        replace(column, cells={fqn: cell for fqn, cell in column.cells.items() if fqn in names})
-        for column in check.columns
-    )
-    removed_names = {tensor.fqn for tensor in full_state.tensors} - names
-    findings = tuple(finding for finding in check.findings if finding.fqn not in removed_names)
-    return _recompute_verdict(check, columns, findings)
-
-
-def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tuple[Finding, ...]) -> Check:
-    """Recompute the verdict of a proof from the given columns and findings."""
-    restricted = replace(check, columns=columns, findings=findings)
-    if check.verdict is Verdict.SKIPPED or any(finding.severity is not Severity.NOTE for finding in findings):
-        return restricted
-    unsure = Verdict.INCONCLUSIVE
-    cell_reasons = (None, summarize_reasons(check.columns, unsure), *list_reasons(check.columns, unsure))
-    if check.verdict is not Verdict.PASSED and check.reason not in cell_reasons:
-        return replace(restricted, verdict=unsure)
-    if not any(column.cells for column in check.columns):
-        return restricted
-    verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
-    worst = find_worst(verdicts | {Verdict.PASSED} if findings else verdicts)
-    if worst is Verdict.PASSED:
-        return replace(restricted, verdict=worst, reason=check.reason if check.verdict is worst else None)
-    return replace(restricted, verdict=worst, reason=summarize_reasons(columns, worst) or _NO_TENSOR_SELECTED)
-
-
-_NO_TENSOR_SELECTED = "the filters exclude all tensors of this check"

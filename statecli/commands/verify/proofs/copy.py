@@ -70,7 +70,9 @@ class _Proof:
         try:
             module = self._build_instance()
         except ModelError as error:
-            return check_builder.build_check(Name.COPY, "", {}, (), [check_builder.get_reason(self._subject, error)])
+            return check_builder.build_check(
+                self._subject, Name.COPY, "", {}, (), [check_builder.get_reason(self._subject, error)]
+            )
         self._tensors = measure.map_tensors(module)
         self._module, self._class_attributes = module, _find_class_attributes(module)
         self._flat_weights = _find_flat_weights(module)
@@ -82,7 +84,9 @@ class _Proof:
             )
         self._copy(module)
         self._pickle(module)
-        return check_builder.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
+        return check_builder.build_check(
+            self._subject, Name.COPY, self._how, self._columns, self._findings.values(), self._reasons
+        )
 
     def _build_instance(self) -> nn.Module:
         """Build an instance. If the live model cannot be copied, return the live model itself, only for reading."""

@@ -197,7 +197,7 @@ def _build_answer(
     if empty_check is not None and not findings and not reasons:
         return empty_check
     return check_builder.build_check(
-        Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons
+        subject, Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons
     )
 
 

@@ -180,7 +180,7 @@ class _Proof:
                 f"{how}"
             )
         reasons = [*self._moved.reasons, *check_builder.list_unreachable_tensors(self._subject)]
-        return check_builder.build_check(Name.MOVE, how, {"moves": cells}, self._findings, reasons)
+        return check_builder.build_check(self._subject, Name.MOVE, how, {"moves": cells}, self._findings, reasons)
 
     # --- one tensor ----------------------------------------------------------------------------------------------
 

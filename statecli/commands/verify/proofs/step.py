@@ -147,7 +147,7 @@ def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Ch
         return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=reason)
     run, why_not = training_rounds.train_fresh_instance(subject, optimizer_type)
     if why_not:
-        return check_builder.build_check(Name.STEP, _describe_training(run), {}, [], [why_not])
+        return check_builder.build_check(run.subject, Name.STEP, _describe_training(run), {}, [], [why_not])
     return _judge_training(run)
 
 
@@ -202,7 +202,7 @@ def _judge_training(run: Training) -> Check:
         "forward updates": _judge_changed_by_forward(verdicts),
     }
     columns = {name: cells for name, cells in all_columns.items() if cells}
-    check = check_builder.build_check(Name.STEP, _describe_training(run), columns, verdicts.findings, [])
+    check = check_builder.build_check(run.subject, Name.STEP, _describe_training(run), columns, verdicts.findings, [])
     if run.leaf_records or check.verdict is Verdict.FAILED:
         return check
     return replace(check, verdict=Verdict.SKIPPED, reason="no tensor of the model requires grad")
