@@ -58,8 +58,6 @@ class _Proof(Proof):
         self._is_loaded = False
         self._different: set[str] = set()
         self._target = nn.Module()
-        self._loaded: Any = None
-        self._reloaded_tensors: dict[str, torch.Tensor] | None = None
 
     def _run(self) -> None:
         source, target = self._subject.build_used(), self._subject.build_fresh()
@@ -92,14 +90,9 @@ class _Proof(Proof):
             loaded_state, refused_type = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward has values that torch itself refuses, so this is not a finding.
         if refused_type is not None and "Uninitialized" not in refused_type:
-            name = _find_refused_tensor(state, refused_type)
-            refused_type = type(state[name]).__name__ if name is not None else refused_type
             refused_text = f", which contains a {refused_type}" if refused_type else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{refused_text}"
-            help = "return only plain data from get_extra_state: tensors, numbers, text, and lists and dicts of these"
-            if name is not None:
-                help = f"before torch.load, call torch.serialization.add_safe_globals([{refused_type}])"
-            self.report(rules.NOT_PLAIN_DATA, message, name, help=help)
+            self.report(rules.NOT_PLAIN_DATA, message, None, help=_PLAIN_DATA_HELP)
         return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
@@ -116,7 +109,6 @@ class _Proof(Proof):
 
     def _load(self, target: nn.Module, loaded_state: Any) -> bool:
         """Load the state_dict into the second instance (B). Return True on success; otherwise report the error."""
-        self._loaded = loaded_state
         activity = "load_state_dict(strict=True) with the model's state_dict"
         _, error_text = check_builder.run_user_code(
             self._subject, activity, lambda: target.load_state_dict(loaded_state, strict=True)
@@ -180,38 +172,11 @@ class _Proof(Proof):
             help = self._suggest_in_own_method(name, _SAVE_METHODS, _KEEP_HELP)
             self._saved[name] = self._build_failed_cell(rules.CHANGED_BY_SAVING, row, message, help)
         else:
-            load_effect = (
-                "sets other values" if self._is_set_by_load(name, restored_tensor) else "does not restore the tensor"
-            )
-            message = f"{name}: saved, but load_state_dict() {load_effect}"
+            message = f"{name}: {_NOT_RESTORED}"
             help = self._suggest_in_own_method(name, _LOAD_METHODS, "in {}, pass the saved entry on to super()")
             if name in self._subject.created_by_forward and not help:
                 help = check_builder.REGISTER_EARLIER_HELP
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
-
-    def _is_set_by_load(self, name: str, restored_tensor: torch.Tensor | None) -> bool:
-        """Return True if a load into a third instance gives the same value, so that load_state_dict must set it."""
-        if self._reloaded_tensors is None:
-            self._reloaded_tensors = {}
-            second_target = self._subject.build_fresh()
-            ours = check_builder.list_storage_keys(measure.map_tensors(self._target).values())
-            tensor_bits.perturb(
-                (
-                    tensor
-                    for tensor in measure.map_tensors(second_target).values()
-                    if identify_storage(tensor) not in ours
-                ),
-                phase=100,
-            )
-            loads = check_builder.run_user_code(
-                self._subject, "", lambda: second_target.load_state_dict(self._loaded, strict=True)
-            )
-            self._reloaded_tensors = measure.map_tensors(second_target) if loads[1] is None else {}
-        return (
-            restored_tensor is not None
-            and name in self._reloaded_tensors
-            and tensor_bits.is_same(restored_tensor, self._reloaded_tensors[name]) is True
-        )
 
     def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], remedy: str) -> Help:
         return check_builder.suggest_in_own_method(self._subject, self._target, fqn, methods, remedy)
@@ -299,7 +264,7 @@ class _Proof(Proof):
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
 
     def _fail_not_restored(self, row: TensorInfo) -> Cell:
-        message = f"{row.fqn}: saved, but load_state_dict() does not restore the tensor"
+        message = f"{row.fqn}: {_NOT_RESTORED}"
         help = self._suggest_in_own_method(row.fqn, _LOAD_METHODS, "restore the tensor in {}")
         return self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
@@ -312,9 +277,14 @@ class _Proof(Proof):
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
 
 
+_NOT_RESTORED = "saved, but load_state_dict() does not restore the tensor"
 _SHARED_REASON = (
     "all instances share the tensor, for example as a class attribute; statecli does not check whether another process "
     "creates an equal tensor"
+)
+_PLAIN_DATA_HELP = (
+    "save only plain data: tensors, numbers, text, and lists and dicts of these; for a tensor subclass, call "
+    "torch.serialization.add_safe_globals before torch.load"
 )
 _UNKNOWN_ENTRY = "saved under another name; statecli cannot check whether load_state_dict() restores the tensor"
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
@@ -322,23 +292,6 @@ _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_di
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
 _KEEP_HELP = "let {} keep all entries that super() saves"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
-
-
-def _find_refused_tensor(state: object, refused_type: str) -> str | None:
-    """Return the name of the first saved tensor whose class torch.load refuses.
-
-    `refused_type`: the name of the class. A nested class is pickled as a call of getattr.
-    """
-    if not isinstance(state, Mapping):
-        return None
-    kinds = {name: type(value) for name, value in state.items() if issubclass(type(value), torch.Tensor)}
-    plain_kinds = (torch.Tensor, nn.Parameter, nn.Buffer)
-    refused = (name for name, kind in kinds.items() if kind not in plain_kinds and _is_pickled_as(kind, refused_type))
-    return next(refused, None)
-
-
-def _is_pickled_as(kind: type, name: str) -> bool:
-    return kind.__name__ == name or (name == "getattr" and "." in kind.__qualname__)
 
 
 class _Safetensors:
