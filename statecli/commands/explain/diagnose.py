@@ -15,7 +15,7 @@ from statecli.commands.explain.initial_values import describe_initial_values
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.other_entries import compare_other_entries, is_extra_state, list_other_names
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
-from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
+from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, Recipe, Rest
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import Step, apply_steps, find_steps
 from statecli.commands.explain.result import NO_CODE, Cause, CauseEvidence, Diagnosis
@@ -214,14 +214,12 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
         steps, in_order = (), tuple(subject.registered)
     initial = (*matching.mismatched.values(), *matching.missing)
     unused = (*matching.mismatched, *matching.unexpected, *other_entries.unused)
-    dropped_names = [apply_steps(steps, name) for name in unused]
-    kept_names = [*(names[name] for name in matching.pairs), *other_entries.kept]
     if 2 * len(initial) > len(subject.registered):
         reason = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {reason}")
-    left_out, source = leave_out(dropped_names, kept_names) if dropped_names else LeftOut(), subject.entries.source
-    if left_out is None or source is None:
-        reason = "too many modules differ" if source else "statecli cannot write code that reads this format"
+    source = subject.entries.source
+    if source is None:
+        reason = "statecli cannot write code that reads this format"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {reason}")
     model_code = build_model_code(subject.built_model.spec, subject.built_model.loaded)
     initial += other_entries.missing
@@ -230,7 +228,7 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
         model_code,
         steps,
         in_order,
-        left_out,
+        _leave_out(subject, matching, steps, unused),
         matching.ties,
         initial,
         tuple(names[name] for name in matching.transposed),
@@ -239,6 +237,19 @@ def _build_diagnosis(subject: LoadSubject, matching: Matching) -> Diagnosis:
     diagnosis = Diagnosis(causes, recipe.format_code(), _list_maps(steps), not initial, initial, unused)
     diagnosis = replace(diagnosis, warnings=tuple(other_entries.list_warnings()))
     return _judge(diagnosis, subject, matching, result, model_code.doubt)
+
+
+def _leave_out(subject: LoadSubject, matching: Matching, steps: Sequence[Step], unused: Sequence[str]) -> LeftOut:
+    """Describe how to leave out the unused entries: by comparison with the class if that gives exactly these entries.
+
+    A comparison of names cannot keep an old name of weight_norm, which the class does not have.
+    """
+    dropped_names = tuple(apply_steps(steps, name) for name in unused)
+    unknown_names = dropped_names[len(matching.mismatched) :]
+    is_comparable = all(_choose_new_name(*pair) == pair[1] for pair in matching.pairs.items())
+    if len(dropped_names) <= MAX_DELETED_NAMES or not is_comparable or set(unknown_names) & set(subject.registered):
+        return LeftOut(dropped_names)
+    return LeftOut(dropped_names, Rest.OF_OTHER_SHAPE if matching.mismatched else Rest.UNKNOWN)
 
 
 def _describe_other_names(names: Mapping[str, str]) -> CauseEvidence:

@@ -39,7 +39,7 @@ def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -
     if recipe.source.loader is Loader.DCP:  # the printed lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     others = (apply_steps(recipe.steps, name) for name in entries.state_dict.others)
-    kept_others = tuple(name for name in others if not recipe.left_out.covers(name))
+    kept_others = tuple(name for name in others if name not in recipe.left_out.names)
     entries = replace(entries, state_dict=replace(entries.state_dict, others=kept_others))
     names = recipe.rename_entries(entries.names)
     transposed = {names[name] for name in recipe.transposed}

@@ -60,15 +60,10 @@ class Rest(Enum):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Entries that are not loaded, given by prefix, by name, or by comparison with the class (`rest`)."""
+    """Entries that are not loaded. The code finds these entries by comparison with the class (`rest`) or by name."""
 
-    prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     rest: Rest | None = None
-
-    def covers(self, name: str) -> bool:
-        """Return True if the entry with this name is left out."""
-        return name.startswith(self.prefixes) if name not in self.names else True
 
     def format_code(self) -> tuple[str, ...]:
         """Return the code that removes the entries from the dict `state`."""
@@ -78,16 +73,10 @@ class LeftOut(msgspec.Struct, frozen=True):
         if self.rest is Rest.OF_OTHER_SHAPE:
             shape = 'getattr(tensor, "shape", None)'
             shapes = f"shapes = {{name: {shape} for name, tensor in model.state_dict().items()}}"
-            return shapes, f"state = {{{items} if shapes.get(name) == {shape}}}"
-        return (self._format_line(),)
-
-    def _format_line(self) -> str:
-        if not self.prefixes:
-            return f"del {', '.join(f'state[{format_text(name)}]' for name in self.names)}"
-        tests = [f"not name.startswith({_format_tuple(self.prefixes)})"]
-        if self.names:
-            tests.append(f"name not in {_format_tuple(self.names, always=True)}")
-        return f"state = {{name: tensor for name, tensor in state.items() if {' and '.join(tests)}}}"
+            return shapes, f"state = {{{items} if name in shapes and shapes[name] == {shape}}}"
+        if len(self.names) > MAX_DELETED_NAMES:
+            return f"for name in {_format_tuple(self.names)}:", "    del state[name]"
+        return (f"del {', '.join(f'state[{format_text(name)}]' for name in self.names)}",) if self.names else ()
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -115,7 +104,7 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def rebuilds_dict(self) -> bool:
         """Return True if the code builds a new dict. A new dict lacks the attribute `_metadata`."""
-        return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.files[1:]) or (
+        return bool(self.steps or self.in_order or self.left_out.rest or self.source.files[1:]) or (
             self.source.loader is Loader.DCP
         )
 
@@ -125,7 +114,8 @@ class Recipe(msgspec.Struct, frozen=True):
             renamed_names = dict(zip(self.in_order, names, strict=True))
         else:
             renamed_names = {apply_steps(self.steps, name): name for name in names}
-        entries = {new: name for new, name in renamed_names.items() if not self.left_out.covers(new)}
+        left_out = set(self.left_out.names)
+        entries = {new: name for new, name in renamed_names.items() if new not in left_out}
         entries.update((name, entries[tied_name]) for name, tied_name in self.ties)
         return entries
 
@@ -138,9 +128,8 @@ class Recipe(msgspec.Struct, frozen=True):
             lines += [*self.model.lines, f"model = {self.model.expression}"]
         lines += _format_source(self.source)
         lines += self._format_renaming()
-        if self.left_out.prefixes or self.left_out.names:
-            lines += self.left_out.format_code()
         lines += self._format_transposition()
+        lines += self.left_out.format_code()
         lines += [f"state[{format_text(name)}] = state[{format_text(tied_name)}]" for name, tied_name in self.ties]
         if self.initial:
             lines.append(f"model.load_state_dict(state, strict=False)  # initial values: {_list_modules(self.initial)}")
@@ -154,7 +143,7 @@ class Recipe(msgspec.Struct, frozen=True):
             yield "    if name in state and state[name].shape == tensor.shape[::-1] != tensor.shape:"
             yield "        state[name] = state[name].T"
         elif self.transposed:
-            yield f"for name in {_format_tuple(self.transposed, always=True)}:"
+            yield f"for name in {_format_tuple(self.transposed)}:"
             yield "    state[name] = state[name].T"
 
     def _format_imports(self) -> Iterable[str]:
@@ -210,9 +199,7 @@ def _rename(expression: str) -> str:
     return f"state = {{{expression}: tensor for name, tensor in state.items()}}"
 
 
-def _format_tuple(texts: Sequence[str], *, always: bool = False) -> str:
-    if len(texts) == 1 and not always:
-        return format_text(texts[0])
+def _format_tuple(texts: Sequence[str]) -> str:
     return f"({', '.join(map(format_text, texts))}{',' if len(texts) == 1 else ''})"
 
 
@@ -257,33 +244,3 @@ def _list_modules(names: Sequence[str]) -> str:
     modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     remainder_text = f" and {len(modules) - MAX_LISTED_NAMES} more" if len(modules) > MAX_LISTED_NAMES else ""
     return f"{len(names)} tensors of {', '.join(modules[:MAX_LISTED_NAMES])}{remainder_text}"
-
-
-def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None:
-    """Describe how to leave out exactly these names, by name or prefix. Return None if the code would be too long."""
-    if len(names) <= MAX_DELETED_NAMES:
-        return LeftOut(names=tuple(names))
-    kept_names = list(kept_names)
-    heads = _index_heads(kept_names)
-    prefixes, single_names = dict[str, None](), dict[str, None]()
-    for name in names:
-        parts = name.split(".")
-        starts = (".".join(parts[:n]) + "." for n in range(1, len(parts)))
-        prefix = next((start for start in starts if start not in heads), None)
-        if prefix is None:
-            single_names[name] = None
-        else:
-            prefixes[prefix] = None
-    left_out = LeftOut(tuple(prefixes), tuple(single_names))
-    return left_out if len(prefixes) + len(single_names) <= 2 * MAX_LISTED_NAMES else None
-
-
-def _index_heads(names: Iterable[str]) -> set[str]:
-    """Return every prefix of the names that ends with a dot: `net.` and `net.0.` for `net.0.weight`."""
-    heads: set[str] = set()
-    for name in names:
-        position = name.find(".") + 1
-        while position:
-            heads.add(name[:position])
-            position = name.find(".", position) + 1
-    return heads
