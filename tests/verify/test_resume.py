@@ -321,38 +321,16 @@ def test_tuple_without_a_length_does_not_prevent_the_proof(in_tmp_path):
         assert prove_source(name, body, "2x3").verdict is Verdict.PASSED
 
 
-@pytest.mark.parametrize(
-    ("init", "start"),
-    [
-        ("self.n = 0\nfor _ in range(3):\n    self.n = self.n + 1", "3"),
-        ("self.n = 0\nfor number in range(3):\n    self.n = number", "2"),
-        ("self.n = self.n + 1", "1"),
-        ("import random\nself.n = random.random()", "random.random()"),
-    ],
-)
-def test_help_has_the_first_value_of_a_repeated_assignment(init, start, in_tmp_path):
-    """The expression of the last assignment does not give the value, or reads the attribute itself."""
-    body = net(init, "self.n += 1\nreturn self.fc(x) * 0.9 ** self.n") + "\nn = 0"
-    (finding,) = prove(body).findings
-    assert f'self.register_buffer("n", torch.tensor({start}))' in finding.help
-
-
 def test_command_line_names_the_line(statecli, in_tmp_path):
     """The message has both values and the line of forward, and the fix has the line that registers the number."""
     write_class(ZOO["a counter"][0])
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "resume", "--optimizer", "sgd")
     assert result.code == 1
     assert "error[lost-by-resuming]: n: 2 when saved, 0 in a new instance after the load" in result.out
-    assert 'self.register_buffer("n", torch.tensor(0))' in result.out
+    assert 'self.register_buffer("n", torch.tensor(...))' in result.out
     line = Path("net.py").read_text().splitlines().index("        self.n += 1") + 1
     assert f"the output of step 3 differs [net.py:{line}]\n" in result.out
     assert "with SGD" in result.out
-
-
-def test_fix_of_a_random_number_draws_a_number_for_each_model(in_tmp_path):
-    """The fix repeats the constructor's expression, because each model would have a pasted number."""
-    check = prove(net("self.s = torch.rand(1).item()", "return self.fc(x) * self.s"))
-    assert 'self.register_buffer("s", torch.tensor(torch.rand(1).item()))' in check.findings[0].help
 
 
 def test_real_classes_pass():

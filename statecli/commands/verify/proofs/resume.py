@@ -7,7 +7,6 @@ lost. If the training differs although all values are restored, the cause is unk
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection
 from typing import Any
 
@@ -33,7 +32,6 @@ from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
 from statecli.core.units import format_origin, plural
 from statecli.live import measure, tensor_bits
-from statecli.live.attribute_source import read_assignment
 from statecli.live.metric_states import MAKE_PERSISTENT_HELP, SAVED_ON_REQUEST_REASON, MetricStates
 from statecli.live.tensors import is_lazy
 
@@ -249,26 +247,8 @@ class _Proof(Proof):
         if slot.owner_kind != "module":
             return "keep the value in a buffer of the model, and do not change the buffer in other code"
         if type(value) in (bool, int, float):
-            start = self._find_start(slot, training) or repr(value)
-            return f'call self.register_buffer("{slot.name}", torch.tensor({start})), and change the buffer in place'
+            return f'call self.register_buffer("{slot.name}", torch.tensor(...)), and change the buffer in place'
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
-
-    def _find_start(self, slot: Slot, training: SavedTraining) -> str:
-        """Return the constructor's expression for the value, so that a random initial value stays random.
-
-        Return the value itself if no single expression gives the value; "" if the slot had no value.
-        """
-        initial = training.initial.get(slot, {}).get("")
-        if not isinstance(initial, str) or initial == "None":
-            return ""
-        module, origins = training.module.get_submodule(slot.path), self._subject.origins
-        assignment = read_assignment(origins.locate(module, slot.name), slot.name)
-        if assignment is None or assignment.is_unpacked or "\n" in assignment.text:
-            return initial
-        reads_itself = any(getattr(node, "attr", None) == slot.name for node in ast.walk(assignment.value))
-        if reads_itself or origins.is_repeated(module, slot.name):
-            return initial
-        return assignment.text
 
     def _find_line(self, slot: Slot, training: SavedTraining) -> Origin | None:
         if slot.owner_kind != "module":
