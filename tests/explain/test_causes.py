@@ -649,17 +649,16 @@ def test_an_unused_tensor_with_other_words_is_not_in_doubt():
     assert not list(list_doubts_about_rest(matching))
 
 
-@pytest.mark.parametrize(("shape", "in_doubt"), [((3, 4), True), ((4, 3), False), ((4, 4), False)])
-def test_an_unused_matrix_of_the_transposed_shape_is_in_doubt(shape, in_doubt):
-    """If the weight is transposed, a square weight of the file may be transposed too."""
-    matching = Matching(
-        {"mid.weight": "mid.weight"},
-        {},
-        {},
-        ("old.weight",),
-        ("top.weight",),
-        (),
-        {"mid.weight": (4, 4), "old.weight": shape},
-        {"mid.weight": (4, 4), "top.weight": (4, 3)},
-    )
-    assert any("transposed" in doubt for doubt in list_doubts_about_rest(matching)) == in_doubt
+@pytest.mark.parametrize(
+    ("shape", "reason"), [((3, 4), "the dimensions are in another order"), ((4, 3), "both have the same shape")]
+)
+def test_an_unused_tensor_with_the_dimensions_of_a_missing_tensor_is_in_doubt(shape, reason):
+    """A matrix may be transposed; a matrix with another dimension is not in doubt."""
+    shapes = {"top.weight": (4, 3)}
+    for stored, doubts in (
+        (shape, [f"the unused tensor old.weight may be the missing top.weight: {reason}"]),
+        ((4, 4), []),
+    ):
+        own_shapes = {"old.weight": stored}
+        matching = Matching({}, {}, {}, ("old.weight",), ("top.weight",), (), own_shapes, shapes)
+        assert list(list_doubts_about_rest(matching)) == doubts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice, product
 from math import prod
 
 from statecli.commands.explain.align import Shape
@@ -12,8 +11,6 @@ from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
 
-#: Largest number of comparisons between unused and missing tensors.
-MAX_COMPARISONS = 20_000
 #: Part of the names of embeddings that an output layer may share: `embed_tokens`, `wte`, `shared`.
 _EMBEDDING = compile_on_use(r"emb|\bwte\b|\bshared\b|\btok")
 
@@ -26,28 +23,34 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
     yield from _find_transposed_kernels(matching)
     yield from _find_square_weights(matching)
     yield from _find_permuted_tensors(matching)
-    yield from _find_transposed_rest(matching)
 
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
     """Yield a warning if an unused tensor of the file may belong to a name that keeps its initial value.
 
-    The tensor has the missing tensor's shape, and the last component of one name shares a word with the other name.
+    The dimensions are equal, perhaps in another order, and the last component of one name shares a word with the other
+    name.
     """
     by_last_word: dict[tuple[str, Shape], str] = {}
     by_word: dict[tuple[str, Shape], str] = {}
     for name in reversed(matching.unexpected):
-        shape = matching.own_shapes[name]
-        by_last_word |= {(word, shape): name for word in _split_last_part(name)}
-        by_word |= {(word, shape): name for word in _split_name(name)}
+        dimensions = _sort_dimensions(matching.own_shapes[name])
+        by_last_word |= {(word, dimensions): name for word in _split_last_part(name)}
+        by_word |= {(word, dimensions): name for word in _split_name(name)}
     for name in matching.missing:
-        shape = matching.shapes[name]
-        candidates = [by_word.get((word, shape)) for word in _split_last_part(name)]
-        candidates += [by_last_word.get((word, shape)) for word in _split_name(name)]
+        dimensions = _sort_dimensions(matching.shapes[name])
+        candidates = [by_word.get((word, dimensions)) for word in _split_last_part(name)]
+        candidates += [by_last_word.get((word, dimensions)) for word in _split_name(name)]
         unused_name = next(filter(None, candidates), None)
         if unused_name is not None:
-            yield f"the unused tensor {unused_name} may be the missing {name}: both have the same shape"
+            has_same_shape = matching.own_shapes[unused_name] == matching.shapes[name]
+            reason = "both have the same shape" if has_same_shape else "the dimensions are in another order"
+            yield f"the unused tensor {unused_name} may be the missing {name}: {reason}"
             return
+
+
+def _sort_dimensions(shape: Shape) -> Shape:
+    return None if shape is None else tuple(sorted(shape))
 
 
 def _split_name(name: str) -> set[str]:
@@ -133,19 +136,6 @@ def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
             yield (
                 f"{name} of shape {list(shapes[0])} is left out, and may be {registered_name} of shape "
                 f"{list(shapes[1])} with its dimensions in another order"
-            )
-            return
-
-
-def _find_transposed_rest(matching: Matching) -> Iterable[str]:
-    """Yield a warning if an unused matrix may be a missing matrix that is transposed, as square weights may be then."""
-    for name, missing_name in islice(product(matching.unexpected, matching.missing), MAX_COMPARISONS):
-        shape, missing_shape = matching.own_shapes[name] or (), matching.shapes[missing_name] or ()
-        is_transposed = len(shape) == 2 and shape != shape[::-1] == missing_shape
-        if is_transposed and _split_last_part(name) & _split_last_part(missing_name):
-            yield (
-                f"the unused tensor {name} may be the missing {missing_name}: it has the transposed shape, so other "
-                "weights may be transposed too"
             )
             return
 
