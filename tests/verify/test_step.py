@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds, value_snapshots
 from statecli.commands.verify.proofs.step import prove
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.errors import UsageError
@@ -447,36 +446,3 @@ def test_inputs_without_elements_are_inconclusive():
     check = run_step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert check.reason == "the inputs have no elements (float32 0×8), so no gradient is computed"
-
-
-# --- updates --------------------------------------------------------------------------------------------------------
-
-
-class SliceOptimizer(torch.optim.Optimizer):
-    """An optimizer that adds 1 to some elements of each parameter, selected by a slice."""
-
-    chosen = slice(None)
-
-    def __init__(self, params):
-        """No options."""
-        super().__init__(params, {})
-
-    def step(self, closure=None):
-        """The update."""
-        with torch.no_grad():
-            for param in self.param_groups[0]["params"]:
-                param.view(-1)[self.chosen] += 1
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rounds", "updated"),
-    [(slice(0, 1), 1, True), (slice(1, 2), 2, True), (slice(-1, None), 2, True), (slice(0, 0), 3, False)],
-    ids=["in the sample", "next to the sample", "the last", "none"],
-)
-def test_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
-    """About a third of 16,382 values is sampled; an update outside the sample is found by comparing all values."""
-    module = nn.Linear(4 * value_snapshots.SAMPLED_VALUES - 2, 1, bias=False)
-    given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))
-    of = first_forward.add_inputs(model_under_test.prepare_live_model(module), given, None)
-    run, why_not = training_rounds.train_fresh_instance(of, type("One", (SliceOptimizer,), {"chosen": chosen}))
-    assert (run.rounds, run.leaf_records["weight"].updated, why_not) == (rounds, updated, None)

@@ -34,7 +34,7 @@ from statecli.commands.verify.training_record import (
     Training,
     has_new_gradients,
 )
-from statecli.commands.verify.value_snapshots import ParameterMark, ValuesBefore, copy_values
+from statecli.commands.verify.value_snapshots import ParameterMark, copy_values
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
 from statecli.live.tensors import is_lazy
@@ -209,12 +209,13 @@ def _run_step(run: Training, loss: torch.Tensor) -> None:
         return
     trained = {name: leaf for name, leaf in run.leaf_records.items() if leaf.trained and not leaf.updated}
     trained = {name: leaf for name, leaf in trained.items() if leaf.peaks[-1] and leaf.tensor.grad is not None}
-    before = {name: ValuesBefore(leaf.tensor, sample=run.rounds == 1) for name, leaf in trained.items()}
+    before = {name: copy_values(leaf.tensor) for name, leaf in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
         # LBFGS asks for the loss again, and gets the same loss.
         run.optimizer.step(lambda: float(loss.detach()))
     for name, leaf in trained.items():
-        leaf.updated = before[name].was_updated()
+        is_unchanged = tensor_bits.is_same(before[name], leaf.tensor)
+        leaf.updated = None if is_unchanged is None else not is_unchanged
         leaf.lost_peak = _find_lost_peak(leaf.tensor, run.optimizer) if leaf.updated is False else None
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of tensors: whether a step or a forward changed the values of a tensor since then."""
+"""Snapshots of tensors: whether a forward changed the values of a tensor since then."""
 
 from __future__ import annotations
 
@@ -10,33 +10,13 @@ from torch import nn
 from statecli.live import tensor_bits
 from statecli.live.tensors import identify_storage
 
-#: Number of values of a parameter that are compared first to see whether a step updated it.
+#: Number of values of a parameter that are compared to see whether forward changed it.
 SAMPLED_VALUES = 4096
 
 
 def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Return True for a tensor with strided layout that is not nested."""
     return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
-
-
-class ValuesBefore:
-    """Values of a tensor before the optimizer step, or only a sample if the tensor is large."""
-
-    def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
-        self._tensor, self._stride = tensor, 1
-        if sample and type(tensor) is nn.Parameter and tensor.is_contiguous() and is_strided(grad := tensor.grad):
-            stride = tensor.numel() // SAMPLED_VALUES or 1
-            if bool(grad.reshape(-1)[::stride].any()):
-                self._stride = stride
-        self._values = copy_values(self._read_values())
-
-    def _read_values(self) -> torch.Tensor:
-        return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
-
-    def was_updated(self) -> bool | None:
-        """Return True if the values changed. Return None if unknown, for example if only a sample is equal."""
-        is_unchanged = tensor_bits.is_same(self._values, self._read_values())
-        return None if is_unchanged is None or (is_unchanged and self._stride > 1) else not is_unchanged
 
 
 class ParameterMark:
