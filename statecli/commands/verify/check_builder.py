@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +27,7 @@ from statecli.core.rule import Rule
 from statecli.core.units import format_origin
 from statecli.live import measure, registration_code, tensor_sources
 from statecli.live.assignment_lines import Origins
-from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
-from statecli.live.spec import ModelSpec
 from statecli.live.tensors import identify_storage, is_lazy, split_disjoint
 from statecli.live.walk import walk
 from statecli.targets.location import is_installed
@@ -98,19 +96,6 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
 # --- emulated move --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _CalledModel(BuiltModel):
-    """`BuiltModel` of an instance that was called once. `build_again` also calls each new instance once."""
-
-    subject: ModelUnderTest = field(kw_only=True)
-
-    def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
-        return self.subject.build_used(values=bool(values), seed=seed)
-
-    def user_code(self, activity: str) -> AbstractContextManager[None]:  # type: ignore[override]
-        return self.subject.user_code(activity)
-
-
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
     """Call an instance and return its state. Each tensor has the result of a move that is emulated without a GPU.
 
@@ -120,16 +105,14 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
     if not subject.created_by_forward:
         return subject.state
     devices = {row.device for row in subject.state.tensors}
-    spec = ModelSpec(subject.target, "", False, subject.target)
-    init_device = "meta" if devices == {"meta"} else "cpu"
-    called_model = _CalledModel(
-        spec,
-        subject.build_used(),
-        Origins({}),
-        init_device,
-        False,
-        lambda _, seed: subject.build_used(seed=seed),
-        subject=subject,
+    called_model = replace(
+        subject.built_model,
+        module=subject.build_used(),
+        original=None,
+        origins=Origins({}),
+        init_device="meta" if devices == {"meta"} else "cpu",
+        values=False,
+        make_instance=lambda values, seed: subject.build_used(values=values, seed=seed),
     )
     return live.model_reader.read(called_model, subject.target)
 

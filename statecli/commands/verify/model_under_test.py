@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from statecli import live
 from statecli.commands.verify import copy_model
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from statecli.commands.verify.inputs import Call, Inputs
 
 
-class BuildInstance(Protocol):
-    """Function that builds another instance of a model; see `ModelUnderTest`."""
-
-    def __call__(self, *, values: bool = False, seed: int = 0) -> nn.Module: ...
-
-
 @dataclass(frozen=True)
 class ModelUnderTest:
     """Model to verify. Each proof gets fresh instances, which it may change.
@@ -40,16 +34,16 @@ class ModelUnderTest:
     Attributes:
         target: The user's name of the model.
         state: A row for each tensor.
-        build_fresh: Builds an instance in the mode of the constructor. Without `values` large random values are not
-            drawn, to save most of the building time. Raises ModelError if there is no second instance.
-        user_code: Context for each call of the model's own code, whose errors become a ModelError.
+        build_fresh: Builds an instance in the mode of the constructor: `build_fresh(values=False, seed=0)`. Without
+            `values` large random values are not drawn, to save most of the building time. Raises ModelError if there is
+            no second instance.
+        built_model: The model as it was built, with the context for its own code; its instance must not be used.
         rebuilds: True if the constructor runs for each instance with the seed, False if a live instance is copied.
         inputs: Arguments of forward; None without inputs.
         why_no_inputs: Why there are no inputs.
         created_by_forward: Names of tensors created by a first forward.
         reassigned_by_forward: Names under which a first forward puts another tensor.
         non_leaves: Names of tensors computed from others before the model was copied. A copy lacks their graph.
-        origins: Lines of the constructor's assignments.
         forward_passed: The check `forward` has passed: forward ran on the moved model.
         forward_error: The error of a plain call of a second instance in one line; None if forward returned.
         name_mismatch: Set if two instances register different names, and cannot be compared.
@@ -61,15 +55,14 @@ class ModelUnderTest:
 
     target: str
     state: ModelState
-    build_fresh: BuildInstance
-    user_code: Callable[[str], AbstractContextManager[None]]
+    build_fresh: Callable[..., nn.Module]
+    built_model: BuiltModel
     rebuilds: bool
     inputs: Inputs | None = None
     why_no_inputs: MissingInput = NO_INPUT
     created_by_forward: frozenset[str] = frozenset()
     reassigned_by_forward: frozenset[str] = frozenset()
     non_leaves: tuple[str, ...] = ()
-    origins: Origins = field(default_factory=Origins)
     forward_passed: bool = False
     forward_error: str | None = None
     name_mismatch: str | None = None
@@ -77,6 +70,15 @@ class ModelUnderTest:
     read_original: str | None = None
     sample_inputs: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
+
+    @property
+    def origins(self) -> Origins:
+        """Lines of the constructor's assignments."""
+        return self.built_model.origins
+
+    def user_code(self, activity: str) -> AbstractContextManager[None]:
+        """Return a context for a call of the model's own code, whose errors become a ModelError with `activity`."""
+        return self.built_model.user_code(activity)
 
     @functools.cached_property
     def rows_by_fqn(self) -> Mapping[str, TensorInfo]:
@@ -169,9 +171,8 @@ def prepare_built_model(built_model: BuiltModel, target: str) -> ModelUnderTest:
         target,
         state,
         built_model.build_again,
-        built_model.user_code,
+        built_model,
         rebuilds=True,
-        origins=built_model.origins,
         name_mismatch=renames,
     )
 
@@ -226,9 +227,8 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
         target,
         state,
         build_fresh,
-        wrapped.user_code,
+        wrapped,
         rebuilds=False,
         non_leaves=non_leaf_names,
-        origins=wrapped.origins,
         original=module,
     )
