@@ -894,6 +894,15 @@ def test_interleaved_heads_are_recognised(diff, blocks, wrong_row):
     assert list_transformations(diff(before, {"attn.qkv.weight": swapped_heads})) == {}
 
 
+def test_a_constant_part_of_interleaved_heads_does_not_fail(diff):
+    """A part of zeros has no place of its own, so statecli does not know that it alternates."""
+    torch.manual_seed(0)
+    parts = [torch.randn(48, 24), torch.randn(48, 24), torch.zeros(48, 24)]
+    fused = torch.cat([part.view(6, 8, 24) for part in parts], 1).reshape(-1, 24)
+    before = {f"attn.{part}_proj.weight": tensor for part, tensor in zip("qkv", parts, strict=True)}
+    assert list_transformations(diff(before, {"attn.qkv.weight": fused})) == {}
+
+
 @pytest.mark.parametrize(("rows", "words"), [(1, "alternating, 1 row each"), (2, "alternating, 2 rows each")])
 def test_alternating_rows_are_counted(statecli, save, rows, words):
     torch.manual_seed(0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, combinations, permutations
-from math import lgamma, log, prod
+from itertools import accumulate, combinations, islice, permutations
+from math import gcd, lgamma, log, prod
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.constants import select_varied
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits, is_evident
-from statecli.commands.diff.transformations.interleaved import find_interleaving
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_exact,
@@ -53,6 +53,11 @@ class _Row(NamedTuple):
     @property
     def fqn(self) -> str:
         return self.row.fqn
+
+    @property
+    def rows(self) -> int:
+        """Size of the first dimension; 0 for a scalar."""
+        return self.data.shape[0] if self.data.shape else 0
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -139,9 +144,8 @@ def _find_concatenations(
             row for row in fitting if _compute_share(of_rows.get(row.number, ()), whole_digests) >= _MIN_ROW_SHARE
         ]
         for parts in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
-            ordered_parts = _order_parts(whole, parts, kind, jobs)
-            transformation = _check_parts(whole, ordered_parts, kind, jobs) if ordered_parts else None
-            transformation = transformation or _check_interleaving(whole, parts, of_rows, kind, jobs)
+            layout = _find_layout(whole, parts, of_rows)
+            transformation = _check_layout(whole, layout, kind, jobs) if layout else None
             if transformation is not None:
                 joins[whole.number] = transformation
                 break
@@ -213,14 +217,14 @@ def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str]
 
 def _may_be_part(row: _Row, whole: _Row) -> bool:
     is_same_kind = can_copy(row.data.dtype, whole.data.dtype) and row.data.shape[1:] == whole.data.shape[1:]
-    return is_same_kind and 0 < len(row.data.shape) == len(whole.data.shape) and row.data.shape[0] < whole.data.shape[0]
+    return is_same_kind and len(row.data.shape) == len(whole.data.shape) and row.rows < whole.rows
 
 
 def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
     """Yield the tensors that together have as many rows as the fused tensor."""
     for count in range(2, _MAX_JOINED + 1) if len(related) <= _MAX_CANDIDATES else ():
         for combination in combinations(related, count):
-            if sum(row.data.shape[0] for row in combination) == whole.data.shape[0]:
+            if sum(row.rows for row in combination) == whole.rows:
                 yield combination
 
 
@@ -228,45 +232,72 @@ def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequenc
     """Yield the related tensors plus an unrelated tensor, if it is the only one with the missing number of rows."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
-    rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
-    others = [row for row in fitting if row not in related and row.data.shape[0] == rows]
+    rows = whole.rows - sum(row.rows for row in related)
+    others = [row for row in fitting if row not in related and row.rows == rows]
     if len(others) == 1:
         yield (*related, *others)
 
 
-def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> list[_Row] | None:
-    """Return the parts in the order of their rows in the fused tensor, found by the first row of each.
+class _Layout(NamedTuple):
+    """Order of the parts in a fused tensor: a block of each part, starting at `starts`, and then `repeats` - 1 more.
 
-    A single part without a place takes the remaining place. Return None if several parts have no place.
+    Concatenated parts have one repetition. q, k and v that alternate have a repetition for each head. `wrong_rows` are
+    the rows of each part that are not at their place.
     """
-    sizes = [row.data.shape[0] for row in parts]
-    starts = sorted({sum(some) for count in range(len(parts)) for some in combinations(sizes, count)})
-    places = [(row, start) for row in parts for start in starts if start + row.data.shape[0] <= whole.data.shape[0]]
-    tasks = [_build_rows_task(whole, row, start, kind, rows=1) for row, start in places]
+
+    parts: list[_Row]
+    starts: list[int]
+    repeats: int
+    wrong_rows: list[list[int]]
+
+
+def _find_layout(whole: _Row, parts: Sequence[_Row], digests: Mapping[int, Sequence[int]]) -> _Layout | None:
+    """Return the layout with the fewest wrong rows, by the checksums of all rows, or None if parts have no place."""
+    whole_digests = digests.get(whole.number, ())
+    counts = Counter(whole_digests)
+    places = {digest: n for n, digest in enumerate(whole_digests) if counts[digest] == 1}
+    # A constant part has no checksums, so it cannot alternate with other parts.
+    divisor = gcd(*(part.rows for part in parts)) if all(part.number in digests for part in parts) else 1
+    best, fewest = None, whole.rows
+    for repeats in [n for n in range(1, divisor + 1) if divisor % n == 0]:
+        ordered_parts = _order_parts(parts, repeats, places, digests)
+        starts = list(accumulate((part.rows // repeats for part in ordered_parts), initial=0))
+        wrong_rows = []
+        for part, start in zip(ordered_parts, starts, strict=False):
+            rows, period = part.rows // repeats, starts[-1]
+            part_places = (repeat * period + start + n for repeat in range(repeats) for n in range(rows))
+            pairs = zip(part_places, digests.get(part.number, ()), strict=False)
+            wrong_rows.append([n for n, (place, digest) in enumerate(pairs) if whole_digests[place] != digest])
+        count = sum(map(len, wrong_rows))
+        if ordered_parts and count < fewest:
+            best, fewest = _Layout(ordered_parts, starts[:-1], repeats, wrong_rows), count
+        if best is not None and not fewest:
+            break
+    return best
+
+
+def _order_parts(
+    parts: Sequence[_Row], repeats: int, places: Mapping[int, int], digests: Mapping[int, Sequence[int]]
+) -> list[_Row]:
+    """Return the parts in the order of their rows. A single part without a row in `places` takes the remaining place.
+
+    Return [] if several parts have no place.
+    """
+    period = sum(part.rows for part in parts) // repeats
     start_of: dict[int, int] = {}
-    for (row, start), result in zip(places, check_elements(tasks, jobs=jobs), strict=True):
-        if is_exact(result):
-            start_of.setdefault(row.number, start)
-    unplaced_rows = [row for row in parts if row.number not in start_of]
-    if len(unplaced_rows) > 1:
-        return None
-    ordered_parts = sorted((row for row in parts if row not in unplaced_rows), key=lambda row: start_of[row.number])
-    for row in unplaced_rows:
-        ends = accumulate((placed_row.data.shape[0] for placed_row in ordered_parts), initial=0)
-        gaps = (
-            n
-            for n, (placed_row, end) in enumerate(zip(ordered_parts, ends, strict=False))
-            if start_of[placed_row.number] != end
+    for part in parts:
+        found = ((n, places[digest]) for n, digest in enumerate(digests.get(part.number, ())) if digest in places)
+        for n, place in islice(found, 1):
+            start_of[part.number] = place % period - n % (part.rows // repeats)
+    unplaced_parts = [part for part in parts if part.number not in start_of]
+    ordered_parts = sorted((part for part in parts if part.number in start_of), key=lambda part: start_of[part.number])
+    for part in unplaced_parts:
+        ends = accumulate((other.rows // repeats for other in ordered_parts), initial=0)
+        places_of_gaps = (
+            n for n, (other, end) in enumerate(zip(ordered_parts, ends, strict=False)) if start_of[other.number] != end
         )
-        ordered_parts.insert(next(gaps, len(ordered_parts)), row)
-    return ordered_parts
-
-
-def _build_rows_task(
-    whole: _Row, part: _Row, start: int, kind: TransformationKind, rows: int | None = None
-) -> CheckTask:
-    size = part.data.shape[0] if rows is None else rows
-    return _build_copy_task(whole.fqn, narrow(part.data, 0, 0, size), narrow(whole.data, 0, start, size), kind)
+        ordered_parts.insert(next(places_of_gaps, len(ordered_parts)), part)
+    return ordered_parts if len(unplaced_parts) < 2 else []
 
 
 #: Kinds of transformations that split an old fused tensor into new parts.
@@ -279,42 +310,35 @@ def _build_copy_task(name: str, part: TensorData, of_whole: TensorData, kind: Tr
     return CheckTask(name, Operation.COPY, *sides)
 
 
-def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
-    starts = accumulate((part.data.shape[0] for part in parts), initial=0)
-    tasks = [_build_rows_task(whole, part, start, kind) for part, start in zip(parts, starts, strict=False)]
-    return _judge(check_elements(tasks, jobs=jobs), tasks, [part.fqn for part in parts], kind)
-
-
-def _check_interleaving(
-    whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
-) -> Transformation | None:
-    """Return the join if the rows of the parts alternate in the fused tensor, else None."""
-    order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
-    if order is None:
-        return None
-    period, offset, checks = sum(rows for _, rows in order.blocks), 0, []
-    for owner, rows in order.blocks:
-        of_whole, part = split_rows(whole.data, period), split_rows(parts[owner].data, rows)
-        checks.append(_build_copy_task(whole.fqn, part, narrow(of_whole, 1, offset, rows), kind))
-        offset += rows
-    results = check_elements(checks, jobs=jobs)
-    checked = [result for result in results if isinstance(result, CheckResult)]
-    wrong_owners = [owner for owner, _ in order.blocks if order.wrong_rows[owner]]
-    return Transformation(
-        kind,
-        sum(result.elements for result in checked),
-        sum(result.exceptions for result in checked),
-        sources=tuple(parts[owner].fqn for owner, _ in order.blocks),
-        differing=tuple(parts[owner].fqn for owner in wrong_owners),
-        rows=sum(len(order.wrong_rows[owner]) for owner in wrong_owners),
-        first_rows=tuple(order.wrong_rows[wrong_owners[0]][:MAX_LISTED_ROWS]) if len(wrong_owners) == 1 else (),
-        rounding=name_rounding(checks[0].before.dtype, checks[0].after.dtype),
-        blocks=tuple(rows for _, rows in order.blocks),
-    )
+def _check_layout(whole: _Row, layout: _Layout, kind: TransformationKind, jobs: int) -> Transformation | None:
+    """Check every element of the parts. Return the join, or None for too many exceptions."""
+    tasks = []
+    period = sum(part.rows for part in layout.parts) // layout.repeats
+    for part, start in zip(layout.parts, layout.starts, strict=True):
+        rows = part.rows // layout.repeats
+        part_view, of_whole = part.data, narrow(whole.data, 0, start, rows)
+        if layout.repeats > 1:
+            part_view, of_whole = split_rows(part.data, rows), narrow(split_rows(whole.data, period), 1, start, rows)
+        tasks.append(_build_copy_task(whole.fqn, part_view, of_whole, kind))
+    results = check_elements(tasks, jobs=jobs)
+    if layout.repeats > 1:  # the checks count the blocks of a part, not its rows
+        results = [
+            replace(result, rows=len(wrong_rows), first_rows=tuple(wrong_rows[:MAX_LISTED_ROWS]))
+            for result, wrong_rows in zip(results, layout.wrong_rows, strict=True)
+            if isinstance(result, CheckResult)
+        ]
+    join = _judge(results, tasks, [part.rows for part in layout.parts], [part.fqn for part in layout.parts], kind)
+    if join is None or layout.repeats == 1:
+        return join
+    return replace(join, blocks=tuple(part.rows // layout.repeats for part in layout.parts))
 
 
 def _judge(
-    results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
+    results: Sequence[object],
+    tasks: Sequence[CheckTask],
+    sizes: Sequence[int],
+    names: Sequence[str],
+    kind: TransformationKind,
 ) -> Transformation | None:
     """Return the join if at least one part is exact and, in each part, at least half of the rows are equal.
 
@@ -323,7 +347,6 @@ def _judge(
     checked = [result for result in results if isinstance(result, CheckResult) and result.elements]
     if len(checked) < len(tasks) or all(result.exceptions for result in checked):
         return None
-    sizes = [(task.after.shape or (1,))[0] for task in tasks]
     different_count = sum(2 * result.rows > size for result, size in zip(checked, sizes, strict=True))
     exact_count = sum(not result.exceptions for result in checked)
     if different_count and (len(tasks) < _MIN_PARTS_WITH_WRONG or exact_count + different_count < len(tasks)):
@@ -361,8 +384,7 @@ def _find_stacks(
             lists.setdefault(_list_numbers(start + end), []).append([items[n] for n in range(len(items))])
     stacks: dict[int, Transformation] = {}
     for whole in wholes:
-        count = whole.data.shape[0] if whole.data.shape else 0
-        items_of = [items for items in lists.get(_list_numbers(whole.fqn), ()) if len(items) == count]
+        items_of = [items for items in lists.get(_list_numbers(whole.fqn), ()) if len(items) == whole.rows]
         pairs = permutations(items_of, 2) if len(items_of) <= _MAX_CANDIDATES else ()
         for item_lists in (*((items,) for items in items_of), *pairs):
             transformation = _check_stack(whole, list(zip(*item_lists, strict=True)), kind, jobs)
@@ -395,7 +417,7 @@ def _check_stack(
         ends = tasks[: 2 * len(items[0])] + tasks[-len(items[0]) :]
         transformation = None
         if any(map(is_exact, check_elements(ends, jobs=jobs))):
-            transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in rows], kind)
+            transformation = _judge_stack(tasks, [row.fqn for row in rows], kind, jobs)
         if transformation is None or len(transformation.differing) > 1:
             transformation = _check_other_order(whole, items, order, kind, jobs) or transformation
         if transformation is not None:
@@ -432,13 +454,18 @@ def _check_other_order(
     ordered_items = [items[n] for n in filled]
     checks = list(_build_stack_tasks(whole, ordered_items, order, kind))
     names = [row.fqn for item in ordered_items for row in item]
-    transformation = (
-        _judge(check_elements(checks, jobs=jobs), checks, names, kind) if len(checks) == len(names) else None
-    )
+    transformation = _judge_stack(checks, names, kind, jobs) if len(checks) == len(names) else None
     if transformation is None:
         return None
     bits = count_bits(whole.data, whole.fqn, transformation.elements, transformation.exceptions)
     return transformation if bits >= MIN_BITS + lgamma(len(items) + 1) / log(2) else None
+
+
+def _judge_stack(
+    tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind, jobs: int
+) -> Transformation | None:
+    sizes = [(task.after.shape or (1,))[0] for task in tasks]
+    return _judge(check_elements(tasks, jobs=jobs), tasks, sizes, names, kind)
 
 
 def _add_axis(data: TensorData) -> TensorData:
