@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import accumulate, combinations, islice, permutations
 from math import gcd, lgamma, log, prod
 from typing import NamedTuple
@@ -63,9 +62,9 @@ class _Row(NamedTuple):
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the joined and split tensors, keyed by the index of the fused tensor in `changes`.
 
-    The parts are tensors of the other side: in the same module or the module above, or else with the same numbers in
-    their names. The join may be transposed as a whole, and the values of the parts may have been rounded to another
-    dtype. At least one part is exact, and in every part at least half of the rows are equal.
+    The parts are tensors of the other side with the same numbers in their names. The join may be transposed as a
+    whole, and the values of the parts may have been rounded to another dtype. At least one part is exact, and in every
+    part at least half of the rows are equal.
     """
     added_rows, removed_rows = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
@@ -74,7 +73,7 @@ def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
         (added_rows, removed_rows, (TransformationKind.JOINED, TransformationKind.STACKED)),
         (removed_rows, added_rows, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
     ):
-        joins |= _find_concatenations_anywhere(wholes, parts, kinds[0], jobs)
+        joins |= _find_fused(wholes, parts, kinds[0], jobs)
         joins |= _find_stacks([row for row in wholes if row.number not in joins], parts, kinds[1], jobs)
         datas |= {row.number: row.data for row in wholes}
     return {
@@ -96,21 +95,17 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 # --- rows of several tensors one after the other ---------------------------------------------------------------------
 
 
-def _find_concatenations_anywhere(
+def _find_fused(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Find fused tensors made of parts of one module, then of parts of any module. A fused tensor may be transposed."""
-    by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
-    transposes = {
-        whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
-    }
+    """Find fused tensors, then transposes of fused tensors."""
+    by_numbers = _group_by_numbers(parts)
+    transposes = [whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)]
     joins: dict[int, Transformation] = {}
-    for list_fitting in (partial(_list_fitting, by_module=by_module), partial(_list_elsewhere, by_numbers=by_numbers)):
-        for is_transposed in (False, True):
-            tested_wholes = list(transposes.values()) if is_transposed else wholes
-            candidates = [(whole, list_fitting(whole)) for whole in tested_wholes if whole.number not in joins]
-            concatenations = _find_concatenations(candidates, kind, jobs)
-            joins |= {n: replace(join, is_transposed=is_transposed) for n, join in concatenations.items()}
+    for is_transposed, tested_wholes in ((False, wholes), (True, transposes)):
+        candidates = [(whole, _list_fitting(whole, by_numbers)) for whole in tested_wholes if whole.number not in joins]
+        concatenations = _find_concatenations(candidates, kind, jobs)
+        joins |= {n: replace(join, is_transposed=is_transposed) for n, join in concatenations.items()}
     return joins
 
 
@@ -180,39 +175,17 @@ def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
     return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 
 
-def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
-    """Group tensors by the module one or two levels above their own module, and by the last name component."""
-    groups: dict[tuple[str, str], list[_Row]] = {}
-    for row in parts:
-        *modules, leaf = row.fqn.split(".")
-        for depth in (len(modules) - 1, len(modules) - 2):
-            if depth >= 0:
-                groups.setdefault((".".join(modules[:depth]), leaf), []).append(row)
-    return groups
-
-
-def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row]]) -> list[_Row]:
-    """Return the tensors in the same module, or in the module above, whose rows may be in the fused tensor."""
-    *modules, leaf = whole.fqn.split(".")
-    leaves = dict.fromkeys((leaf, leaf.rpartition("_")[2]))  # in_proj_weight has the rows of q_proj.weight
-    fitting: dict[int, _Row] = {}
-    depths = (len(modules) - 1, len(modules) - 2) if whole.data.shape else ()
-    for depth, name in [(depth, name) for depth in depths for name in leaves if depth >= 0]:
-        for row in by_module.get((".".join(modules[:depth]), name), ()):
-            if _may_be_part(row, whole):
-                fitting.setdefault(row.number, row)
-    return list(fitting.values())
-
-
 def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str], list[_Row]]:
+    """Group tensors by the numbers in their names, and by the last name component."""
     return group_by(parts, lambda row: (_list_numbers(row.fqn), row.fqn.rpartition(".")[2]))
 
 
-def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
-    """Return possible parts whose names contain the fused tensor's numbers. Return [] if there are too many."""
-    rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
-    fitting = [row for row in rows if _may_be_part(row, whole)]
-    return fitting if len(fitting) <= _MAX_CANDIDATES else []
+def _list_fitting(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
+    """Return the tensors with the same numbers in their names, such as the layer's, that may be in the fused tensor."""
+    leaf = whole.fqn.rpartition(".")[2]
+    leaves = dict.fromkeys((leaf, leaf.rpartition("_")[2]))  # in_proj_weight has the rows of q_proj.weight
+    rows = [row for name in leaves for row in by_numbers.get((_list_numbers(whole.fqn), name), ())]
+    return [row for row in rows if _may_be_part(row, whole)]
 
 
 def _may_be_part(row: _Row, whole: _Row) -> bool:
