@@ -249,17 +249,16 @@ def test_rows_added_or_removed_in_one_place_are_located(
         after.select(axis, row)[0, 0] = -1.0
     (change,) = compare_saved(tmp_path_factory.mktemp("rows"), {"w": before}, {"w": after}).changes
     transformation = change.transformation
-    assert (transformation.kind, transformation.axis, transformation.rows, transformation.exceptions) == (
-        KIND.RESIZED,
-        axis,
-        *([int(wrong_row is not None)] * 2),
-    )
-    if wrong_row is None:
-        assert transformation.place == place
-    elif transformation.first_rows != (
-        (kept_rows[wrong_row] if is_removed else wrong_row),
-    ):  # a wrong row at the place may be on either side
-        assert abs(wrong_row - place) <= 1
+    assert (transformation.kind, transformation.axis) == (KIND.RESIZED, axis)
+    wrong_rows = () if wrong_row is None else ((kept_rows[wrong_row] if is_removed else wrong_row),)
+    if wrong_row is None or not place - 1 <= wrong_row <= place:
+        assert (transformation.place, transformation.first_rows, transformation.exceptions) == (
+            place,
+            wrong_rows,
+            len(wrong_rows),
+        )
+    else:  # a wrong row at the place may be on either side
+        assert transformation.rows == 1
     assert transformation.elements == short_tensor.numel()
 
 

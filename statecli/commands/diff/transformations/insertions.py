@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
@@ -39,13 +38,9 @@ def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     """
     pairs = {n: pair for n, change in enumerate(changes) if (pair := _build_pair(change)) is not None}
     digests = compute_digests_of_pairs({n: (pair.name, *pair[2:]) for n, pair in pairs.items()}, jobs=jobs)
-    candidates = [(n, segments) for n, pair_digests in digests.items() for segments in _list_alignments(*pair_digests)]
-    best: dict[int, Transformation] = {}
-    results = _check_alignments([(pairs[n], segments) for n, segments in candidates], jobs)
-    for (n, _), insertion in zip(candidates, results, strict=True):
-        if insertion is not None and (n not in best or insertion.exceptions < best[n].exceptions):
-            best[n] = insertion
-    return best
+    alignments = {n: segments for n, pair_digests in digests.items() if (segments := _align(*pair_digests))}
+    insertions = _check_alignments([(pairs[n], segments) for n, segments in alignments.items()], jobs)
+    return {n: insertion for n, insertion in zip(alignments, insertions, strict=True) if insertion is not None}
 
 
 def _build_pair(change: Change) -> _Pair | None:
@@ -63,19 +58,19 @@ def _build_pair(change: Change) -> _Pair | None:
     return _Pair(change.fqn, axis, *(permute(locate(side, change.fqn), axes) for side in (before, after)))
 
 
-def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[list[Segment]]:
-    """Yield possible alignments of the shorter side's rows with the longer side's rows, with one or several gaps."""
+def _align(before: Sequence[int], after: Sequence[int]) -> list[Segment]:
+    """Return the shorter side's rows in the order of the longer side's rows, or [] if most of the rows differ.
+
+    A gap only at the end is left out: `resizes` reports it. A differing row next to a gap may be on either side of it.
+    """
     short, long = sorted((before, after), key=len)
-    extra = len(long) - len(short)
-    for place in _find_places(short, long):
-        segments = [Segment(0, 0, place), Segment(place, extra, len(short) - place)]
-        yield [segment for segment in segments if segment.size]
     segments = align_rows(short, long)
+    gaps = _list_gaps(segments, len(long) - len(short))
     equal_count = sum(
         short[start + n] == long[start + offset + n] for start, offset, size in segments for n in range(size)
     )
-    if 1 < len(_list_gaps(segments, extra)) <= _MAX_PLACES and 2 * equal_count >= len(short):
-        yield segments
+    has_gap = len(gaps) <= _MAX_PLACES and any(place < len(short) for place, _ in gaps)
+    return segments if has_gap and 2 * equal_count >= len(short) else []
 
 
 def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]:
@@ -85,24 +80,6 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
         gaps.append((segment.start, segment.offset - offset))
         offset, end = segment.offset, segment.start + segment.size
     return [(place, count) for place, count in (*gaps, (end, extra - offset)) if count]
-
-
-def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return the first and the last row at which a single gap makes the most rows equal.
-
-    A differing row next to the gap may be on either side of the gap. A gap at the end is left out: `resizes` reports
-    it. The result is empty if fewer than half of the rows of the shorter side are equal.
-    """
-    extra = len(long) - len(short)
-    equal_in_front = [0, *accumulate(old == new for old, new in zip(short, long, strict=False))]
-    equal_behind = [
-        0,
-        *accumulate(old == new for old, new in zip(reversed(short), reversed(long[extra:]), strict=True)),
-    ]
-    counts = [front + rest for front, rest in zip(equal_in_front, reversed(equal_behind), strict=True)]
-    best = max(counts)
-    places = dict.fromkeys((counts.index(best), len(short) - counts[::-1].index(best)))
-    return tuple(place for place in places if 2 * best >= len(short) and place < len(short))
 
 
 def _check_alignments(
