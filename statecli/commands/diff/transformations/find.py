@@ -25,7 +25,6 @@ from statecli.commands.diff.transformations.ordinary_training import was_replace
 from statecli.commands.diff.transformations.permutations import find_permutations
 from statecli.commands.diff.transformations.quantized import drop_numbers_of_codes, find_float_codes, find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes, find_similar_resizes
-from statecli.commands.diff.transformations.rotary import find_reordered_heads
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
 from statecli.commands.diff.transformations.transposed_moves import find_transposed_moves
 from statecli.core.model_state import Kind, Scalar
@@ -109,7 +108,6 @@ def _list_searches(
         partial(find_factors, jobs=jobs),
         partial(find_transposes, jobs=jobs),
         partial(find_transposed_moves, all_changes=changes, sections=sections, jobs=jobs),
-        partial(find_reordered_heads, jobs=jobs),
         partial(find_permutations, jobs=jobs),
         partial(find_changed_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),
