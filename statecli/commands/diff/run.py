@@ -279,9 +279,7 @@ class _Comparison:
                     matches = pairing.sort_matches(_merge_renames(matches, rename_search.matches), before, after)
         if any(match.before is None for match in matches) and any(match.after is None for match in matches):
             arguments = matches, paired_tensors.sections, before, after, self.request.map
-            self.notes += suggest_map.suggest_prefix_rule(
-                *arguments, prefixes=self.prefixes
-            ) or suggest_map.suggest_component_rules(*arguments, prefixes=self.prefixes)
+            self.notes += suggest_map.suggest_rules(*arguments, prefixes=self.prefixes)
         return matches
 
     def _is_wanted(self, match: Match) -> bool:
