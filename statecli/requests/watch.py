@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
-from msgspec.structs import replace
 
-from statecli.commands.diff.training_log import LOG_KEY, compare_logs, format_loss
 from statecli.commands.log.result import CheckpointRow
 from statecli.commands.log.steps import EPOCH_KEYS, STEP_KEYS
 from statecli.commands.watch.run import Request, watch_run
@@ -38,32 +36,14 @@ def run(options: WatchOptions, caller: Caller) -> Outcome[CheckpointRow | None]:
     failures: list[str] = []
     counters = frozenset((*STEP_KEYS, *EPOCH_KEYS))
     changed_before: frozenset[str] = frozenset()
-    grown_before: frozenset[str] = frozenset()
     for row in watch_run(request):
-        printed_row = row if is_json else _shorten_growing_histories(row, grown_before)
-        line = msgspec.json.encode(row).decode() if is_json else format_line(printed_row, counters | changed_before)
+        line = msgspec.json.encode(row).decode() if is_json else format_line(row, counters | changed_before)
         caller.write_line(line)
-        grown_before |= {change.key for change in row.settings if change.detail is not None}
-        changed_before = frozenset(change.key for change in row.settings if change.detail is None)
+        changed_before = frozenset(change.key for change in row.settings)
         failures += [row.error] if row.error is not None else []
         if options.fail_on_nan and row.became_nan:
             return Outcome(row, has_findings=True)
     return Outcome(None, failures=failures, reported=True)
-
-
-def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:
-    """Return the row. If an earlier line showed that the training log grows, keep only the log's newest loss."""
-    change = next((change for change in row.settings if change.key == LOG_KEY), None)
-    if change is None or LOG_KEY not in grown_before or row.compared_with is None:
-        return row
-    log = compare_logs(row.compared_with, row.path)
-    if log is None or not log.is_growth:
-        return row
-    newest_loss = [replace(change, detail=f"loss {format_loss(log.losses[-1])}")] if log.losses else []
-    settings = (
-        setting for row_change in row.settings for setting in (newest_loss if row_change is change else [row_change])
-    )
-    return replace(row, settings=tuple(settings))
 
 
 def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:

@@ -170,7 +170,9 @@ def test_settings_are_listed_below_their_files(step):
     assert {key: settings[f"trainer_state.{key}"] for key in ("global_step", "epoch", "best_metric", "max_steps")} == {
         key: state[key] for key in ("global_step", "epoch", "best_metric", "max_steps")
     }
-    assert settings["trainer_state.log_history"].startswith(f"{len(state['log_history'])} entries, sha256 ")
+    losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    start = f"{len(state['log_history'])} entries, {f'loss {losses[-1]:.4g}, ' if losses else ''}sha256 "
+    assert settings["trainer_state.log_history"].startswith(start)
     assert settings["config.architectures"] == "BertForSequenceClassification"
     assert settings["config.hidden_size"] == 16
     assert settings["optimizer.param_groups.0.weight_decay"] == 0.0

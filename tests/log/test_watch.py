@@ -240,19 +240,15 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
     assert len(lines) == 2
 
 
-def test_a_growing_history_is_described_once(statecli, tmp_path):
-    """Later lines show only the newest loss of the history."""
+def test_a_growing_history_is_shown_once(statecli, tmp_path):
+    """The setting changes with each checkpoint, so later lines leave it out as they leave out a counter."""
     for number in (1, 2, 3, 4):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
         torch.save({"w": torch.full((4,), float(number))}, folder / "pytorch_model.bin")
         (folder / "config.json").write_text("{}")
         history = [{"step": n, "loss": 2.0 - n / 10} for n in range(1, number + 1)]
-        text = json.dumps({"global_step": number, "log_history": history})
+        text = json.dumps({"global_step": number, "log_history": [*history, {"eval_loss": 9.0}]})
         (folder / "trainer_state.json").write_text(text)
     lines = statecli("watch", tmp_path, "--history", "--count", "4", "--interval", "0.01").out.splitlines()
-    assert [line.partition("log_history: ")[2].partition("; trainer")[0] for line in lines[-3:]] == [
-        "+1 entry, the only common entry is unchanged; loss 1.9 → 1.8",
-        "loss 1.7",
-        "loss 1.6",
-    ]
+    assert ['log_history: "2 entries, loss 1.9, sha2' in line for line in lines[-3:]] == [True, False, False]

@@ -190,7 +190,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 class ScalarChange(msgspec.Struct, frozen=True):
     """A differing setting: a number or string in the checkpoint, such as epoch or lr. `key` is a dotted path.
 
-    `status` distinguishes a missing entry from a null entry. `detail` describes the difference of a long value.
+    `status` distinguishes a missing entry from a null entry. `detail` is null, and kept for readers of the JSON output.
     """
 
     key: str

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
-from statecli.commands.diff.training_log import LOG_KEY, compare_logs
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
@@ -79,9 +78,7 @@ def compare_settings(
             file, dot, _ = key.partition(".")
             format_only.append(f"{file}.*" if dot and file in companions else key)
         else:
-            is_log = key == LOG_KEY and key in old_values and key in new_values
-            log = compare_logs(before.target, after.target) if is_log else None
-            changes.append(_build_change(key, old_values, new_values, None if log is None else log.describe()))
+            changes.append(_build_change(key, old_values, new_values))
     notes = [*_format_note(format_only), *_describe_left_out_attributes((*old_modules, *new_modules))]
     return SettingsComparison(kinds + changes, keys, notes)
 
@@ -101,11 +98,9 @@ def _describe_left_out_attributes(keys: Sequence[str]) -> list[Oddity]:
     return [Oddity("module-attributes", message)] if keys else []
 
 
-def _build_change(
-    key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar], detail: str | None = None
-) -> ScalarChange:
+def _build_change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
     status = Status.ADDED if key not in before else Status.REMOVED if key not in after else Status.CHANGED
-    return ScalarChange(key, status, before.get(key), after.get(key), detail)
+    return ScalarChange(key, status, before.get(key), after.get(key))
 
 
 def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -279,9 +274,7 @@ def describe_setting_change(change: ScalarChange) -> str:
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format a change of a setting: `3 → 4`, the added or removed value as JSON, or the detail of the change."""
-    if change.detail is not None:
-        return change.detail
+    """Format a change of a setting: `3 → 4`, or the added or removed value as JSON."""
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []
     sides += [_format_json(change.after, longest)] if change.status is not Status.REMOVED else []
     return " → ".join(sides)

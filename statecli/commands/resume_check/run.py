@@ -14,7 +14,6 @@ from statecli.commands.diff import request as diff_request
 from statecli.commands.diff.result import Diff, ScalarChange, Status
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.settings import format_values
-from statecli.commands.diff.training_log import LOG_KEY
 from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference, list_unreadable
 from statecli.commands.resume_check.record import RunRecord, StepRecord
@@ -37,6 +36,8 @@ CONTRACT = f"a function main({', '.join(ARGUMENTS)})"
 _MAX_FUNCTIONS = 5
 #: Setting that every checkpoint of Lightning has, and its counters of loops, which begin again after a resume.
 _LIGHTNING_VERSION, _LIGHTNING_PROGRESS = "pytorch-lightning_version", "loops."
+#: Setting with the losses of the run, as transformers' Trainer logs them.
+_TRAINING_LOG = "trainer_state.log_history"
 #: Largest number of characters of the values in a message.
 MAX_VALUE_CHARACTERS = 80
 #: Largest number of states in a reason.
@@ -196,7 +197,7 @@ class _Comparison:
             change
             for change in diff.scalars
             if not f"{change.key}.".startswith(excluded_paths)
-            and not change.key.endswith(LOG_KEY)
+            and not change.key.endswith(_TRAINING_LOG)
             and self._folder not in f"{change.before} {change.after}"
         ]
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ModelState, Oddity, Settings
 from statecli.core.setting_paths import add_file
+from statecli.core.units import format_number
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import Digests
@@ -64,9 +65,16 @@ def _parse_settings(stem: str, raw: bytes) -> Settings:
     history = entries.pop("log_history", None) if stem == "trainer_state" else None
     settings = collect_settings({key: _join_words(key, value) for key, value in entries.items()}, reading)
     if type(history) is list:
-        summary = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
+        summary = f"{len(history)} entries, {_describe_loss(history)}{Digests(reading).of(history, stem)}"
         return replace(settings, values={**settings.values, "log_history": summary})
     return settings
+
+
+def _describe_loss(history: Sequence[object]) -> str:
+    """Return the newest loss of a training log, as in `loss 1.8, `, or "" without a loss."""
+    losses = (entry.get("loss") for entry in reversed(history) if isinstance(entry, Mapping))
+    loss = next((loss for loss in losses if type(loss) in (int, float)), None)
+    return "" if loss is None else f"loss {format_number(float(loss), 4)}, "
 
 
 def _join_words(key: str, value: object) -> Any:
