@@ -893,13 +893,14 @@ def test_interleaved_heads_are_recognised(diff, blocks, wrong_row):
     assert list_transformations(diff(before, {"attn.qkv.weight": swapped_heads})) == {}
 
 
-def test_a_constant_part_of_interleaved_heads_does_not_fail(diff):
-    """A part of zeros has no place of its own, so statecli does not know that it alternates."""
+def test_a_constant_part_of_interleaved_heads_takes_the_remaining_place(diff):
+    """A part of zeros has no place of its own."""
     torch.manual_seed(0)
     parts = [torch.randn(48, 24), torch.randn(48, 24), torch.zeros(48, 24)]
     fused = torch.cat([part.view(6, 8, 24) for part in parts], 1).reshape(-1, 24)
     before = {f"attn.{part}_proj.weight": tensor for part, tensor in zip("qkv", parts, strict=True)}
-    assert list_transformations(diff(before, {"attn.qkv.weight": fused})) == {}
+    (join,) = list_transformations(diff(before, {"attn.qkv.weight": fused})).values()
+    assert join == (KIND.JOINED, 0, tuple(before))
 
 
 @pytest.mark.parametrize(("rows", "words"), [(1, "alternating, 1 row each"), (2, "alternating, 2 rows each")])
@@ -1416,14 +1417,14 @@ def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places,
 # --- regressions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stack_of_scalars_is_no_claim(diff):
-    """Scalars are compared without an error, also as items of a stack."""
+def test_a_stack_of_scalars_needs_enough_values(diff):
+    """Four random scales are evidence; two counters are not."""
     torch.manual_seed(0)
     scales = {f"experts.{n}.scale": torch.randn(()) for n in range(4)}
-    result = diff(scales, {"experts.scales": torch.stack(list(scales.values()))})
-    assert list_transformations(result) == {}
-    statuses = {change.fqn: change.status for change in result.changes}
-    assert statuses == {"experts.scales": Status.ADDED, **dict.fromkeys(scales, Status.REMOVED)}
+    (stack,) = list_transformations(diff(scales, {"experts.scales": torch.stack(list(scales.values()))})).values()
+    assert stack == (KIND.STACKED, 0, tuple(scales))
+    steps = {f"experts.{n}.step": torch.tensor(n) for n in range(2)}
+    assert list_transformations(diff(steps, {"experts.steps": torch.arange(2)})) == {}
 
 
 def test_an_ignored_shape_is_no_transformation(diff):

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
-from statecli.commands.diff.transformations.constants import select_varied
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits, is_evident
 from statecli.commands.diff.transformations.views import (
     get_data,
@@ -134,12 +133,14 @@ def _find_concatenations(
             for row in (whole, *fitting)
             if (rows := digests.get(_build_digest_key(row, whole, fitting[0], kind))) is not None
         }
-        whole_digests = set(of_rows.get(whole.number, ()))
+        counts = Counter(of_rows.get(whole.number, ()))
+        # Rows that occur once show the order of the parts; other rows may be anywhere.
+        places = {digest: n for n, digest in enumerate(of_rows.get(whole.number, ())) if counts[digest] == 1}
         related = [
-            row for row in fitting if _compute_share(of_rows.get(row.number, ()), whole_digests) >= _MIN_ROW_SHARE
+            row for row in fitting if places and _compute_share(of_rows.get(row.number, ()), counts) >= _MIN_ROW_SHARE
         ]
         for parts in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
-            layout = _find_layout(whole, parts, of_rows)
+            layout = _find_layout(of_rows[whole.number], parts, of_rows, places)
             transformation = _check_layout(whole, layout, kind, jobs) if layout else None
             if transformation is not None:
                 joins[whole.number] = transformation
@@ -163,12 +164,9 @@ def _build_digest_key(row: _Row, whole: _Row, part: _Row, kind: TransformationKi
 
 
 def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey, tuple[int, ...]]:
-    """Return the checksums of the rows of each tensor that is not constant."""
-    places = select_varied([row.row for row in rows.values()], jobs)
-    varied = {key: row for place, (key, row) in enumerate(rows.items()) if place in places}
-    tasks = [RowTask(row.fqn, row.data, dtype) for (_, dtype), row in varied.items()]
-    results = compute_row_digests(tasks, jobs=jobs)
-    return {key: result for key, result in zip(varied, results, strict=True) if isinstance(result, tuple)}
+    """Return the checksums of the rows of each readable tensor."""
+    results = compute_row_digests([RowTask(row.fqn, row.data, dtype) for (_, dtype), row in rows.items()], jobs=jobs)
+    return {key: result for key, result in zip(rows, results, strict=True) if isinstance(result, tuple)}
 
 
 def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
@@ -224,14 +222,12 @@ class _Layout(NamedTuple):
     wrong_rows: list[list[int]]
 
 
-def _find_layout(whole: _Row, parts: Sequence[_Row], digests: Mapping[int, Sequence[int]]) -> _Layout | None:
+def _find_layout(
+    whole: Sequence[int], parts: Sequence[_Row], digests: Mapping[int, Sequence[int]], places: Mapping[int, int]
+) -> _Layout | None:
     """Return the layout with the fewest wrong rows, by the checksums of all rows, or None if parts have no place."""
-    whole_digests = digests.get(whole.number, ())
-    counts = Counter(whole_digests)
-    places = {digest: n for n, digest in enumerate(whole_digests) if counts[digest] == 1}
-    # A constant part has no checksums, so it cannot alternate with other parts.
-    divisor = gcd(*(part.rows for part in parts)) if all(part.number in digests for part in parts) else 1
-    best, fewest = None, whole.rows
+    divisor = gcd(*(part.rows for part in parts))
+    best, fewest = None, len(whole)
     for repeats in [n for n in range(1, divisor + 1) if divisor % n == 0]:
         ordered_parts = _order_parts(parts, repeats, places, digests)
         starts = list(accumulate((part.rows // repeats for part in ordered_parts), initial=0))
@@ -240,7 +236,7 @@ def _find_layout(whole: _Row, parts: Sequence[_Row], digests: Mapping[int, Seque
             rows, period = part.rows // repeats, starts[-1]
             part_places = (repeat * period + start + n for repeat in range(repeats) for n in range(rows))
             pairs = zip(part_places, digests.get(part.number, ()), strict=False)
-            wrong_rows.append([n for n, (place, digest) in enumerate(pairs) if whole_digests[place] != digest])
+            wrong_rows.append([n for n, (place, digest) in enumerate(pairs) if whole[place] != digest])
         count = sum(map(len, wrong_rows))
         if ordered_parts and count < fewest:
             best, fewest = _Layout(ordered_parts, starts[:-1], repeats, wrong_rows), count
@@ -263,6 +259,8 @@ def _order_parts(
         for n, place in islice(found, 1):
             start_of[part.number] = place % period - n % (part.rows // repeats)
     unplaced_parts = [part for part in parts if part.number not in start_of]
+    if len(unplaced_parts) > 1:
+        return []
     ordered_parts = sorted((part for part in parts if part.number in start_of), key=lambda part: start_of[part.number])
     for part in unplaced_parts:
         ends = accumulate((other.rows // repeats for other in ordered_parts), initial=0)
@@ -270,7 +268,7 @@ def _order_parts(
             n for n, (other, end) in enumerate(zip(ordered_parts, ends, strict=False)) if start_of[other.number] != end
         )
         ordered_parts.insert(next(places_of_gaps, len(ordered_parts)), part)
-    return ordered_parts if len(unplaced_parts) < 2 else []
+    return ordered_parts
 
 
 #: Kinds of transformations that split an old fused tensor into new parts.
@@ -385,7 +383,7 @@ def _check_stack(
     orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # the items of a stack may be transposed
     for order in orders:
         tasks = list(_build_stack_tasks(whole, items, order, kind))
-        if len(tasks) < len(rows) or not select_varied([row.row for row in rows], jobs):
+        if len(tasks) < len(rows):
             continue
         ends = tasks[: 2 * len(items[0])] + tasks[-len(items[0]) :]
         transformation = None
