@@ -14,7 +14,6 @@ from statecli.commands.diff.result import Change, Status, Transformation, Transf
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits, is_evident
 from statecli.commands.diff.transformations.views import (
     get_data,
-    is_exact,
     locate,
     name_rounding,
     narrow,
@@ -383,60 +382,43 @@ def _check_stack(
     orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # the items of a stack may be transposed
     for order in orders:
         tasks = list(_build_stack_tasks(whole, items, order, kind))
-        if len(tasks) < len(rows):
+        numbers = _order_items(whole.fqn, tasks[:: len(items[0])], kind, jobs) if len(tasks) == len(rows) else []
+        ordered_items = [items[n] for n in numbers]
+        tasks = list(_build_stack_tasks(whole, ordered_items, order, kind))
+        if not numbers or len(tasks) < len(rows):
             continue
-        ends = tasks[: 2 * len(items[0])] + tasks[-len(items[0]) :]
-        transformation = None
-        if any(map(is_exact, check_elements(ends, jobs=jobs))):
-            transformation = _judge_stack(tasks, [row.fqn for row in rows], kind, jobs)
-        if transformation is None or len(transformation.differing) > 1:
-            transformation = _check_other_order(whole, items, order, kind, jobs) or transformation
-        if transformation is not None:
-            return replace(transformation, is_transposed=order != axes)
+        sizes = [(task.after.shape or (1,))[0] for task in tasks]
+        names = [row.fqn for item in ordered_items for row in item]
+        stack = _judge(check_elements(tasks, jobs=jobs), tasks, sizes, names, kind)
+        ways = lgamma(len(items) + 1) / log(2) if numbers != sorted(numbers) else 0
+        if stack is not None and count_bits(whole.data, whole.fqn, stack.elements, stack.exceptions) >= MIN_BITS + ways:
+            return replace(stack, is_transposed=order != axes)
     return None
 
 
-def _check_other_order(
-    whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
-) -> Transformation | None:
-    """Return the stack if its items match the tensors in another order, for example in text order (10 before 2).
+def _order_items(name: str, tasks: Sequence[CheckTask], kind: TransformationKind, jobs: int) -> list[int]:
+    """Return the tensors' numbers in the order of the stack's items, which may be the text order (10 before 2).
 
-    Checksums of the first elements of each item decide about the order; items without a place take the remaining
-    places.
+    Checksums of the first elements of each item decide; items without a place take the remaining places. Return [] if
+    most items have no place. `tasks`: the check of each item with the tensor of its number.
     """
-    tasks = list(_build_stack_tasks(whole, items, order, kind))[:: len(items[0])]
     sides = [[_add_axis(take_rows(side)) for side in (task.before, task.after)] for task in tasks]
     dtypes = [None if before.dtype == after.dtype else after.dtype for before, after in sides]
     digest_tasks = [
-        RowTask(whole.fqn, sides[n][side], dtypes[n], is_strong=True) for side in (0, 1) for n in range(len(sides))
+        RowTask(name, sides[n][side], dtypes[n], is_strong=True) for side in (0, 1) for n in range(len(sides))
     ]
     digests = compute_row_digests(digest_tasks, jobs=jobs)
     old, new = digests[: len(tasks)], digests[len(tasks) :]
     of_whole, of_parts = (old, new) if kind in _SPLITTING_KINDS else (new, old)
-    places = {digest: n for n, digest in enumerate(of_parts) if isinstance(digest, tuple)}
-    numbers = [places.get(digest) if isinstance(digest, tuple) else None for digest in of_whole]
-    present = [number for number in numbers if number is not None]
-    if len(places) < len(items) or len(set(present)) < len(present) or 2 * len(present) < len(items):
-        return None
-    remaining_numbers = iter([n for n in range(len(items)) if n not in set(present)])
-    filled = [next(remaining_numbers) if number is None else number for number in numbers]
-    if filled == sorted(filled):
-        return None
-    ordered_items = [items[n] for n in filled]
-    checks = list(_build_stack_tasks(whole, ordered_items, order, kind))
-    names = [row.fqn for item in ordered_items for row in item]
-    transformation = _judge_stack(checks, names, kind, jobs) if len(checks) == len(names) else None
-    if transformation is None:
-        return None
-    bits = count_bits(whole.data, whole.fqn, transformation.elements, transformation.exceptions)
-    return transformation if bits >= MIN_BITS + lgamma(len(items) + 1) / log(2) else None
-
-
-def _judge_stack(
-    tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind, jobs: int
-) -> Transformation | None:
-    sizes = [(task.after.shape or (1,))[0] for task in tasks]
-    return _judge(check_elements(tasks, jobs=jobs), tasks, sizes, names, kind)
+    places: dict[object, list[int]] = {}
+    for n, digest in enumerate(of_parts):
+        places.setdefault(digest if isinstance(digest, tuple) else None, []).append(n)
+    numbers = [
+        places[digest].pop(0) if isinstance(digest, tuple) and places.get(digest) else None for digest in of_whole
+    ]
+    remaining_numbers = iter(sorted(n for unused in places.values() for n in unused))
+    is_known = 2 * sum(number is not None for number in numbers) >= len(tasks)
+    return [next(remaining_numbers) if number is None else number for number in numbers] if is_known else []
 
 
 def _add_axis(data: TensorData) -> TensorData:

@@ -9,11 +9,9 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.result import Rounding
 from statecli.core.dtypes import contiguous_strides
-from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.core.part_rows import replace_data
 from statecli.storage import files
-from statecli.values.element_checks import CheckResult
 from statecli.values.elements import find_element
 from statecli.values.ranges import resolve_data
 from statecli.values.read import is_packed
@@ -136,8 +134,3 @@ def take_second_sample(row: TensorInfo) -> TensorInfo:
 def name_rounding(before: str, after: str) -> Rounding | None:
     """Return Rounding.NEAREST for a verified copy with another dtype, or None if the dtype is the same."""
     return None if before == after else Rounding.NEAREST
-
-
-def is_exact(result: CheckResult | StateError) -> bool:
-    """Return True if every element was checked and has the expected value."""
-    return isinstance(result, CheckResult) and bool(result.elements) and not result.exceptions
