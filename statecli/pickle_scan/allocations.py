@@ -399,7 +399,10 @@ class Allocations:
         count = max(slow_counts, default=0)
         if not count:
             return None
-        return f"compares each of {count:,} keys with all others, because all keys have the same hash; loading may hang"
+        return (
+            f"may compare each of {count:,} keys with all others, because all these keys may have the same hash; "
+            "loading may hang"
+        )
 
 
 def _is_nearly_flat(values: tuple[Value, ...] | dict[Value, Value]) -> bool:

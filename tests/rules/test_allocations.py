@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 import pickle
 import re
 import struct
 import subprocess
 import sys
-import uuid
-from decimal import Decimal
-from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
 from statecli.pickle_scan import allocations
-from statecli.pickle_scan.imported_names import Scanner
-from statecli.pickle_scan.key_hashes import KeyHashes
 
 from ..formats.attacks import (
     build,
@@ -118,7 +111,7 @@ def build_masked_array(shape, kind):
     return call_global("numpy.ma.core", "_mareconstruct", masked, NDARRAY, shape, short(kind))
 
 
-COLLIDING_KEYS_MESSAGE = "compares each of 600 keys with all others"
+COLLIDING_KEYS_MESSAGE = "may compare each of 600 keys with all others"
 HASH_STEPS_MESSAGE = "steps to hash dictionary keys"
 PATTERN_STEPS_MESSAGE = "steps to compile regular expressions"
 EMPTY_DICT = call_global("collections", "OrderedDict")
@@ -693,24 +686,11 @@ class Node:
 
 
 MANY_KEYS = {
-    "UUIDs": lambda n: uuid.UUID(int=n << 64 | n),
-    "pairs of UUIDs": lambda n: (uuid.UUID(int=n), uuid.UUID(int=n + 1)),
-    "addresses": ipaddress.IPv6Address,
-    "networks": lambda n: ipaddress.IPv4Network((n << 8, 24)),
-    "interfaces": lambda n: ipaddress.IPv4Interface((n << 8, 24)),
-    "decimals": lambda n: Decimal(n - 300) / 100,
-    "decimals with exponents": lambda n: Decimal(f"{n}E-30"),
-    "fractions": lambda n: Fraction(n - 300, 1009),
-    "ranges": lambda n: range(n, n + 10),
     "patterns": lambda n: re.compile(f"a{n}"),
     "partials": lambda n: functools.partial(int, n),
     "objects": lambda _: object(),
     "exceptions": lambda n: ValueError(n),
-    "complex numbers": lambda n: complex(n - 300, n * 1e300),
-    "complex numbers of numpy": lambda n: np.complex64(complex(n - 300, n / 7)),
-    "long complex numbers of numpy": lambda n: np.complex128(complex(n - 300, n * 1e300)),
-    "frozensets": lambda n: frozenset({n, -1, -2}),
-    "nested tuples": lambda n: ((n, (n - 300, 0.5)), frozenset({(n, n), n})),
+    "nested tuples": lambda n: ((n, (n - 300, 0.5)), frozenset({1})),
     "nodes": lambda _: Node(),
 }
 
@@ -719,33 +699,9 @@ MANY_KEYS = {
 @pytest.mark.parametrize("protocol", [0, 4])
 @pytest.mark.parametrize("name", MANY_KEYS)
 def test_keys_with_different_hashes_are_not_a_bomb(name, protocol, tmp_path):
-    """The hash of each key is computed from its number, or is its address."""
+    """The hash of each key is computed from its values, or is its address."""
     keys = dict.fromkeys(map(MANY_KEYS[name], range(600)))
     assert list_bombs(tmp_path / "a.pkl", pickle.dumps(keys, protocol)) == []
-
-
-#: Keys whose hashes statecli computes as Python does.
-_COMPUTED_HASHES = [
-    *("decimals", "decimals with exponents", "fractions", "ranges", "networks", "UUIDs"),
-    *("complex numbers", "complex numbers of numpy", "long complex numbers of numpy", "frozensets", "nested tuples"),
-]
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("name", _COMPUTED_HASHES)
-def test_the_hash_of_a_number_is_the_hash_in_python(name, protocol):
-    """Collisions with keys of other classes are found too."""
-    keys = [MANY_KEYS[name](n) for n in range(600)]
-    scanner = Scanner(pickle.dumps(keys, protocol), "a")
-    scanner.run(0)
-    assert [KeyHashes().compute_hash(key) for key in scanner.root] == list(map(hash, keys))
-
-
-def test_a_frozenset_with_an_element_twice_has_the_hash_in_python():
-    """The unpickler drops equal elements, and keeps elements of the same hash that are not equal."""
-    scanner = Scanner(b"\x80\x04(" + number(7) * 2 + number(7 + P) + number(9) + b"K\x09I9\n" + b"\x91.", "a")
-    scanner.run(0)
-    assert KeyHashes().compute_hash(scanner.root) == hash(frozenset({7, 7 + P, 9}))
 
 
 def test_linked_objects_as_keys_take_no_steps_to_hash(tmp_path, monkeypatch):
@@ -778,7 +734,8 @@ def test_ordinary_data_is_not_a_bomb(name, tmp_path):
         ),
         (
             colliding_ints(6000),
-            "loading the file compares each of 6,000 keys with all others, because all keys have the same hash",
+            "loading the file may compare each of 6,000 keys with all others, because all these keys may have the "
+            "same hash",
         ),
     ],
     ids=["shared", "deep", "colliding"],
