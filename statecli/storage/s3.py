@@ -65,34 +65,8 @@ _REFUSED_UNSIGNED = (
     "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST disables your AWS credentials, and this object is not "
     "public, or does not exist; unset AWS_NO_SIGN_REQUEST"
 )
-#: Messages about missing credentials, by a part of the provider's name in botocore.
-_CREDENTIAL_MESSAGES = {
-    "SSO": "the AWS login is missing or has expired; log in again: aws sso login",
-    "WebIdentity": (
-        "AWS did not return credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN"
-    ),
-    "AssumeRole": (
-        "AWS did not return credentials for the role of your profile: check role_arn and "
-        "source_profile in the AWS configuration, or log in again"
-    ),
-    "Process": (
-        "the credential_process program of the AWS configuration returned no credentials; run the program to see why"
-    ),
-    "Container": "the container service returned no AWS credentials: check AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "EnvProvider": "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both",
-    "": "your AWS credentials cannot be used ({name}); log in again",
-}
-#: Variables with the URL of S3; the first one set is used.
-_ENDPOINT_VARIABLES = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
-#: Messages about the configuration, by a part of the error's name.
-_SETTING_MESSAGES = {
-    "ProfileNotFound": "AWS_PROFILE is set to a profile that is not in the AWS configuration",
-    "ConfigParseError": "the AWS configuration has a syntax error: correct {path}",
-    "InvalidRegion": "the AWS region does not exist: set AWS_DEFAULT_REGION",
-    "EndpointResolution": "the endpoint of S3 is not a URL: set {endpoint} to http://… or https://…",
-    "ValueError": "the endpoint of S3 is not a URL: set {endpoint} to http://… or https://…",
-    "": "the AWS configuration cannot be used ({name}): check the variables AWS_… and ~/.aws/config",
-}
+_UNUSABLE_CREDENTIALS = "your AWS credentials cannot be used ({name}); check ~/.aws/config, or log in again"
+_UNUSABLE_SETTINGS = "the AWS configuration cannot be used ({name}): check the variables AWS_… and ~/.aws/config"
 
 
 class S3:
@@ -277,23 +251,16 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
 
 def _explain_setup_error(why: Exception) -> Exception | None:
     """Return the error for credentials or a configuration that prevented a request; None if a request was sent."""
-    frames = list(_walk_frames(why))
-    modules = {frame.f_globals.get("__name__", "").removeprefix("aio") for frame in frames}
+    modules = {frame.f_globals.get("__name__", "").removeprefix("aio") for frame in _walk_frames(why)}
     name = type(why).__name__
     if modules & {"botocore.credentials", "botocore.tokens"} and name not in ("ConfigParseError", "ProfileNotFound"):
         error = translate_network_error(why)
         if isinstance(error, Transient):
             return Transient(f"AWS credentials could not be obtained: {error}")
-        makers = {type(frame.f_locals.get("self")).__name__ for frame in frames}
-        text = next(text for part, text in _CREDENTIAL_MESSAGES.items() if any(part in maker for maker in makers))
-        return UnreadableError(text.format(name=name))
+        return UnreadableError(_UNUSABLE_CREDENTIALS.format(name=name))
     if "botocore.session" not in modules and name != "EndpointResolutionError":
         return None
-    endpoint = next(
-        (name for name in _ENDPOINT_VARIABLES if os.environ.get(name)), "endpoint_url in the AWS configuration"
-    )
-    text = next(text for part, text in _SETTING_MESSAGES.items() if part in name)
-    return UnreadableError(text.format(name=name, endpoint=endpoint, path=getattr(why, "kwargs", {}).get("path")))
+    return UnreadableError(_UNUSABLE_SETTINGS.format(name=name))
 
 
 def _walk_frames(why: Exception) -> Iterator[FrameType]:
