@@ -194,9 +194,8 @@ def _walk_storages(
             )
 
 
-def _check_count(key: str, numel: int, recorded: bytes) -> int:
-    """Raise MalformedError for a wrong element count. Otherwise return 0: the data is not shifted (see `Guard`)."""
+def _check_count(key: str, numel: int, recorded: bytes) -> None:
+    """Raise MalformedError for a wrong element count."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")
-    return 0

@@ -43,13 +43,6 @@ MAX_KEPT_BYTES, MAX_KEPT_CLOSED_BYTES = 64 << 20, 4 << 20
 _ZIP_MAGIC = b"PK\3\4"
 
 
-class ShiftedRun(NamedTuple):
-    """Bytes up to the offset `stop`. They lie `distance` bytes later than the archive's directory states."""
-
-    stop: int
-    distance: int
-
-
 class Span(NamedTuple):
     """Bytes of a file from the offset `start` up to the offset `stop`, exclusive."""
 
@@ -63,7 +56,6 @@ class RemoteFile:
     Attributes:
         version: The required version of all answers; None before the first answer.
         checksums: Checksums of the values read, if the file has checksums to compare with.
-        moved: Bytes that lie later in the file than the archive's directory says, by their stated offset.
     """
 
     def __init__(self, url: str, store: ObjectStore, version: FileVersion | None = None) -> None:
@@ -82,7 +74,6 @@ class RemoteFile:
         self._guarded: list[int] = []
         self._guards: dict[int, Guard] = {}
         self._confirmed: set[int] = set()
-        self.moved: dict[int, ShiftedRun] = {}
 
     def prefetch_head(self) -> None:
         """Fetch the beginning of the file once. After a failure, each call raises the same UnreadableError."""
@@ -150,8 +141,7 @@ class RemoteFile:
         data = self._read_span(start, end)[offset - start :]
         for guard in guards:
             self._confirm_guard(guard, self._read_span(guard.header, guard.start))
-        actual_offset, stop = self._locate(offset, end)
-        return data if actual_offset == offset else self._read_span(actual_offset, stop)
+        return data
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """See `File.read_cached`."""
@@ -262,28 +252,13 @@ class RemoteFile:
             guards = [self._guards[start] for start in self._guarded[first:last]]
         return [guard for guard in guards if guard.stop > offset]
 
-    def _confirm_guard(self, guard: Guard, header: bytes) -> bool:
-        """Check a guard. Return whether its bytes begin where the archive's directory states. Raises MalformedError."""
-        shift = guard.check(header)
+    def _confirm_guard(self, guard: Guard, header: bytes) -> None:
+        """Check a guard once. Raises MalformedError."""
+        guard.check(header)
         with self._lock:
-            if shift:
-                self.moved[guard.start] = ShiftedRun(guard.stop, shift)
             self._confirmed.add(guard.start)
             if self._guards.pop(guard.start, None) is not None:
                 self._guarded.pop(bisect_left(self._guarded, guard.start))
-        return not shift
-
-    def _locate(self, offset: int, stop: int) -> Span:
-        """Return the actual span of the bytes for which the archive's directory states the offsets `offset` to `stop`.
-
-        The span ends before the first byte that is shifted by another distance; see `ShiftedRun`.
-        """
-        for start, (end, shift) in list(self.moved.items()):
-            if start <= offset < end:
-                return Span(offset + shift, min(min(stop, end) + shift, self.size))
-            if offset < start:
-                stop = min(stop, start)
-        return Span(offset, stop)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -291,14 +266,12 @@ class RemoteFile:
         """Return the CRC-32 of the bytes `offset` to `end`; None unless all bytes were read as values or are cached."""
         if self.checksums is None:
             return None
-        is_confirmed = self._locate(offset, end) == (offset, end) and not self._find_guards(offset, end)
+        is_confirmed = not self._find_guards(offset, end)
         return self.checksums.combine(offset, end, self.read_cached if is_confirmed else lambda *_: None)
 
     def read_window(self, offset: int, stop: int) -> memoryview:
         """Return bytes from `offset` to at most `stop`. The bytes are either all cached or all fetched together."""
-        actual_offset, stop = self._locate(offset, min(stop, self.size))
-        if actual_offset != offset:
-            return memoryview(self.request(actual_offset, stop - actual_offset))
+        stop = min(stop, self.size)
         holes = self._split_cached(offset, stop)[1]
         if not holes or holes[0].start > offset:
             stop = holes[0].start if holes else stop
@@ -313,20 +286,17 @@ class RemoteFile:
         return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
-        """Return the part of `data` from `offset` to the first shifted bytes. `data` begins at offset `begin`."""
+        """Return the part of `data` from `offset` to the first wrong header. `data` begins at offset `begin`."""
         for guard in self._find_guards(offset, stop):
             header_view = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:
-                header = self._read_span(guard.header, guard.start) if header_view is None else bytes(header_view)
-                is_there = self._confirm_guard(guard, header)
+                self._confirm_guard(
+                    guard, self._read_span(guard.header, guard.start) if header_view is None else bytes(header_view)
+                )
             except UnreadableError:
                 if guard.start <= offset:
                     raise
-                is_there = False
-            if not is_there and guard.start <= offset:
-                return self.read_window(offset, stop)
-            if not is_there:  # the next read raises the error
-                return data[offset - begin : guard.header - begin]
+                return data[offset - begin : guard.header - begin]  # the next read raises the error
         return data[offset - begin :]
 
 

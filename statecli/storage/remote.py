@@ -19,7 +19,7 @@ import msgspec
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.model_state import Place
 from statecli.storage import lifetime, masked_url, object_cache, unlisted_folder, url, url_glob
-from statecli.storage.object_cache import ExpectedRead, Handle, RemoteFile, ShiftedRun, Span
+from statecli.storage.object_cache import ExpectedRead, Handle, RemoteFile, Span
 from statecli.storage.object_store import Listing, Missing, Unsure, open_store
 from statecli.storage.parallel import run_in_threads
 from statecli.storage.prefetch_progress import report_prefetch
@@ -38,13 +38,11 @@ class Access(msgspec.Struct, frozen=True):
     Attributes:
         urls: URLs as typed, by their masked names.
         versions: The version of each opened file.
-        moved: See `RemoteFile.moved`, by path.
         command: The command for which the other process works.
     """
 
     urls: dict[str, masked_url.TypedUrl]
     versions: dict[str, FileVersion]
-    moved: dict[str, dict[int, ShiftedRun]]
     command: str
 
     def __repr__(self) -> str:
@@ -222,8 +220,7 @@ class RemoteStore:
             except UnreadableError as why:
                 raise type(why)(f"{path}: {why}") from why
         versions = {path: file.version for path, file in self._files.items() if file.version is not None}
-        moved = {path: file.moved for path, file in self._files.items() if file.moved}
-        return Access(dict(masked_url.typed_urls()), versions, moved, self.command)
+        return Access(dict(masked_url.typed_urls()), versions, self.command)
 
     # --- known listings and kinds -------------------------------------------------------------------------------------
 
@@ -305,7 +302,7 @@ def accept_access(access: Access) -> None:
         store.command = access.command
     masked_url.typed_urls().update(access.urls)
     for path, version in access.versions.items():
-        store._get_file(path, version).moved.update(access.moved.get(path, {}))
+        store._get_file(path, version)
 
 
 class _Fetch(msgspec.Struct, frozen=True):

@@ -72,15 +72,14 @@ class FolderEntries(NamedTuple):
 class Guard(msgspec.Struct, frozen=True, gc=False):
     """Bytes `start` to `stop`. So far, only the archive's directory states that the data begins at `start`.
 
-    A header from `header` up to `start` confirms the place. `check` takes the bytes of the header and returns the
-    number of bytes by which the data begins later than `start`, mostly 0. `check` raises MalformedError for a wrong
-    header.
+    A header from `header` up to `start` confirms the place. `check` takes the bytes of the header, and raises
+    MalformedError for a wrong header.
     """
 
     header: int
     start: int
     stop: int
-    check: Callable[[bytes], int]
+    check: Callable[[bytes], None]
 
 
 class File(Protocol):

@@ -375,7 +375,7 @@ class Archive:
                 return None
             if (header := self._source.read_cached(record.offset, start - record.offset)) is None:
                 guards.append(
-                    Guard(record.offset, start, space_end, partial(_find_shift, record, start, following, space_end))
+                    Guard(record.offset, start, space_end, partial(_check_place, record, start, following, space_end))
                 )
             elif _find_data(record, _create_reader(header, record.offset)) != start:
                 return None
@@ -395,10 +395,10 @@ def _align(record: Record) -> int:
     return -(-earliest // _ALIGNMENT) * _ALIGNMENT
 
 
-def _find_shift(record: Record, start: int, following: Record | None, space_end: int, header: bytes) -> int:
-    """Return how many bytes after `start` a record's data begins, as its local header states.
+def _check_place(record: Record, start: int, following: Record | None, space_end: int, header: bytes) -> None:
+    """Raise MalformedError unless a record's data begins at `start`, as its local header states.
 
-    Raises MalformedError if the data ends after `space_end`, the offset of the following record.
+    `space_end`: the offset of the following record.
     """
     data_offset = _find_data(record, _create_reader(header, record.offset))
     end = data_offset + record.compressed_size
@@ -408,7 +408,11 @@ def _find_shift(record: Record, start: int, following: Record | None, space_end:
             if following
             else _create_outside_error(record.name, end, space_end)
         )
-    return data_offset - start
+    if data_offset != start:
+        raise MalformedError(
+            f"{record.name!r}: its data begins at byte {data_offset}, not at byte {start}, where torch puts it; "
+            "download the file to read it"
+        )
 
 
 def _create_overlap_error(previous_name: str, record: Record) -> MalformedError:

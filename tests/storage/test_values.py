@@ -252,14 +252,13 @@ def test_byte_is_read_only_after_its_header_is_confirmed(steps):
     confirmed, refused_headers = [], []
 
     def check(start):
-        def confirm(header: bytes) -> int:
+        def confirm(header: bytes) -> None:
             assert header == data[start - 40 : start]
             confirmed.append(start)
-            return 0
 
         return confirm
 
-    def refuse(header: bytes) -> int:
+    def refuse(header: bytes) -> None:
         refused_headers.append(header)
         raise MalformedError("is elsewhere")
 
