@@ -16,7 +16,6 @@ import msgspec
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
 from statecli.storage.object_store import Listing, Missing, VersionedBytes, confirm_version
 from statecli.storage.retry import Transient
@@ -105,7 +104,6 @@ class BucketAnswer(msgspec.Struct, frozen=True):
             raise UnreadableError(CHANGED_TRY_AGAIN)
         pieces = []
         while piece := await self.body.read(PIECE_BYTES):
-            prefetch_progress.count_arrived(len(piece))
             pieces.append(piece)
         return VersionedBytes(check_length(b"".join(pieces), start, end)[offset - start :][:length], version)
 

@@ -16,7 +16,6 @@ from typing import Any
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
 
 #: Minimum speed of a server in bytes per second, measured over the timeout.
@@ -60,8 +59,6 @@ class Pace:
         """Count received bytes."""
         self._came += size
         self._last = time.monotonic()
-        if self._in_body:
-            prefetch_progress.count_arrived(size)
         if self._in_body and self._came >= MIN_BYTES_PER_SECOND * self._seconds:
             self.start_body()
 

@@ -282,8 +282,9 @@ class RemoteFile:
                 break
         guards = self._find_guards(offset, stop)
         begin = min([offset, *(guard.header for guard in guards if guard.header >= offset - MIN_REQUEST_BYTES)])
-        data = memoryview(prefetch_progress.fetch_values(lambda: self.request(begin, stop - begin)))
-        return self._confirm_window(offset, stop, begin, data)
+        data = self.request(begin, stop - begin)
+        prefetch_progress.count_fetched_values().bytes += len(data)
+        return self._confirm_window(offset, stop, begin, memoryview(data))
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
         """Return the part of `data` from `offset` to the first wrong header. `data` begins at offset `begin`."""

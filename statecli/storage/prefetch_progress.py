@@ -40,26 +40,3 @@ class FetchedValues:
 def count_fetched_values() -> FetchedValues:
     """Return the counter of the value bytes that this command received."""
     return lifetime.for_command(FetchedValues)
-
-
-_request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)
-
-
-def fetch_values(fetch: Callable[[], bytes]) -> bytes:
-    """Return the value bytes that `fetch` returns. Each byte is counted once, when it arrives."""
-    total, arrived = count_fetched_values(), FetchedValues()
-    token = _request.set(arrived)
-    try:
-        data = fetch()
-        total.bytes += len(data) - arrived.bytes  # the request was repeated, or its store does not count
-        return data
-    finally:
-        _request.reset(token)
-
-
-def count_arrived(length: int) -> None:
-    """Count received bytes if they belong to values."""
-    request = _request.get()
-    if request is not None:
-        request.bytes += length
-        count_fetched_values().bytes += length

@@ -7,14 +7,10 @@ import pty
 import re
 import select
 import subprocess
-from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import save_file
-
-import statecli
-from statecli.storage import prefetch_progress
 
 from ..forked_python import run_python, start_python
 from .server import Delay
@@ -62,33 +58,6 @@ def test_bytes_of_a_large_tensor_are_counted_during_transfer(file_server):
     counts = {float(count) for count in re.findall(r"([\d.]+)/12\.0 MB", output)}
     assert [count for count in counts if 0 < count < 12]
     assert "?" not in output
-
-
-def test_pieces_of_an_answer_are_counted_on_arrival(file_server, monkeypatch):
-    """A window of 2 MB takes seconds on a slow link; a repeated request counts none of its bytes twice."""
-    save_file({"a": torch.zeros(500_000)}, file_server.folder / "m.safetensors")
-    counts = []
-
-    class Recorded(prefetch_progress.FetchedValues):
-        def __setattr__(self, name, value):
-            super().__setattr__(name, value)
-            counts.append(value)
-
-    count = Recorded()
-    monkeypatch.setattr(prefetch_progress, "count_fetched_values", lambda: count)
-    statecli.inspect(file_server.url("m.safetensors"), stats=True)
-    steps = [after - before for before, after in pairwise(counts)]
-    assert 2_000_000 - 2**16 <= counts[-1] <= 2_000_000, "the request for the header has the first values"
-    assert 0 < max(steps) < 1_000_000
-
-
-def test_repeated_request_counts_its_bytes_once():
-    """For stores without a count during the transfer, the bytes are counted at the end."""
-    before = prefetch_progress.count_fetched_values().bytes
-    assert prefetch_progress.fetch_values(lambda: prefetch_progress.count_arrived(9) or b"1234") == b"1234"
-    assert prefetch_progress.fetch_values(lambda: b"12") == b"12"
-    prefetch_progress.count_arrived(5)
-    assert prefetch_progress.count_fetched_values().bytes - before == 6
 
 
 def test_no_progress_option_disables_the_display(net_url):
