@@ -7,7 +7,7 @@ Credentials go only to their own server, and the target of a redirect is not sho
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,8 +64,7 @@ class Http:
         #: Requested URL -> URL of its last answer, after redirects.
         self._redirected: dict[str, str] = {}
         self._wholes: dict[str, VersionedBytes] = {}
-        #: Size in bytes of `_wholes` and of the whole files that are being fetched.
-        self._reserved_bytes, self._lock = 0, threading.Lock()
+        self._lock = threading.Lock()
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> VersionedBytes:
         """See `ObjectStore.get`. If the connection breaks, only the missing bytes are requested again."""
@@ -104,38 +103,18 @@ class Http:
         next_link = _NEXT_LINK.search(answer.response.headers.get("Link", ""))
         return JsonPage(document, next_link[1] if next_link else None)
 
-    @contextmanager
-    def reserve(self, length: int) -> Iterator[Callable[[int], None]]:
-        """Reserve `length` bytes of memory for a file that is fetched whole; yield a function that reserves more.
-
-        Raises UnreadableError if all reserved files together exceed the limit.
-        """
-        reserved_bytes = 0
-
-        def reserve_bytes(count: int) -> None:
-            nonlocal reserved_bytes
-            with self._lock:
-                if self._reserved_bytes + count > MAX_ALL_WHOLE_BYTES:
-                    mib = MAX_ALL_WHOLE_BYTES >> 20
-                    raise PlaceUnreadable(
-                        f"the server ignores range requests, and whole files would need more than {mib} MiB of memory; "
-                        "download the files first"
-                    )
-                self._reserved_bytes += count
-                reserved_bytes += count
-
-        try:
-            reserve_bytes(length)
-            yield reserve_bytes
-        except BaseException:
-            with self._lock:
-                self._reserved_bytes -= reserved_bytes
-            raise
+    def require_room(self, length: int) -> None:
+        """Raise UnreadableError if a whole file of this length and the files kept so far exceed the limit."""
+        if sum(len(whole.data) for whole in [*self._wholes.values()]) + length > MAX_ALL_WHOLE_BYTES:
+            raise PlaceUnreadable(
+                "the server ignores range requests, and whole files would need more than "
+                f"{MAX_ALL_WHOLE_BYTES >> 20} MiB of memory; download the files first"
+            )
 
     def keep(self, url: str, data: bytes, version: FileVersion) -> None:
-        """Keep the bytes of a file that was fetched whole, for the next reads."""
+        """Keep the bytes of a file that was fetched whole, for the next reads. Raises UnreadableError."""
         with self._lock:
-            self._reserved_bytes -= len(self._wholes[url].data) if url in self._wholes else 0
+            self.require_room(0 if url in self._wholes else len(data))
             self._wholes[url] = VersionedBytes(data, version)
 
     @contextmanager
@@ -219,10 +198,10 @@ class _Range:
 
     def _receive_whole(self, answer: Response) -> VersionedBytes:
         length = _parse_length(answer.response)
-        with self._http.reserve(length or 0) as report_bytes:
-            data = _receive(answer.response, length, [], report_bytes)
-            refuse_page(answer, data, self._url)
-            version = confirm_version(self._version, FileVersion(len(data), _parse_marker(answer.response)))
+        self._http.require_room(length or 0)
+        data = _receive(answer.response, length, [])
+        refuse_page(answer, data, self._url)
+        version = confirm_version(self._version, FileVersion(len(data), _parse_marker(answer.response)))
         self._http.keep(self._url, data, version)
         return VersionedBytes(data[self._offset : self._offset + self._length], version)
 
@@ -327,16 +306,11 @@ def _has_same_path(url: str, requested: str) -> bool:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def _receive(
-    response: BaseHTTPResponse,
-    length: int | None,
-    parts: list[bytes],
-    report_bytes: Callable[[int], None] | None = None,
-) -> bytes:
+def _receive(response: BaseHTTPResponse, length: int | None, parts: list[bytes]) -> bytes:
     """Return `parts` and the rest of the answer, `length` bytes in total. Raises Transient if bytes are missing.
 
     `parts` keeps the received bytes, so that the next attempt resumes after them. Uses `read1`, because it returns each
-    byte received before the connection broke. Without a length, `report_bytes` is called with the size of each part.
+    byte received before the connection broke.
     """
     from urllib3 import exceptions
 
@@ -351,8 +325,6 @@ def _receive(
             break
         parts.append(part)
         received_bytes += len(part)
-        if length is None and report_bytes is not None:
-            report_bytes(len(part))
         if length is None and received_bytes > MAX_WHOLE_BYTES:
             raise UnreadableError(
                 "the server ignores range requests and does not report the size of its answer; download the file first"
