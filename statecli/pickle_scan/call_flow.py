@@ -109,11 +109,7 @@ class Flow:
         root = self._roots[id(call)] = self.get_root(call.args[0] if expected_calls.is_copyreg_call(call) else call.cls)
         for unbuilt in self._uninitialized.values():
             if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
-                self.note_misuse(
-                    unbuilt,
-                    f"{expected_calls.UNSET_REASON} when the pickle makes its next call; this next call may read "
-                    "random memory",
-                )
+                self.note_misuse(unbuilt, expected_calls.UNSET)
         if root is not None and get_plain_name(root) in expected_calls.CPP_CLASSES:
             self._uninitialized[id(call)] = call
 
@@ -124,10 +120,7 @@ class Flow:
         """
         if self._uninitialized and any(type(key) in expected_calls.COMPOSITE_KEY_TYPES for key in keys):
             for unbuilt in self._uninitialized.values():
-                self.note_misuse(
-                    unbuilt,
-                    f"{expected_calls.UNSET_REASON} when the pickle hashes objects; hashing may read random memory",
-                )
+                self.note_misuse(unbuilt, expected_calls.UNSET)
 
     def note_change(self, target: Value) -> None:
         """Check that `target`, which gets an item, an element or a state, is a new object without a state.
@@ -137,32 +130,18 @@ class Flow:
         if type(target) is Global:
             self.note_misuse(target, "is modified by the pickle; the change affects the whole Python process")
         elif id(target) in self._dtype_by_fields:
-            self.note_misuse(
-                self._dtype_by_fields[id(target)],
-                "gets other fields from the pickle after its creation; numpy never saves such a pickle, and may read "
-                "memory outside the array",
-            )
+            self.note_misuse(self._dtype_by_fields[id(target)], expected_calls.UNEXPECTED_CHANGE)
         elif type(target) is Persistent:
-            self.note_misuse(
-                target,
-                "is the type of a storage that the pickle modifies; torch.save never writes this, and the loaded "
-                "values may differ from the values that statecli shows",
-            )
+            self.note_misuse(target, expected_calls.UNEXPECTED_CHANGE)
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(
-                    root,
-                    "builds an object that the pickle changes after it has set the object's state; the change may call "
-                    "a method of the object's class",
-                )
+                self.note_misuse(root, expected_calls.UNEXPECTED_CHANGE)
             name = get_plain_name(root) if root else ""
             is_accelerate_state = target.how == "newobj" and name.startswith("accelerate.state.")
             is_shared = name in known_names.SHARED_OBJECTS or name in known_names.SPELLING_FUNCTIONS
             if not is_accelerate_state and (is_shared or expected_calls.may_return_shared_object(name)):
-                self.note_misuse(
-                    root, "returns an object that the whole Python process shares, and the pickle changes this object"
-                )
+                self.note_misuse(root, expected_calls.UNEXPECTED_CHANGE)
 
     def add_state(self, target: Value, state: Value) -> None:
         """Check the state that the pickle sets on `target`. Raises OutOfSteps."""
@@ -174,18 +153,11 @@ class Flow:
         if name.startswith("numpy.dtype") and not (
             type(target) is Obj and name == "numpy.dtype" and self._array_types.is_sound(target, state)
         ):
-            self.note_misuse(
-                root,
-                "is restored from a state that numpy never saves; numpy may use bytes of the file as memory addresses",
-            )
+            self.note_misuse(root, expected_calls.UNEXPECTED_STATE)
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
         elif name.startswith(expected_calls.ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
-            self.note_misuse(
-                root,
-                "is restored from a state that numpy never saves, such as too few elements for its shape; numpy may "
-                "read memory outside the array",
-            )
+            self.note_misuse(root, expected_calls.UNEXPECTED_STATE)
         elif name.startswith(expected_calls.ARRAY_PREFIXES):
             if computed_bytes.has_computed_data(state):
                 self.note_misuse(
@@ -250,11 +222,7 @@ class Flow:
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, self.steps)
         for root, state in self._packed_states:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
-                self.note_misuse(
-                    root,
-                    "is restored from a state that torch never saves, such as wrong sizes or strides of its weights; "
-                    "torch may crash or access memory outside the weights",
-                )
+                self.note_misuse(root, expected_calls.UNEXPECTED_STATE)
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
             if id(call) in excused_calls:
@@ -278,65 +246,38 @@ class Flow:
             if may_be_nested_data(data):
                 self.computed_data.append(data)
 
-    def _explain_unexpected_values(self, call: Obj, name: str) -> str | None:
-        """Return the problem with arguments that C code uses unchecked; None for arguments that picklers write."""
-        if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
-            return "has an error position outside its text, so printing this exception may read memory outside the text"
-        if not dates.has_valid_value(name, call):
-            return (
-                "is built from bytes that are not a valid date or time; datetime does not check the bytes and may "
-                "read memory outside its tables"
-            )
-        if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
-            return (
-                "gets arguments from the pickle that numpy never saves for a string dtype, so statecli does not know "
-                "what the call does"
-            )
-        if expected_calls.computes_number(name, call.args) or expected_calls.has_shape(name, call.args):
-            return (
-                "is called by the pickle with a number or a shape that Python and numpy never write in this call; "
-                "loading may fill the memory"
-            )
-        if expected_calls.has_unexpected_value(name, call.args):
-            return (
-                "is called by the pickle with another value than the number or the text that picklers write in this "
-                "call; loading may hang"
-            )
-        if name == "numpy.dtype" and not numpy_dtype_states.get_code(call):
-            return "is called without a dtype code such as 'f4', so statecli does not know the dtype"
-        if name in expected_calls.SCALAR_FUNCTIONS and not self._array_types.is_sound_scalar(call.args):
-            return (
-                "gets a value from the pickle whose dtype differs from the dtype argument of the call; numpy may use "
-                "bytes of the file as memory addresses"
-            )
-        return None
+    def _has_unexpected_arguments(self, call: Obj, name: str) -> bool:
+        """Return True for a call of a clean name with arguments that no pickler writes for the name."""
+        is_made_empty = call.how == "newobj" and not (call.args or call.kwargs)
+        return (
+            (bool(call.kwargs) and is_clean(name))
+            or (call.how != "newobj" and known_names.is_created_empty(name))
+            or name in expected_calls.ARRAY_CLASSES
+            or (name == expected_calls.POLYNOMIAL_CLASS and not is_made_empty)
+            or (name.startswith("accelerate.state.") and not is_made_empty)
+            or (exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name))
+            or not dates.has_valid_value(name, call)
+            or (name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call))
+            or (name == "numpy.dtype" and not numpy_dtype_states.get_code(call))
+            or (name in expected_calls.SCALAR_FUNCTIONS and not self._array_types.is_sound_scalar(call.args))
+            or expected_calls.computes_number(name, call.args)
+            or expected_calls.has_shape(name, call.args)
+            or expected_calls.has_unexpected_value(name, call.args)
+            or expected_calls.fills_mapping(name, call)
+        )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and the calls that it makes of functions among its arguments."""
         if depth > expected_calls.MAX_INDIRECT_CALLS:
-            self.note_misuse(
-                call.cls,
-                f"is called by the pickle through a chain of more than {expected_calls.MAX_INDIRECT_CALLS} "
-                "functions, too long for statecli to check",
-            )
+            self.note_misuse(call.cls, expected_calls.UNEXPECTED_ARGUMENTS)
             return
         if type(call.cls) is not Global:
-            self.note_misuse(
-                call.cls, "returns a function that the pickle then calls, so statecli does not know what code runs"
-            )
+            self.note_misuse(call.cls, expected_calls.UNKNOWN_CALLEE)
             return
         name = get_plain_name(call.cls)
         self.steps.take(Budget.FLOW, len(name) // expected_calls.NAME_CHARACTERS_PER_STEP)
         if name in known_names.SPELLING_FUNCTIONS:
             self.kept_names.add(id(call.cls))
-        if call.kwargs and is_clean(name):
-            self.note_misuse(
-                call.cls,
-                "is called by the pickle with keyword arguments; torch.save never writes keyword arguments, and they "
-                "may change the effect of the call",
-            )
-        if (call.how != "newobj" and known_names.is_created_empty(name)) or name in expected_calls.ARRAY_CLASSES:
-            self.note_misuse(call.cls, expected_calls.CONSTRUCTED_REASON)
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
@@ -346,19 +287,15 @@ class Flow:
                 self._check_call(indirect, depth + 1)
         self._check_rebuild(call.cls, name, call.args)
         if call.args and expected_calls.SPARSE_CLASS.fullmatch(name):
-            self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES_REASON)
-        if name == expected_calls.POLYNOMIAL_CLASS and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, expected_calls.CONSTRUCTED_REASON)
-        if why := self._explain_unexpected_values(call, name):
-            self.note_misuse(call.cls, why)
+            self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES)
+        if self._has_unexpected_arguments(call, name):
+            self.note_misuse(call.cls, expected_calls.UNEXPECTED_ARGUMENTS)
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTING_CLASSES:
             if expected_calls.converts_object(name, call.args):
                 self._note_object(call.cls)
         elif name == "functools.partial":
             self._check_deferred_call(call.args[:1], call.args[1:], call.kwargs)
-        elif name.startswith("accelerate.state.") and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, "changes settings of the whole Python process")
         elif not expected_calls.keeps_arguments(call.how, name):
             of = (self._get_root_name(call) or name) if expected_calls.is_copyreg_call(call) else name
             self._check_arguments(call.cls, of, (call.args, call.kwargs))
@@ -368,13 +305,7 @@ class Flow:
         self._check_attributes(call.cls, name, call.kwargs)
 
     def _check_computed_values(self, call: Obj, name: str) -> None:
-        """Check the data that a call computes: report a mapping or bytes, or keep an array's bytes for a later scan."""
-        if expected_calls.fills_mapping(name, call):
-            self.note_misuse(
-                call.cls,
-                "creates a dict from a collection of items; Python's pickle never writes this, and statecli cannot "
-                "check the items",
-            )
+        """Check the data that a call computes: report bytes, or keep an array's bytes for a later scan."""
         self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // expected_calls.COMPUTED_BYTES_PER_STEP)
         if computed_bytes.computes_bytes(name, call):
             self.note_misuse(call.cls, computed_bytes.REASON)
@@ -382,18 +313,12 @@ class Flow:
 
     def _check_missing_contents(self, call: Obj, name: str) -> None:
         """Report an object of C or C++ without a state, because its memory is uninitialized."""
-        if name in known_names.BIT_GENERATORS and call.how == "newobj":
-            self.note_misuse(
-                call.cls, "is created by the pickle without a state; any use of the object crashes the process"
-            )
-        if name == expected_calls.SCRIPT_OBJECT and type(call.state) is not tuple:
-            self.note_misuse(
-                call.cls,
-                "is created by the pickle without a state, so it holds a null pointer; any use of the object crashes "
-                "the process",
-            )
-        if self._get_root_name(call) in expected_calls.PLACEMENT_CLASSES and type(call.state) is not dict:
-            self.note_misuse(call, "is created by the pickle without a state, so its values are random memory")
+        if (
+            (name in known_names.BIT_GENERATORS and call.how == "newobj")
+            or (name == expected_calls.SCRIPT_OBJECT and type(call.state) is not tuple)
+            or (self._get_root_name(call) in expected_calls.PLACEMENT_CLASSES and type(call.state) is not dict)
+        ):
+            self.note_misuse(call, expected_calls.UNSET)
 
     def _check_arguments(self, name: Global, plain_name: str, args: Iterable[Value]) -> None:
         """Check that no argument is an object whose methods the called function would run."""
@@ -427,16 +352,13 @@ class Flow:
         """Check the arguments of a functools.partial with a clean function. Other functions are always reported."""
         name = self._get_root_name(function[0]) if function else None
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
-            why = "is the function of a functools.partial whose arguments are not plain data"
-            self.note_misuse(function[0], why)
+            self.note_misuse(function[0], expected_calls.UNEXPECTED_ARGUMENTS)
 
     def _check_contents(self, name: Global, plain_name: str, states: Sequence[Value]) -> None:
         """Check the states of a tensor: each must be a dict of attributes, or a pair of dicts (attributes, slots)."""
         for state in states:
             if type(state) is tuple and len(state) != 2 and is_clean(plain_name):
-                self.note_misuse(
-                    name, "gets a tuple from the pickle that is not a pair of dicts; torch never saves this"
-                )
+                self.note_misuse(name, expected_calls.UNEXPECTED_STATE)
             for part in state if type(state) is tuple else (state,):
                 if type(part) is Obj:
                     self._note_object(name)
@@ -467,11 +389,7 @@ class Flow:
             for part in args:
                 is_dict = type(part) is Obj and self._get_root_name(part) == "collections.OrderedDict"
                 if is_dict and kept_functions.list_pairs(part, self._get_root_name) != []:
-                    self.note_misuse(
-                        name,
-                        "gets hooks from the pickle, which torch calls later; torch.save never writes hooks with "
-                        "a tensor",
-                    )
+                    self.note_misuse(name, "gets hooks from the pickle, which torch calls later")
         is_rebuild = plain_name.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args
         if (
             is_rebuild
@@ -491,24 +409,16 @@ class Flow:
         objects = [part for part in parts[: expected_calls.MAX_SPARSE_PARTS] if type(part) is Obj]
         tensors = [part for part in objects if self._get_root_name(part) != "torch.Size"]
         if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
-            self.note_misuse(name, expected_calls.UNCHECKED_INDICES_REASON)
+            self.note_misuse(name, expected_calls.UNCHECKED_INDICES)
 
     def _check_items(self, call: Obj) -> None:
         root = self.get_root(call)
         if root is None or not (call.items or call.elems):
             return
         name = get_plain_name(root)
-        if name not in expected_calls.ITEM_CONTAINERS and is_clean(name):
-            self.note_misuse(
-                root,
-                "is not a container, but the pickle adds items to the created object; this runs a method of the object",
-            )
-        elif call.items and name in expected_calls.ELEMENT_CONTAINERS:
-            self.note_misuse(
-                root,
-                "is a sequence, but the pickle sets its items by key; torch.save never writes this, so statecli does "
-                "not know the items after loading",
-            )
+        is_sequence = bool(call.items) and name in expected_calls.ELEMENT_CONTAINERS
+        if is_sequence or (name not in expected_calls.ITEM_CONTAINERS and is_clean(name)):
+            self.note_misuse(root, expected_calls.UNEXPECTED_CHANGE)
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
@@ -519,50 +429,34 @@ class Flow:
         if root is None:
             return
         name = get_plain_name(root)
-        if is_clean(name) and not expected_calls.is_state(name, state):
-            self.note_misuse(
-                root,
-                "is restored from a state that is not a dict of attributes, so statecli does not know what loading "
-                "does",
-            )
-        if name == "types.GenericAlias":
-            self.note_misuse(
-                root,
-                "passes the state in the pickle to the class that it wraps (list in list[int]); statecli does not "
-                "know what the wrapped class does with the state",
-            )
+        parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])
-        if why := self._restored_states.explain_misuse(name, state):
-            self.note_misuse(root, why)
-        if exceptions.is_exception(name) and not exceptions.is_state(name, state):
-            self.note_misuse(
-                root,
-                "is restored from a state that overwrites attributes of the exception, such as its error position; "
-                "printing the exception may then read memory outside its text",
-            )
-        if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM_PREFIX) and is_clean(name):
-            self.note_misuse(
-                root,
-                "is restored from a state that the pickle computes during loading, so statecli cannot check the state",
-            )
-        parts = state if type(state) is tuple and len(state) == 2 else (state,)
-        if name == expected_calls.ORDERED_DICT and any(
-            type(part) is dict and part.keys() & expected_calls.DICT_METHODS for part in parts
-        ):
-            self.note_misuse(
-                root,
-                "gets an attribute from the pickle with the name of a dict method, such as items; a loader that "
-                "calls this method may get other entries than statecli shows",
-            )
-        sets_slots = len(parts) == 2 and type(parts[-1]) is dict
-        if sets_slots and is_clean(name) and not name.startswith(expected_calls.SLOTTED_PREFIXES):
-            self.note_misuse(
-                root, "gets its attributes from the pickle one by one, which runs code of its class (property setters)"
-            )
+        if self._is_unexpected_state(name, state, parts):
+            self.note_misuse(root, expected_calls.UNEXPECTED_STATE)
         for part in parts:
             self._check_attributes(root, name, part)
+
+    def _is_unexpected_state(self, name: str, state: Value, parts: Sequence[Value]) -> bool:
+        """Return True for a state that no pickler writes for this name. `parts`: its dicts of attributes."""
+        is_computed = type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM_PREFIX)
+        sets_slots = len(parts) == 2 and type(parts[-1]) is dict
+        replaces_methods = name == expected_calls.ORDERED_DICT and any(
+            type(part) is dict and part.keys() & expected_calls.DICT_METHODS for part in parts
+        )
+        is_unusual = (
+            not expected_calls.is_state(name, state)
+            or is_computed
+            or (sets_slots and not name.startswith(expected_calls.SLOTTED_PREFIXES))
+        )
+        return (
+            (is_unusual and is_clean(name))
+            or name == "types.GenericAlias"
+            or replaces_methods
+            or (exceptions.is_exception(name) and not exceptions.is_state(name, state))
+            or not self._restored_states.is_expected(name, state)
+        )
 
     def _check_attributes(self, root: Global, name: str, state: Value) -> None:
         """Check the attributes that a state sets. A state shared by many objects is checked once for each class."""
@@ -620,13 +514,9 @@ class Flow:
         elif type(value) is Obj:
             if name != "collections.defaultdict" or not self._is_factory(value):
                 self.note_misuse(value, why)
-                self.note_misuse(
-                    caller, "calls a function that another call returned, so statecli does not know what code runs"
-                )
+                self.note_misuse(caller, expected_calls.UNKNOWN_CALLEE)
         elif value is not None and type(value) is not str:
-            self.note_misuse(
-                caller, "calls a value that is not an imported name, so statecli does not know what code runs"
-            )
+            self.note_misuse(caller, expected_calls.UNKNOWN_CALLEE)
 
     def _is_factory(self, value: Obj) -> bool:
         """Return True for a functools.partial of a container class: a defaultdict may call it for missing keys.
@@ -661,18 +551,9 @@ class Flow:
                 waiting.extend(contents)
 
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
-        if not holds and self._get_root_name(value) in known_names.HOOK_CLASSES:
-            self.note_misuse(
-                value,
-                "is a hook that the pickle stores where torch keeps no hooks; statecli does not know which code "
-                "calls the hook, and with which arguments",
-            )
-        if id(value) in self._excused_calls and not compiled_modules.is_module(value):
-            self.note_misuse(
-                value,
-                "is stored by the pickle where torch.compile never stores such an object; statecli does not know "
-                "which code calls the object",
-            )
+        is_misplaced = not holds and self._get_root_name(value) in known_names.HOOK_CLASSES
+        if is_misplaced or (id(value) in self._excused_calls and not compiled_modules.is_module(value)):
+            self.note_misuse(value, expected_calls.UNEXPECTED_PLACE)
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
         """Return the contents of a container. Report a function or object whose key is the name of a method."""

@@ -246,12 +246,29 @@ PLACEMENT_CLASSES = frozenset(
     for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
 )
 CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
-UNSET_REASON = "has no values yet"
-CONSTRUCTED_REASON = (
-    "is created by the pickle with a call of its constructor; torch.save never writes such a call, so statecli does "
-    "not know what the call does"
+#: Reasons why a name is misused: the pickle uses it in another way than picklers do.
+UNEXPECTED_ARGUMENTS = (
+    "is called by the pickle in a way that picklers never write, so statecli does not know what the call does; loading "
+    "may hang, fill the memory or access other memory"
 )
-UNCHECKED_INDICES_REASON = (
+UNEXPECTED_STATE = (
+    "is restored from a state that picklers never write; using the object may run code, fill the memory or access "
+    "other memory"
+)
+UNEXPECTED_CHANGE = (
+    "builds an object that the pickle changes in a way that picklers never write; the change may run a method of the "
+    "object, or affect the whole Python process"
+)
+UNKNOWN_CALLEE = "calls a value that is not an imported name, so statecli does not know what code runs"
+UNSET = (
+    "is created by the pickle without the state that picklers always write, so any use of the object may crash the "
+    "process or read random memory"
+)
+UNEXPECTED_PLACE = (
+    "is stored by the pickle where torch never stores such an object; statecli does not know which code calls the "
+    "object"
+)
+UNCHECKED_INDICES = (
     "creates a sparse tensor whose indices neither torch nor statecli can check; an operation on this tensor may "
     "overwrite memory outside the tensor"
 )

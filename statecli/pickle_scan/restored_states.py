@@ -18,45 +18,26 @@ class RestoredStates:
     def __init__(self, get_root_name: Callable[[Value], str | None], steps: Steps) -> None:
         self._get_root_name, self._steps = get_root_name, steps
 
-    def explain_misuse(self, name: str, state: Value) -> str | None:
-        """Return the problem with a state that its class uses unchecked; None for a valid state."""
-        is_recurrent = (
-            name.startswith(expected_calls.RECURRENT_MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
-        )
-        if is_recurrent and not expected_calls.is_layer_count(state.get("num_layers")):
-            return (
-                "has an invalid num_layers (not a count, or more layers than memory can hold); loading may fill the "
-                "memory"
-            )
+    def is_expected(self, name: str, state: Value) -> bool:
+        """Return True for a state that picklers write, and for a class that checks its state itself."""
+        if name.startswith(expected_calls.RECURRENT_MODULE_PREFIXES) and ".rnn." in name and type(state) is dict:
+            layers = state.get("num_layers")
+            if not expected_calls.is_layer_count(layers):
+                return False
         is_module = kept_functions.is_module_class(name) and not packed_weights.is_convolution(name)
         if is_module and not kept_functions.has_modules(state, self._get_root_name):
-            return (
-                "is restored from a state without the dicts of parameters and submodules that each module has, "
-                "so statecli does not know what loading does"
-            )
-        if expected_calls.has_unexpected_state(name, state):
-            return "is restored from a state that picklers never write for this class; loading may hang"
-        if name == expected_calls.HOOK_HANDLE_CLASS and not self._is_handle_state(state):
-            return "is restored from a state that a hook never has; this changes the ids of all hooks registered later"
-        if name == expected_calls.POLYNOMIAL_CLASS and not self._is_polynomial_state(state):
-            return "gets an object from the pickle instead of arrays and text, and calls methods of this object"
-        if name in expected_calls.GENERATOR_CLASSES and not self._is_generator_state(state):
-            return (
-                "is restored from a state that torch never saves; torch may use bytes of the file as memory addresses"
-            )
-        if name.startswith(expected_calls.NUMPY_RANDOM_PREFIX) and not random_states.is_numpy_state(
-            name, state, self._get_root_name
-        ):
-            return (
-                "is restored from a state that numpy never saves; the next random draw may read memory outside the "
-                "state"
-            )
-        if name == "random.Random" and not random_states.is_python_state(state):
-            return (
-                "is restored from a state that Python never saves; a computation with its values may run code or "
-                "fill the memory"
-            )
-        return None
+            return False
+        if name == expected_calls.HOOK_HANDLE_CLASS:
+            return self._is_handle_state(state)
+        if name == expected_calls.POLYNOMIAL_CLASS:
+            return self._is_polynomial_state(state)
+        if name in expected_calls.GENERATOR_CLASSES:
+            return self._is_generator_state(state)
+        if name.startswith(expected_calls.NUMPY_RANDOM_PREFIX):
+            return random_states.is_numpy_state(name, state, self._get_root_name)
+        if name == "random.Random":
+            return random_states.is_python_state(state)
+        return not expected_calls.has_unexpected_state(name, state)
 
     def _is_handle_state(self, state: Value) -> bool:
         """Return True for a valid state of a hook handle: a tuple (dict of hooks, number of the hook, other dicts).
