@@ -465,27 +465,26 @@ class Flow:
         self._checked_attributes.add((id(root), id(state)))
         self.steps.take(Budget.FLOW, len(state) if type(state) is dict else 1)
         for key, value in state.items() if type(state) is dict else ():
-            if why := self._explain_unexpected_attribute(name, key, value):
-                self.note_misuse(root, why)
+            if type(key) is Key and is_clean(name):
+                self.note_misuse(root, _COMPUTED_ATTRIBUTE)
+            elif self._is_unexpected_attribute(name, key, value):
+                shown = quoting.name(key) if type(key) is str else "an attribute"
+                self.note_misuse(
+                    root, f"gets {shown} from the pickle, and other code may call this value or its methods"
+                )
 
-    def _explain_unexpected_attribute(self, name: str, key: Value, value: Value) -> str | None:
-        """Return the problem with an attribute that picklers never write for this class; None for a usual attribute."""
-        if type(key) is Key and is_clean(name):
-            return _COMPUTED_ATTRIBUTE
+    def _is_unexpected_attribute(self, name: str, key: Value, value: Value) -> bool:
+        """Return True for an attribute that picklers never write for this class."""
         if key in expected_calls.CLASS_ATTRIBUTES:
-            return f"gets its {key} from the pickle, so its methods may do something else than the methods of its class"
+            return True
         if key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
-            return None
+            return False
         if type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
-            return f"has the attribute {quoting.name(key)}, so other code may mistake the object for another type"
+            return True
         if known_names.is_class(name) and type(key) is str:
-            why = self._attributes_of_torch.explain_misuse(name, key, value)
-            if why or not name.startswith("torch.optim.") or self._optimizer_attributes.is_plain(key, value):
-                return why
-            return f"gets an object from the pickle as its {key}, and calls methods of this object"
-        if self._hides_function(name, key, value) and is_clean(name):
-            return f"has a function as its attribute {quoting.name(str(key))}, and other code may call this function"
-        return None
+            is_plain = not name.startswith("torch.optim.") or self._optimizer_attributes.is_plain(key, value)
+            return not (is_plain and self._attributes_of_torch.is_expected(name, key, value))
+        return self._hides_function(name, key, value) and is_clean(name)
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if a function is stored under a method's name, or in an object that never holds functions."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import deferred_calls, known_names
 from statecli.pickle_scan.deferred_calls import RootLookup
@@ -113,17 +112,14 @@ class Attributes:
         #: Valid dicts that were checked, as (attribute, id of the dict).
         self._sound: set[tuple[str, int]] = set()
 
-    def explain_misuse(self, holder: str, key: str, value: Value) -> str | None:
-        """Return why an object of class `holder` must not have this attribute; None if the attribute is allowed.
-
-        Raises OutOfSteps.
-        """
+    def is_expected(self, holder: str, key: str, value: Value) -> bool:
+        """Return True if an object of class `holder` may have this attribute. Raises OutOfSteps."""
         if key == _MODULE_DICT:
-            return self._explain_misused_dict(key, value, self._is_module, "module")
+            return self._is_dict_of(key, value, self._is_module)
         if key in _TENSOR_DICTS:
-            return self._explain_misused_dict(key, value, self._is_tensor, "tensor")
+            return self._is_dict_of(key, value, self._is_tensor)
         if _HOOK_DICTS.fullmatch(key) and type(value) in (dict, Obj):
-            return self._explain_misused_dict(key, value, self._is_hook, "hook")
+            return self._is_dict_of(key, value, self._is_hook)
         values = value if type(value) in (list, tuple) else (value,)
         self._steps.take(Budget.FLOW, len(values))
         if not holder.startswith(_DISTRIBUTIONS_PREFIX):
@@ -132,27 +128,22 @@ class Attributes:
             is_named = key in _TRANSFORM_ATTRIBUTES and all(
                 (self._root(function) or "").startswith(_DISTRIBUTIONS_PREFIX) for function in values
             )
-        if not is_named and any(map(self._may_be_called, values)):
-            return f"has a function as its attribute {quoting.name(key)}, and other code may call this function"
-        return None
+        return is_named or not any(map(self._may_be_called, values))
 
-    def _explain_misused_dict(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
+    def _is_dict_of(self, key: str, value: Value, fits: Callable[[Value], bool]) -> bool:
+        """Return True for None, and for a dict of such values whose names are plain texts."""
         if value is None or (key, id(value)) in self._sound:
-            return None
+            return True
         pairs = list_pairs(value, self._root)
         if pairs is None:
-            return f"has a {key} that is not a dict, and torch may call methods of this value"
+            return False
         self._steps.take(Budget.FLOW, len(pairs))
-        for name, item in pairs:
-            if type(name) is Key or (type(name) is str and name.startswith("__")):
-                return (
-                    f"has a {noun} in its {key} whose name is special, such as __len__, or is computed during "
-                    f"loading; Python may call this {noun} as a method"
-                )
-            if not fits(item):
-                return f"has an object in its {key} that is not a {noun}, and torch may call methods of this object"
+        if any(type(name) is Key or (type(name) is str and name.startswith("__")) for name, _ in pairs):
+            return False
+        if not all(fits(item) for _, item in pairs):
+            return False
         self._sound.add((key, id(value)))
-        return None
+        return True
 
     def _may_be_called(self, value: Value) -> bool:
         name = self._root(value) or ""
