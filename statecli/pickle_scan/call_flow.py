@@ -30,7 +30,7 @@ from statecli.pickle_scan.nested_data import may_be_nested_data
 from statecli.pickle_scan.optimizer_attributes import OptimizerAttributes
 from statecli.pickle_scan.restored_states import RestoredStates
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickle_scan.text_values import TEXT_CLASSES
+from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
 
 _COMPUTED_ATTRIBUTE = (
@@ -325,7 +325,7 @@ class Flow:
         waiting: list[Value] = [part for part in args if type(part) in expected_calls.OBJECT_AND_CONTAINER_TYPES]
         entered: set[int] = set()
         while waiting:
-            value = expected_calls.strip_type_tag(waiting.pop())
+            value = packed_weights.strip_tags(waiting.pop())
             kind = type(value)
             if kind is Obj:
                 root = self._get_root_name(value)
@@ -571,28 +571,14 @@ class Flow:
     def _check_pair(self, key: Value, value: Value) -> None:
         if type(value) not in (Global, Obj) or expected_calls.is_set(value):
             return
-        text = self._get_key_text(key.value if type(key) is Key else key)
-        if text is expected_calls.COMPUTED_KEY:
+        text = read_text(packed_weights.strip_tags(key.value if type(key) is Key else key))
+        if text is COMPUTED_TEXT:
             self.note_misuse(
                 value,
                 "is stored by the pickle under a name that is computed during loading, so statecli cannot check the "
                 "name",
             )
-        elif text is not None and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
+        elif type(text) is str and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
             self.note_misuse(
                 value, f"is stored by the pickle under the name {quoting.name(text)}, so Python may call it as a method"
             )
-
-    def _get_key_text(self, key: Value) -> str | None:
-        """Return a key as text; `expected_calls.COMPUTED_KEY` for an unknown text, None if the key is not a text."""
-        if type(key) is str:
-            return key
-        name = self._get_root_name(key) if type(key) is Obj else None
-        if name in TEXT_CLASSES:
-            return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED_KEY
-        if name == packed_weights.TYPE_TAG:
-            return self._get_key_text(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
-        code = numpy_dtype_states.get_code(key.args[0]) if name in expected_calls.SCALAR_FUNCTIONS and key.args else ""
-        if name in expected_calls.SCALAR_FUNCTIONS and code not in numpy_dtype_states.NUMBER_CODES:
-            return numpy_dtype_states.decode_text(key.args) or expected_calls.COMPUTED_KEY
-        return None

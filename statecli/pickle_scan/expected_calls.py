@@ -155,12 +155,6 @@ ARGUMENT_PREFIXES = (
 )
 
 
-def strip_type_tag(value: Any) -> Any:
-    """Return the value inside TorchScript's type tag, a call that wraps the value. Return other values unchanged."""
-    is_call = type(value) is Obj and type(value.cls) is Global and bool(value.args)
-    return value.args[0] if is_call and get_plain_name(value.cls) == packed_weights.TYPE_TAG else value
-
-
 #: Prefixes of classes and functions that only keep their arguments, or that other rules check.
 _KEEPER_PREFIXES = (
     *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),
@@ -233,8 +227,6 @@ POLYNOMIAL_CLASS = "numpy.poly1d"
 SCALAR_FUNCTIONS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 #: Prefixes of the packages that define torch's recurrent modules.
 RECURRENT_MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
-#: Placeholder for a key that the pickle computes.
-COMPUTED_KEY = "__computed__"
 _MAX_LAYERS = 4096
 GENERATOR_CLASSES = frozenset(["torch.Generator", "torch._C.Generator"])
 #: Class whose state torch passes to a C++ object at once.

@@ -163,18 +163,6 @@ def is_string_dtype(value: Value) -> bool:
     return is_plain and all(type(argument) in _PLAIN_ARGUMENT_TYPES for argument in value.args)
 
 
-def decode_text(scalar: tuple[Value, ...]) -> str | None:
-    """Return the text of a numpy scalar from its arguments (dtype, data); None if unknown."""
-    dtype, data = scalar if len(scalar) == 2 else (None, None)
-    if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them
-        data = data.args[0].encode("latin-1", "replace")
-    if type(dtype) is not Obj or _parse_code(dtype)[0] != "U" or type(data) is not bytes:
-        return None
-    is_big = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
-    data = data[: count_element_bytes(dtype, dtype.state)]  # numpy ignores the bytes after the text
-    return data.decode("utf-32-be" if is_big else "utf-32-le", "replace").rstrip("\0")
-
-
 def _holds_objects(dtype: Value) -> bool:
     return is_dtype(dtype) and (_parse_code(dtype)[0] == "O" or _has_objects(dtype.state))
 

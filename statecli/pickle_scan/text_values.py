@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from statecli.pickle_scan import known_names, numpy_dtype_states
+from statecli.pickles import numpy_types
 from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.nodes import Global, Key, Obj, Value
@@ -77,7 +78,8 @@ def _unwrap(node: Obj) -> Value:
     if code == "O":
         return args[1]  # numpy gives back the object
     if code == "U":
-        text = numpy_dtype_states.decode_text(args)
+        raw = read_raw_bytes(args[1])
+        text = None if raw is None else numpy_types.read_text(args[0], raw)
         return COMPUTED_TEXT if text is None else text
     return attributes.get(_NODE_VALUE, node) if name.startswith(_OMEGACONF_NODES) else node
 
