@@ -255,7 +255,7 @@ class Flow:
             or name in expected_calls.ARRAY_CLASSES
             or (name == expected_calls.POLYNOMIAL_CLASS and not is_made_empty)
             or (name.startswith("accelerate.state.") and not is_made_empty)
-            or (exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name))
+            or (name in exceptions.UNICODE_ERRORS and bool(call.args))
             or not dates.has_valid_value(name, call)
             or (name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call))
             or (name == "numpy.dtype" and not numpy_dtype_states.get_code(call))

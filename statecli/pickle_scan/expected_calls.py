@@ -238,14 +238,14 @@ PLACEMENT_CLASSES = frozenset(
     for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
 )
 CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
-#: Reasons why a name is misused: the pickle uses it in another way than picklers do.
+#: Reasons why a name is misused: the pickle uses it in another way than the pickles of checkpoints do.
 UNEXPECTED_ARGUMENTS = (
-    "is called by the pickle in a way that picklers never write, so statecli does not know what the call does; loading "
+    "is called by the pickle in a way that no checkpoint needs, so statecli does not know what the call does; loading "
     "may hang, fill the memory or access other memory"
 )
 UNEXPECTED_STATE = (
-    "is restored from a state that picklers never write; using the object may run code, fill the memory or access "
-    "other memory"
+    "is restored from a state that no checkpoint needs; using the object may run code, fill the memory or access other "
+    "memory"
 )
 UNEXPECTED_CHANGE = (
     "builds an object that the pickle changes in a way that picklers never write; the change may run a method of the "

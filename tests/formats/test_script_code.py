@@ -606,7 +606,7 @@ def test_quantized_convolution_with_0_groups_is_unsafe(frozen, tmp_path, forked_
     """torch's own archive is clean. With 0 groups fbgemm divides by zero and ends the process; onednn refuses."""
     assert list_messages(save_convolution(tmp_path, frozen=frozen), "unsafe-global") == []
     path = save_convolution(tmp_path, frozen=frozen, groups=0)
-    assert "a state that picklers never write" in list_messages(path, "unsafe-global")[0]
+    assert "a state that no checkpoint needs" in list_messages(path, "unsafe-global")[0]
     code = "import torch; torch.backends.quantized.engine = 'fbgemm'; torch.jit.load('conv.pt')"
     assert forked_python(code, cwd=tmp_path).returncode < 0
 
@@ -620,7 +620,7 @@ def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
     for order, is_known in ((b"little", True), (b"big", False)):
         build_archive(path, {**contents, f"conv/{name}": order}, "")
         mentions = [mention for finding in scan_pickles(str(path)) for mention in finding.names]
-        assert any("a state that picklers never write" in (mention.misuse or "") for mention in mentions) != is_known
+        assert any("a state that no checkpoint needs" in (mention.misuse or "") for mention in mentions) != is_known
 
 
 #: Replacements in the code of a quantized convolution, so that the code packs with 0 groups.

@@ -217,10 +217,7 @@ def test_random_state_that_python_does_not_write_is_unsafe(state, is_sound, run_
 @pytest.mark.parametrize(
     ("parts", "is_sound"),
     [
-        ((UnicodeDecodeError, ("utf-8", b"x\xff", 1, 2, "r")), True),
-        ((UnicodeDecodeError, ("utf-8", b"", 0, 0, "r")), True),
-        ((UnicodeEncodeError, ("ascii", "\xe9", 0, 1, "r")), True),
-        ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {"note": 1}), True),
+        ((UnicodeDecodeError, ("utf-8", b"x\xff", 1, 2, "r")), False),
         ((UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), False),
         ((UnicodeDecodeError, ("utf-8", b"x", 2**40, 2**40 + 1, "r")), False),
         ((UnicodeEncodeError, ("ascii", "x", 1, 2, "r")), False),
@@ -233,7 +230,7 @@ def test_random_state_that_python_does_not_write_is_unsafe(state, is_sound, run_
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_unicode_error_with_a_position_outside_its_text_is_unsafe(parts, is_sound, protocol, run_rule, tmp_path):
+def test_error_with_an_unchecked_position_is_unsafe(parts, is_sound, protocol, run_rule, tmp_path):
     """The message of the error reads memory at the position, without regard to the length of the bytes."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Called(*parts)}, protocol))
     assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
@@ -303,7 +300,7 @@ def test_unsafe_global_finds_a_state_dict_that_hides_its_items(run_rule, tmp_pat
     setattr(state, name, OrderedDict)
     torch.save(state, tmp_path / "bad.pt")
     assert any(
-        "is restored from a state that picklers never write" in finding.message
+        "is restored from a state that no checkpoint needs" in finding.message
         for finding in run_rule("unsafe-global", tmp_path / "bad.pt")
     )
 
