@@ -50,23 +50,15 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
         return
     protocol = _PROTOCOL.match(text)
     name = protocol[1].lower() if protocol else ""
+    is_parent = _PARENT.search(text) is not None
     if name in ("http", "https"):
         why = 'with ckpt_path="best", Lightning downloads and unpickles this file with weights_only=False'
-    elif _PARENT.search(text):
-        why = "Lightning deletes this path after the next save, and `..` in the path may lead outside the user's folder"
-    elif name in _STORES and "::" not in text:
-        yield Hazard(
-            f"{where} is a remote path ({name}); Lightning deletes the file at this path after the next save",
-            is_error=False,
-        )
+    elif name in _STORES and "::" not in text and not is_parent:
+        why = f"is a remote path ({name}); Lightning deletes the file at this path after the next save"
+        yield Hazard(f"{where} {why}", is_error=False)
         return
-    elif protocol:
-        why = "Lightning deletes the file or the folder at this URL after the next save"
-    elif text.startswith(_HOME) or _PREFIX.match(text):
-        why = (
-            "Lightning checks this path as written, but after the next save Lightning deletes a different path, "
-            "because fsspec expands `~` and removes `file:`"
-        )
+    elif protocol or is_parent or text.startswith(_HOME) or _PREFIX.match(text):
+        why = "Lightning deletes this path, or the path that fsspec reads it as, in any folder after the next save"
     else:
         return
     yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")

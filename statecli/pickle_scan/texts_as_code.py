@@ -215,24 +215,20 @@ def _read_config(text: str) -> tuple[str | None, Iterable[str], Iterable[str]]:
         nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "is not valid Python code", (), ()
-    # `dict` may be given another meaning before it is called.
-    if any(isinstance(node, ast.Name) and node.id == "dict" and isinstance(node.ctx, ast.Store) for node in nodes):
-        return "assigns another value to the name dict", (), ()
-    loading = next((node.id for node in nodes if isinstance(node, ast.Name) and node.id in _LOADING_NAMES), None)
-    if loading:
-        return f"sets {loading}, which loads other files or modules", (), ()
-    if not all(isinstance(node, _CONFIG_NODES) and _has_plain_keys(node) for node in nodes):
-        return "has code other than assignments of plain values", (), ()
+    if not all(isinstance(node, _CONFIG_NODES) and _is_plain(node) for node in nodes):
+        return "has code other than assignments of plain values, or loads other files or modules", (), ()
     types = dict.fromkeys(name for node in nodes for name in _iter_texts(node, "type"))
     scopes = (name for node in nodes for name in (*_iter_texts(node, _SCOPE_KEY), *_iter_default_scopes(node)))
     return None, types, dict.fromkeys(scopes)
 
 
-def _has_plain_keys(node: ast.AST) -> bool:
-    """Return False for a dict with computed keys, and for a call other than `dict(key=…)`."""
+def _is_plain(node: ast.AST) -> bool:
+    """Return False for a dict with computed keys, a call other than `dict(key=…)`, and a name that loads or calls."""
     if isinstance(node, ast.Call):
         is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict"
         return is_dict and not node.args and all(keyword.arg for keyword in node.keywords)
+    if isinstance(node, ast.Name):  # `dict` may be given another meaning before it is called
+        return node.id not in _LOADING_NAMES and not (node.id == "dict" and isinstance(node.ctx, ast.Store))
     return not isinstance(node, ast.Dict) or all(isinstance(key, ast.Constant) for key in node.keys)
 
 

@@ -808,9 +808,9 @@ CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_sc
     [
         ("__import__('os').system('touch PWNED')\n" + CONFIG, "has code other than assignments of plain values"),
         ("a = (lambda: 0)()", "has code other than assignments of plain values"),
-        ("dict = exec\na = dict('1')", "assigns another value to the name dict"),
-        ("_base_ = ['/tmp/evil.py']", "sets _base_"),
-        ("custom_imports = dict(imports=['antigravity'])", "sets custom_imports"),
+        ("dict = exec\na = dict('1')", "has code other than assignments of plain values"),
+        ("_base_ = ['/tmp/evil.py']", "has code other than assignments of plain values"),
+        ("custom_imports = dict(imports=['antigravity'])", "has code other than assignments of plain values"),
         ("a = '{{$X:\\'}}'", "cannot check"),
         ("a" + "\u0315\u0300" * 10_000 + " = 1", "cannot check"),
         ("a = ", "is not valid Python code"),
