@@ -7,7 +7,7 @@ from typing import Any
 from statecli.pickle_scan.expected_calls import get_keyword_arguments
 from statecli.pickles.graph import is_module
 from statecli.pickles.machine import Machine
-from statecli.pickles.machine_state import NO_FRAME, NO_LINE_BREAK, MachineState
+from statecli.pickles.machine_state import NO_FRAME, MachineState
 from statecli.pickles.nodes import Global, Obj, Persistent, Value
 from statecli.pickles.opcodes import Handler
 
@@ -26,42 +26,6 @@ def _do_build(m: Any, pos: int) -> int:
         if is_module(target) and type(target.cls) is Global:
             m.module_classes.append(target.cls.qualified)
     return pos
-
-
-def _do_inst(m: MachineState, pos: int) -> int:
-    """Handle INST. The name is imported before the arguments are popped, as in Python."""
-    function, end = _read_name_lines(m, pos, "ascii")
-    args = tuple(m.pop_mark())
-    m.stack.append(m.build_call(function, args, pos, "inst"))
-    return _require_line_end(m, end)
-
-
-def _do_global(m: MachineState, pos: int) -> int:
-    function, end = _read_name_lines(m, pos, "utf-8")
-    m.stack.append(function)
-    return _require_line_end(m, end)
-
-
-def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
-    """Return the name in the next two lines, and the position after them (0 if the second line has no end).
-
-    Python's `pickle._Unpickler` imports an unfinished name without its last character. No unpickler imports a name in
-    another encoding.
-    """
-    module, start = m.read_line(pos)
-    end = m.data.find(b"\n", start)
-    try:
-        return m.intern_name(str(module, encoding), str(m.data[start:end], encoding), pos), end + 1
-    except UnicodeDecodeError as error:
-        if end < 0:  # the bytes may end inside of a character
-            raise m.build_truncated_error(NO_LINE_BREAK) from error
-        raise m.build_error(pos, f"the name of an imported function or class is not {encoding} text") from error
-
-
-def _require_line_end(m: MachineState, end: int) -> int:
-    if not end:
-        raise m.build_truncated_error(NO_LINE_BREAK)
-    return end
 
 
 def _do_extension(m: MachineState, pos: int) -> int:
@@ -146,8 +110,6 @@ _SCANNER_OPCODES: dict[int, Handler] = {
     0x56: _keep_string(0x56),
     0x51: _do_persistent,
     0x62: _do_build,
-    0x63: _do_global,
-    0x69: _do_inst,
     0x82: _do_extension,
     0x83: _do_extension,
     0x84: _do_extension,

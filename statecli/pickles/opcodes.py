@@ -11,7 +11,7 @@ from codecs import escape_decode
 from collections.abc import Callable
 from typing import TypeAlias
 
-from statecli.pickles.machine_state import NO_FRAME, STRING_TYPES, MachineState
+from statecli.pickles.machine_state import NO_FRAME, NO_LINE_BREAK, STRING_TYPES, MachineState
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
 #: Highest pickle protocol (since Python 3.8).
@@ -289,9 +289,30 @@ def do_memoize(m: MachineState, pos: int) -> int:
 
 
 def do_global(m: MachineState, pos: int) -> int:
-    module, end = m.read_line(pos)
-    name, end = m.read_line(end)
-    m.stack.append(m.intern_name(decode_python2_string(module), decode_python2_string(name), pos))
+    function, end = _read_name_lines(m, pos, "utf-8")
+    m.stack.append(function)
+    return _require_line_end(m, end)
+
+
+def _read_name_lines(m: MachineState, pos: int, encoding: str) -> tuple[Global, int]:
+    """Return the name in the next two lines, and the position after them (0 if the second line has no end).
+
+    Python's `pickle._Unpickler` imports an unfinished name without its last character. No unpickler imports a name in
+    another encoding.
+    """
+    module, start = m.read_line(pos)
+    end = m.data.find(b"\n", start)
+    try:
+        return m.intern_name(str(module, encoding), str(m.data[start:end], encoding), pos), end + 1
+    except UnicodeDecodeError as error:
+        if end < 0:  # the bytes may end inside of a character
+            raise m.build_truncated_error(NO_LINE_BREAK) from error
+        raise m.build_error(pos, f"the name of an imported function or class is not {encoding} text") from error
+
+
+def _require_line_end(m: MachineState, end: int) -> int:
+    if not end:
+        raise m.build_truncated_error(NO_LINE_BREAK)
     return end
 
 
@@ -342,13 +363,11 @@ def do_obj(m: MachineState, pos: int) -> int:
 
 
 def do_inst(m: MachineState, pos: int) -> int:
-    module, end = m.read_line(pos)
-    name, end = m.read_line(end)
+    """Handle INST. The name is imported before the arguments are popped, as in Python."""
+    function, end = _read_name_lines(m, pos, "ascii")
     args = tuple(m.pop_mark())
-    m.stack.append(
-        m.build_call(m.intern_name(decode_python2_string(module), decode_python2_string(name), pos), args, pos, "inst")
-    )
-    return end
+    m.stack.append(m.build_call(function, args, pos, "inst"))
+    return _require_line_end(m, end)
 
 
 def do_build(m: MachineState, pos: int) -> int:

@@ -315,7 +315,7 @@ REFUSED_PICKLES = {
     "a string has an invalid escape sequence": (b"S'\\x1'\n", "a string has an invalid escape sequence"),
     "unicode with a broken escape": (b"V\\u12\n", "a string has an invalid escape sequence"),
     "invalid UTF-8": (b"X\1\0\0\0\xff", "invalid UTF-8 in a string (byte 7)"),
-    "a global that is no UTF-8": (b"c\xff\nx\n", "the name of an imported function or class is not a string"),
+    "a global that is no UTF-8": (b"c\xff\nx\n", "the name of an imported function or class is not utf-8 text"),
     "a global named by ints": (b"K\1K\2\x93", "the name of an imported function or class is not a string"),
 }
 
