@@ -37,8 +37,6 @@ _NULL_CONTEXT = "contextlib.nullcontext"
 _NAMES = frozenset([_MODULE_CLASS, _CONTEXT_CLASS, *_PART_CLASSES, *_GETATTR, *_BACKENDS])
 _GETTER = "get_compiler_config"
 _CONTEXT_STATE = frozenset(["export", "dynamic", "compiler_config"])
-#: Largest number of objects in one context; torch 2.13 creates nine.
-_MAX_PARTS = 50
 _SETTING_TYPES = (bool, int, float, type(None))
 _PLAIN_TYPES = (*_SETTING_TYPES, str)
 
@@ -53,21 +51,12 @@ def find_module_calls(calls: Sequence[Obj], builds: Iterable[Build]) -> dict[int
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.
     """
-    module_calls = [call for call in calls if is_module(call)]
-    if not module_calls:
+    if not any(map(is_module, calls)):
         return {}
-    parts: dict[int, Obj] = {}
-    for call in module_calls:
-        wrapper_parts: dict[int, Obj] = {}
-        if not _is_wrapped(call, wrapper_parts):
-            return {}
-        parts |= wrapper_parts
+    parts = {id(call): call for call in calls if get_name(call.cls) in _NAMES}
     states = Counter(id(target) for target, _ in builds)
-    if any(states[part] > 1 for part in parts):
-        return {}
-    if any(get_name(call.cls) in _NAMES and id(call) not in parts for call in calls):
-        return {}
-    return parts
+    is_usual = all(states[part] <= 1 and _is_usual(call, parts) for part, call in parts.items())
+    return parts if is_usual else {}
 
 
 def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
@@ -78,61 +67,39 @@ def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]
     return {id(part.cls) for part in parts.values()} | values
 
 
-def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
-    """Return True if torch.compile can have written the call. Add the call and the calls inside it to `parts`."""
-    parts[id(call)] = call
-    is_plain = _has_only_arguments(call, "reduce") and len(call.args) == 2 and call.state is None
-    context = call.args[1] if is_plain else None
-    if type(context) is not Obj:
+def _is_usual(call: Obj, parts: dict[int, Obj]) -> bool:
+    """Return True if torch.compile can have written the call and its state. `parts`: all calls of the compiler."""
+    name, args = get_name(call.cls), call.args
+    if call.kwargs or call.items or call.elems or call.how != ("newobj" if name in _PART_CLASSES else "reduce"):
         return False
-    parts[id(context)] = context
-    if get_name(context.cls) != _CONTEXT_CLASS or not _has_only_arguments(context, "reduce") or len(context.args) != 3:
+    state = {} if call.state is None else call.state
+    if name in _GETATTR:
+        return len(args) == 2 and args[1] == _GETTER and _is_part(args[0], parts) and not state
+    if name == _MODULE_CLASS:
+        return len(args) == 2 and id(args[0]) not in parts and _is_part(args[1], parts, _CONTEXT_CLASS) and not state
+    if type(state) is not dict or name in _BACKENDS:
         return False
-    callback, manager, is_first = context.args
-    state = {} if context.state is None else context.state
-    return (
-        type(state) is dict
-        and state.keys() <= _CONTEXT_STATE
-        and get_name(manager) == _NULL_CONTEXT
-        and type(is_first) is bool
-        and all(_is_plain_data(value) for value in state.values())
-        and _is_part(callback, parts)
+    if name in _PART_CLASSES:
+        return not args and all(_is_attribute(key, attribute, parts) for key, attribute in state.items())
+    is_called_as_torch_does = (
+        len(args) == 3 and _is_part(args[0], parts) and get_name(args[1]) == _NULL_CONTEXT and type(args[2]) is bool
     )
+    return is_called_as_torch_does and state.keys() <= _CONTEXT_STATE and all(map(_is_plain_data, state.values()))
 
 
-def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for an object of the compiler whose state has only plain values and other objects of the compiler."""
-    if type(value) is not Obj or get_name(value.cls) not in _PART_CLASSES:
-        return False
-    if value.args or not _has_only_arguments(value, "newobj"):
-        return False
-    if id(value) in parts or len(parts) > _MAX_PARTS:
-        return id(value) in parts
-    parts[id(value)] = value
-    state = {} if value.state is None else value.state
-    return type(state) is dict and all(_is_attribute(key, attribute, parts) for key, attribute in state.items())
+def _is_part(value: Value, parts: dict[int, Obj], *names: str) -> bool:
+    """Return True for an object of the compiler, of one of the named classes if names are given."""
+    return id(value) in parts and get_name(value.cls) in (names or _PART_CLASSES)
 
 
 def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
     if key == _GETTER:
-        return _is_getter(value, parts)
+        return _is_part(value, parts, *_GETATTR)
     if key == "config":
         return type(value) is dict and all(type(setting) in _SETTING_TYPES for setting in value.values())
     if key == "kwargs":
         return type(value) is dict and not value
     return type(key) is str and (type(value) in _PLAIN_TYPES or get_name(value) in _BACKENDS or _is_part(value, parts))
-
-
-def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for the call `getattr(part, 'get_compiler_config')` on an object of the compiler."""
-    if type(value) is not Obj or get_name(value.cls) not in _GETATTR or not _has_only_arguments(value, "reduce"):
-        return False
-    parts[id(value)] = value
-    return len(value.args) == 2 and value.args[1] == _GETTER and _is_part(value.args[0], parts)
-
-
-def _has_only_arguments(call: Obj, how: str) -> bool:
-    return call.how == how and not (call.kwargs or call.items or call.elems)
 
 
 def _is_plain_data(value: Any) -> bool:
