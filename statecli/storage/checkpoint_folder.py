@@ -346,39 +346,25 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     if foreign := sorted(FOREIGN_WEIGHTS.intersection(names)):
         content = "only weights of other frameworks, which statecli does not read"
         return f"is a folder with {content}: {quoting.names(foreign)}"
-    parent_links = [
-        name for name in folders if name.endswith(WEIGHTS) and _links_to_parent(on_disk.join(path, name), path)
-    ]
-    on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER_FOLDERS])
-    weight_folders = [
-        name
-        for name in folders[:MAX_INNER_FOLDERS]
-        if name not in parent_links and _has_weights(on_disk.join(path, name))
-    ]
+    searched = folders[:MAX_INNER_FOLDERS]
+    on_disk.prefetch(on_disk.join(path, name) for name in searched)
+    # A link may lead to this folder or one of its parents.
+    inner = [name for name in searched if not on_disk.is_link(on_disk.join(path, name))]
+    weight_folders = [name for name in inner if _has_weights(on_disk.join(path, name))]
     if weight_folders and PIPELINE in names:
         return f"is a diffusers pipeline, not one model; give one of its components: {quoting.names(weight_folders)}"
-    configured = [name for name in folders[:MAX_INNER_FOLDERS] if on_disk.is_file(on_disk.join(path, name, CONFIG))]
+    configured = [name for name in searched if on_disk.is_file(on_disk.join(path, name, CONFIG))]
     if configured and PIPELINE in names:
         components = quoting.names([on_disk.join(path, name) for name in configured])
         return f"is a diffusers pipeline without weights; give one of its components as a model class: {components}"
-    if weight_folders:
-        search_limit = f" (statecli looked into the first {MAX_INNER_FOLDERS} of {len(folders)} folders)" * (
-            len(folders) > MAX_INNER_FOLDERS
-        )
-        return (
-            "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
-            f"subfolders: {quoting.names(weight_folders)}{search_limit}"
-        )
-    if parent_links:
-        links = f"{quoting.name(parent_links[0])} has the name of a weight file, but is a link to a parent folder"
-        return f"is a folder without a checkpoint: {links}"
-    return ""
-
-
-def _links_to_parent(link: str, path: str) -> bool:
-    """Return True if `link` leads to the folder `path` or to one of its parents."""
-    return on_disk.is_link(link) and on_disk.join(on_disk.resolve_links(path), "").startswith(
-        on_disk.join(on_disk.resolve_links(link), "")
+    if not weight_folders:
+        return ""
+    search_limit = f" (statecli looked into the first {MAX_INNER_FOLDERS} of {len(folders)} folders)" * (
+        len(folders) > MAX_INNER_FOLDERS
+    )
+    return (
+        "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
+        f"subfolders: {quoting.names(weight_folders)}{search_limit}"
     )
 
 
