@@ -23,12 +23,12 @@ from statecli.pickle_scan import (
     kept_functions,
     known_names,
     numpy_dtype_states,
+    optimizer_attributes,
     packed_weights,
+    restored_states,
 )
 from statecli.pickle_scan.expected_calls import get_plain_name, is_clean
 from statecli.pickle_scan.nested_data import may_be_nested_data
-from statecli.pickle_scan.optimizer_attributes import OptimizerAttributes
-from statecli.pickle_scan.restored_states import RestoredStates
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text
 from statecli.pickles.nodes import Build, Global, Key, Obj, Persistent, SetOf, Value
@@ -71,8 +71,6 @@ class Flow:
         self._array_types = numpy_dtype_states.ArrayTypes(steps)
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, steps)
-        self._restored_states = RestoredStates(self._get_root_name, steps)
-        self._optimizer_attributes = OptimizerAttributes(self._get_root_name, steps)
         #: Function that returns the bytes of a small storage of the archive by its key.
         self.read_storage: packed_weights.ReadStorage = lambda _: None
         self.misuses: dict[int, str] = {}
@@ -455,7 +453,7 @@ class Flow:
             or name == "types.GenericAlias"
             or replaces_methods
             or (exceptions.is_exception(name) and not exceptions.is_state(name, state))
-            or not self._restored_states.is_expected(name, state)
+            or not restored_states.is_expected(name, state, self._get_root_name, self.steps)
         )
 
     def _check_attributes(self, root: Global, name: str, state: Value) -> None:
@@ -482,7 +480,9 @@ class Flow:
         if type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
             return True
         if known_names.is_class(name) and type(key) is str:
-            is_plain = not name.startswith("torch.optim.") or self._optimizer_attributes.is_plain(key, value)
+            is_plain = not name.startswith("torch.optim.") or optimizer_attributes.is_plain(
+                key, value, self._get_root_name, self.steps
+            )
             return not (is_plain and self._attributes_of_torch.is_expected(name, key, value))
         return self._hides_function(name, key, value) and is_clean(name)
 

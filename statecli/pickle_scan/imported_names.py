@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -123,10 +124,8 @@ class Scanner(Machine):
         compiled = {} if self.duplicate_keys else find_module_calls(flow.calls, self._builds)
         is_tame = not self._spelling_names and flow.is_plain_data(names, self._builds)
         if not is_tame:
-            try:
+            with self._note_out_of_steps():
                 flow.follow(self._builds, [self.root, *self.persistent, *self._unreachable_values], compiled.keys())
-            except OutOfSteps as error:
-                self.unfollowed = error
         spelling_names = self._spelling_names - flow.kept_names - self._called_names - flow.misuses.keys()
         called_names = self._called_names | flow.called_names
         excused_names = collect_name_ids(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
@@ -146,6 +145,14 @@ class Scanner(Machine):
         for mention in self._unusual_mentions.values():
             if not is_tame or mention.name != _SETITEMS_METHOD:
                 yield mention
+
+    @contextmanager
+    def _note_out_of_steps(self) -> Iterator[None]:
+        """Record the first error of a block that takes too many steps, and go on after the block."""
+        try:
+            yield
+        except OutOfSteps as error:
+            self.unfollowed = self.unfollowed or error
 
     def note_unusual_opcode(self, name: str, pos: int) -> None:
         """Record the first opcode with the effect `name`, which picklers never cause. Byte `pos` follows the opcode."""
@@ -174,19 +181,15 @@ class Scanner(Machine):
 
     def find_script_mismatch(self, types: ScriptTypes) -> str | None:
         """Return a description of the first object that TorchScript code treats as an object of another type."""
-        try:
+        with self._note_out_of_steps():
             return script_types.find_mismatch(self.flow.calls, self._builds, types, self.flow.steps)
-        except OutOfSteps as error:
-            self.unfollowed = self.unfollowed or error
-            return None
+        return None
 
     def has_wrong_location(self) -> bool:
         """Return True if a source location of TorchScript code refers to a text that the pickle does not have."""
-        try:
+        with self._note_out_of_steps():
             return debug_texts.has_wrong_number(self.root, self.flow.steps)
-        except OutOfSteps as error:
-            self.unfollowed = self.unfollowed or error
-            return False
+        return False
 
     def gives_tensor_objects(self) -> bool:
         """Return True if an attribute of a tensor is an object of another library, such as an array of numpy."""
@@ -208,12 +211,10 @@ class Scanner(Machine):
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
         """Return the allocations too large for a file of this size, and the keys that take too long to hash."""
         bombs: list[Bomb] = []
-        try:
+        with self._note_out_of_steps():
             bombs += self.allocations.find_storage_bombs(self.persistent, file_bytes)
             bombs += self.allocations.find_bombs(self.flow.calls, self._builds, len(self.data), self._highest_memo)
             bombs += script_nesting.find_deep_types(self.flow.calls)
-        except OutOfSteps as error:
-            self.unfollowed = self.unfollowed or error
         return tuple(bombs)
 
     def find_hazards(self, *, keys_are_source: bool = False) -> tuple[Hazard, ...]:
@@ -222,12 +223,10 @@ class Scanner(Machine):
         `keys_are_source`: see `plain_data.find_hazards`.
         """
         hazards: list[Hazard] = []
-        try:
+        with self._note_out_of_steps():
             if not self._is_metadata():
                 in_data = plain_data.find_hazards(self.root, self.flow.steps, keys_are_source=keys_are_source)
                 hazards.extend(islice(in_data, _MAX_HAZARDS))
-        except OutOfSteps as error:
-            self.unfollowed = self.unfollowed or error
         return tuple(hazards)
 
     def _is_metadata(self) -> bool:
