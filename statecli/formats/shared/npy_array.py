@@ -1,7 +1,7 @@
 """One numpy array as written by `numpy.save`: a magic number, a header (a Python literal), the elements.
 
-Format: numpy/lib/format.py, versions 1.0 to 3.0 (NEP 1). The literal has a parser of its own for texts, whole numbers,
-True, False and brackets only. An array of objects is a pickle, and never loaded.
+Format: numpy/lib/format.py, versions 1.0 to 3.0 (NEP 1). The literal has only texts, whole numbers, True, False and
+brackets. An array of objects is a pickle, and never loaded.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 MAGIC = b"\x93NUMPY"
 #: Maximum size of a header's literal in bytes; numpy's default is 10,000.
 MAX_HEADER_BYTES = 64 << 10
-#: Maximum depth of nested brackets, and of nested fields.
-MAX_DEPTH = 32
 #: Number of bytes that contain the whole header of nearly every array.
 USUAL_HEADER_BYTES = 256
 #: Size of the literal's length field in bytes, by format version.
 _LENGTH_FIELD_BYTES = {1: 2, 2: 4, 3: 4}
-_TOKEN = compile_on_use(
-    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>\d{1,19})L?\b|(?P<word>True|False)\b"""
-    r"""|(?P<sign>[()\[\]{},:]))\s*""",
-    re.ASCII | re.DOTALL,
+#: A header: texts, whole numbers, True, False, brackets and blanks, but no names and no operators.
+_HEADER = compile_on_use(
+    r"""(?:'(?:[^'\\\n]|\\['"\\abfnrtvxuU])*'|"(?:[^"\\\n]|\\['"\\abfnrtvxuU])*\""""
+    r"""|\d{1,19}L?\b|True\b|False\b|[()\[\]{},:\s])*""",
+    re.ASCII,
 )
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+#: A text, or the suffix of a whole number of Python 2.
+_TEXT_OR_SUFFIX = compile_on_use(r"""('[^'\\]*'|"[^"\\]*")|(?<=\d)L\b""")
 #: Parts of a type code: byte order, kind, size, and the unit of a time.
 _DESCR = compile_on_use(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
 #: Sizes (digits of the type code) that numpy saves for each kind. Without a size numpy reads another type: b is int8, f
@@ -108,7 +108,7 @@ def read_header(head: Head) -> Header:
         text = raw[start : start + length].decode("utf-8" if raw[6] == 3 else "latin-1")
     except UnicodeDecodeError as error:
         raise MalformedError(f"its header is not valid UTF-8 near byte {error.start}") from error
-    return _parse_literal(_Literal(text).parse(), start + length)
+    return _parse_literal(_parse_text(text), start + length)
 
 
 def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
@@ -247,75 +247,13 @@ def _parse_code(descr: str) -> NpyElement:
     return NpyElement(dtype, size, is_big_endian=is_big_endian, is_number=kind not in "SUamM")
 
 
-class _Literal:
-    """Parser of the Python literals in headers."""
+def _parse_text(text: str) -> object:
+    """Parse the Python literal in a header as numpy does. Raises MalformedError for any other text."""
+    import ast  # a slow import that only arrays need
 
-    def __init__(self, text: str) -> None:
-        """Split the text into tokens. Raises MalformedError for text that is not a token."""
-        self._tokens: list[re.Match[str]] = []
-        at = 0
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if match is None:
-                raise MalformedError(f"invalid .npy header: cannot parse {quoting.quote(text[at : at + 40])}")
-            self._tokens.append(match)
-            at = match.end()
-        self._tokens.reverse()
-
-    def parse(self) -> Any:
-        value = self._parse_value(0)
-        if self._tokens:
-            raise MalformedError("invalid .npy header: text follows the dict")
-        return value
-
-    def _parse_value(self, depth: int) -> Any:
-        token = self._take_token()
-        if token["number"]:
-            return int(token["number"])
-        if token["word"]:
-            return token["word"] == "True"
-        if token["text"]:
-            return token["text"][1:-1]
-        sign = token["sign"]
-        if sign not in _CLOSING or depth == MAX_DEPTH:
-            raise MalformedError("invalid .npy header: not a Python literal, or nested too deeply")
-        return self._parse_dict(depth + 1) if sign == "{" else self._parse_items(_CLOSING[sign], depth + 1)
-
-    def _parse_items(self, closing: str, depth: int) -> Any:
-        items, comma = [], False
-        while not self._skip_closing(closing):
-            items.append(self._parse_value(depth))
-            comma = self._skip_comma(closing)
-        if closing == "]":
-            return items
-        return tuple(items) if comma or len(items) != 1 else items[0]
-
-    def _parse_dict(self, depth: int) -> dict[str, Any]:
-        entries: dict[str, Any] = {}
-        while not self._skip_closing("}"):
-            key = self._parse_value(depth)
-            if type(key) is not str or self._take_token()["sign"] != ":" or key in entries:
-                raise MalformedError("its header is not a dict with the keys descr, fortran_order and shape, each once")
-            entries[key] = self._parse_value(depth)
-            self._skip_comma("}")
-        return entries
-
-    def _skip_closing(self, closing: str) -> bool:
-        """Skip the closing bracket and return True, if this bracket is the next token."""
-        if not self._tokens or self._tokens[-1]["sign"] != closing:
-            return False
-        self._tokens.pop()
-        return True
-
-    def _skip_comma(self, closing: str) -> bool:
-        """Skip the comma after an item and return True. Return False before the closing bracket."""
-        if self._tokens and self._tokens[-1]["sign"] == closing:
-            return False
-        if self._take_token()["sign"] != ",":
-            raise MalformedError("invalid .npy header: missing comma")
-        return True
-
-    def _take_token(self) -> re.Match[str]:
-        if not self._tokens:
-            raise MalformedError("invalid .npy header: the text ends too early")
-        return self._tokens.pop()
+    if not _HEADER.fullmatch(text):
+        raise MalformedError(f"invalid .npy header: {quoting.quote(text[:40])} is not a dict of texts and numbers")
+    try:
+        return ast.literal_eval(_TEXT_OR_SUFFIX.sub(lambda match: match[1] or "", text).strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise MalformedError("invalid .npy header: not a Python literal, or nested too deeply") from error
