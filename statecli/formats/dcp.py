@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import prod
-from operator import add
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -28,16 +27,14 @@ from statecli.formats.shared import dcp_ranks
 from statecli.formats.shared.dcp_data_files import BadFile, DataFiles
 from statecli.formats.shared.dcp_metadata import (
     MAX_METADATA_BYTES,
-    Chunk,
     Metadata,
     SavedTensor,
-    Sizes,
     Stored,
     parse_for_scan,
     parse_metadata,
 )
 from statecli.formats.shared.dcp_nested_dict import build_nested
-from statecli.formats.shared.tiling import IndexBox, find_fault
+from statecli.formats.shared.tiling import Chunk, Sizes, find_fault
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickle_scan.one_pickle import begins_as_pickle
@@ -232,8 +229,7 @@ class _Folder:
             raise MalformedError(saved.fault)
         chunks = [chunk for chunk in saved.chunks if 0 not in chunk.shape]
         places = _match_chunks(chunks, self.metadata.places.get(fqn, ()))
-        regions = [IndexBox(start, tuple(map(add, start, shape))) for start, shape in chunks]
-        fault = find_fault(saved.shape, regions) if 0 not in saved.shape else None
+        fault = find_fault(saved.shape, chunks) if 0 not in saved.shape else None
         if fault:
             raise MalformedError(f"{fault}; {self.hole_reason}")
         for place in places:

@@ -8,7 +8,6 @@ and the number of shards is not recorded. Source: torch/distributed/checkpoint/h
 from __future__ import annotations
 
 from math import prod
-from operator import add
 
 from msgspec.structs import replace
 
@@ -28,7 +27,7 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
-from statecli.formats.shared.tiling import IndexBox, find_fault
+from statecli.formats.shared.tiling import Chunk, find_fault
 from statecli.storage import checkpoint_folder, files, json_object
 
 NAME = "dcp-safetensors"
@@ -101,18 +100,17 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
 def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
     """Join the pieces of a tensor. If pieces are missing, overlap or disagree, the tensor row is unreadable."""
     dtype = boxes[0].data.dtype
-    regions = [IndexBox(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
-    filled_pieces = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
-    shape = tuple(map(max, zip(*(region.stop for region in regions), strict=False)))
+    chunks = [Chunk(box.start, box.data.shape) for box in boxes]
+    parts = tuple(box for box in boxes if 0 not in box.data.shape)
+    shape = tuple(map(max, zip(*(chunk.stop for chunk in chunks), strict=False)))
     fault = _find_disagreement(boxes)
     if fault is None and 0 not in shape:
-        fault = find_fault(shape, [region for _, region in filled_pieces])
+        fault = find_fault(shape, [chunk for chunk in chunks if 0 not in chunk.shape])
     if fault:
         fault += "; copy the folder again, or save the checkpoint again"
         damage = f"{path}: {quoting.name(fqn)}: {fault}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {fault}", damage=damage)
     elements = prod(shape)
-    parts = tuple(box for box, _ in filled_pieces)
     storage = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, ELEMENT_BITS[dtype] // 8, parts))
     data = parts[0].data if len(parts) == 1 else TensorData(storage, dtype, shape)
     note = f"{len(parts)} chunks" if len(parts) > 1 else None

@@ -38,7 +38,7 @@ from statecli.file_scan import scan
 from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks
 from statecli.formats.shared.dcp_metadata import NEEDED_NAMES, parse_for_scan, parse_metadata
-from statecli.formats.shared.tiling import IndexBox, find_fault
+from statecli.formats.shared.tiling import Chunk, find_fault
 from statecli.storage import files
 from statecli.values.read import read_all_values
 
@@ -226,10 +226,10 @@ def test_missing_independent_rank_leaves_holes(ranks, tmp_path, statecli):
     (folder / "__1_0.distcp").unlink()
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert f"statecli: {folder}: 0.weight and 1 more tensor: no chunk covers " in result.err
+    assert f"statecli: {folder}: 0.weight and 5 more tensors: its 2 chunks cover " in result.err
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
     reason = "__1.metadata is missing; copy the folder again"
-    assert notes["0.weight"] == f"cannot be read: no chunk covers [2:4, 0:7]; {reason}"
+    assert notes["0.weight"] == f"cannot be read: its 2 chunks cover 21 of its 35 elements; {reason}"
     assert result.out.count("1.running_mean") == 1
     assert f"statecli did not read the data of a rank: {reason}" in result.out
     assert statecli("audit", str(folder), "--select", "missing-shard", "-f", "json").json["summary"]["error"] == 1
@@ -401,10 +401,8 @@ def test_missing_safetensors_shard_leaves_holes(ranks, tmp_path, statecli):
     result = statecli("inspect", str(folder))
     assert result.code == 2
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
-    assert (
-        notes["0.weight"]
-        == "cannot be read: no chunk covers [2:4, 0:7]; copy the folder again, or save the checkpoint again"
-    )
+    fault = "its 2 chunks cover 21 of its 35 elements"
+    assert notes["0.weight"] == f"cannot be read: {fault}; copy the folder again, or save the checkpoint again"
 
 
 # Refused folders.
@@ -514,8 +512,8 @@ def move_chunk(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
 
 INCONSISTENT_CHUNKS: dict[str, tuple[Any, str]] = {
     "overlap": (move_chunk("rows", 1, [2, 0], [4, 3]), "rows: two chunks overlap: [0:3, 0:3] and [2:6, 0:3]"),
-    "hole": (move_chunk("rows", 1, [4, 0], [2, 3]), "rows: no chunk covers [3:4, 0:3]"),
-    "a hole at the end": (move_chunk("rows", 3, [9, 0], [1, 2]), "rows: no chunk covers [9:10, 2:3]"),
+    "hole": (move_chunk("rows", 1, [4, 0], [2, 3]), "rows: its 4 chunks cover 27 of its 30 elements"),
+    "a hole at the end": (move_chunk("rows", 3, [9, 0], [1, 2]), "rows: its 4 chunks cover 29 of its 30 elements"),
     "outside": (move_chunk("rows", 3, [9, 0], [2, 3]), "rows: a chunk covers [9:11, 0:3], outside the shape [10, 3]"),
     "dimensions": (
         move_chunk("rows", 3, [9], [1]),
@@ -835,30 +833,30 @@ def test_unreadable_rank_metadata_is_an_unscanned_pickle(mixed_folder, statecli)
 # Boxes that fill another box.
 
 
-def build_boxes(*box_ranges: tuple[tuple[int, int], ...]) -> list[IndexBox]:
+def build_boxes(*box_ranges: tuple[tuple[int, int], ...]) -> list[Chunk]:
     """Return boxes from their (start, stop) in each dimension."""
-    return [IndexBox(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)) for ranges in box_ranges]
+    return [Chunk(tuple(a for a, _ in ranges), tuple(b - a for a, b in ranges)) for ranges in box_ranges]
 
 
 def test_pinwheel_of_boxes_covers_a_square():
     """Five boxes in a pinwheel fill a square, though every line across the square cuts a box."""
     wheel = build_boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
     assert find_fault((3, 3), wheel) is None
-    assert find_fault((3, 3), wheel[:-1]) == "its chunks cover 8 of the 9 elements of [0:3, 0:3]"
+    assert find_fault((3, 3), wheel[:-1]) == "its 4 chunks cover 8 of its 9 elements"
 
 
 def test_scalar_has_exactly_one_box():
     """A scalar has exactly one chunk."""
     assert find_fault((), build_boxes(())) is None
-    assert find_fault((), build_boxes((), ())) == "two chunks overlap: [] and []"
-    assert find_fault((), []) == "no chunk covers []"
+    assert find_fault((), build_boxes((), ())) == "its 2 chunks cover 2 of its 1 elements"
+    assert find_fault((), []) == "its 0 chunks cover 0 of its 1 elements"
 
 
 def test_dimensions_that_torch_does_not_index_are_refused():
     """A check of 20,000 chunks for each of 20,000 dimensions would take minutes for 200 KB."""
     shape = (1,) * 20_000
     begin = time.process_time()
-    fault = find_fault(shape, [IndexBox((0,) * len(shape), shape)] * 20_000)
+    fault = find_fault(shape, [Chunk((0,) * len(shape), shape)] * 20_000)
     assert fault == "the shape has 20,000 dimensions, but torch can index at most 64"
     assert time.process_time() - begin < 2
 
@@ -874,7 +872,7 @@ def test_box_check_agrees_with_counting():
         for _ in range(dice.integers(1, 5)):
             start = [int(dice.integers(0, n)) for n in shape]
             stop = [int(dice.integers(a + 1, n + 1)) for a, n in zip(start, shape, strict=True)]
-            boxes.append(IndexBox(tuple(start), tuple(stop)))
+            boxes.append(Chunk(tuple(start), tuple(b - a for a, b in zip(start, stop, strict=True))))
             count[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] += 1
         is_covered = bool((count == 1).all())
         verdicts.add(is_covered)
@@ -884,9 +882,9 @@ def test_box_check_agrees_with_counting():
 
 def test_ten_thousand_scattered_boxes_are_refused():
     """The boxes are not compared pair by pair, and a spiral of bands is not followed to its end."""
-    stairs = [IndexBox((n, n), (n + 2, n + 1)) for n in range(10_000)]
+    stairs = [Chunk((n, n), (2, 1)) for n in range(10_000)]
     assert find_fault((20_000, 20_000), stairs)
-    spiral = [IndexBox((n, n), (20_000, n + 1)) if n % 2 else IndexBox((n, n), (n + 1, 20_000)) for n in range(10_000)]
+    spiral = [Chunk((n, n), (20_000 - n, 1) if n % 2 else (1, 20_000 - n)) for n in range(10_000)]
     assert find_fault((20_000, 20_000), spiral)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.formats.shared.tiling import Chunk, Sizes
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.graph import as_mapping, as_sequence, get_attributes, get_name
@@ -62,14 +63,6 @@ NEEDED_NAMES = frozenset(
 #: Names of the class of a key and of the class of a value of `storage_data`.
 _INDEX_CLASSES = frozenset(name for name in NEEDED_NAMES if name.endswith(".MetadataIndex"))
 _PLACE_CLASSES = frozenset(name for name in NEEDED_NAMES if name.endswith("._StorageInfo"))
-Sizes = tuple[int, ...]
-
-
-class Chunk(NamedTuple):
-    """Chunk of a tensor: the index of its first element (`start`), and its shape."""
-
-    start: Sizes
-    shape: Sizes
 
 
 class Stored(msgspec.Struct, frozen=True):
