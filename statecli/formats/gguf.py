@@ -74,8 +74,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         for _, row in sized_entries:
             rows.setdefault(row.fqn, row)
         spans = sorted((line.offset, line.offset + rows[line.name].nbytes, line.name) for line in lines)
-        damaged_entries = _find_damaged_entries(sized_entries, source.size - start, alignment)
-        for name, why in (twice | _find_misplaced(spans, start, source.size) | damaged_entries).items():
+        damaged_list = _find_damaged_list(sized_entries, source.size - start, alignment)
+        for name, why in (twice | _find_misplaced(spans, start, source.size) | damaged_list).items():
             rows[name] = _mark_unreadable(rows[name], path, why)
         oddities += _find_misaligned(spans, alignment)
         if not any(row.damage for row in rows.values()):
@@ -203,50 +203,28 @@ def _build_damaged_row(line: _Line, path: str, dtype: str, why: str) -> TensorIn
 _Span = tuple[int, int, str]
 
 
-def _find_damaged_entries(
-    entries: Sequence[tuple[_Line, TensorInfo]], data_bytes: int, alignment: int
-) -> dict[str, str]:
-    """Return a message for each unreadable or truncated tensor whose entry contradicts a neighbouring entry.
+def _find_damaged_list(entries: Sequence[tuple[_Line, TensorInfo]], data_bytes: int, alignment: int) -> dict[str, str]:
+    """Return a message for all tensors if the last entry is unreadable and contradicts the entry before.
 
-    A tensor begins where the tensor before ends, with or without padding. If the last entry contradicts the entry
-    before, the list may have lost or gained a byte. The place of the first tensor is then unknown, and no tensor can be
-    read. `entries`: all entries of the list, even entries with a repeated name.
+    A tensor begins where the tensor before ends, with or without padding. Otherwise the list may have lost or gained a
+    byte, so that the place of the first tensor is unknown. `entries`: all entries, even those with a repeated name.
     """
-    reasons: dict[str, str] = {}
-    end_before: int | None = 0
-    for n, (line, row) in enumerate(entries):
-        end = None if row.damage else line.offset + row.nbytes
-        is_outside = end is None or end > data_bytes
-        if end_before is not None and not _follows(line.offset, end_before, alignment):
-            reason = _describe_damaged_list(line, f"begins at byte {line.offset}", _pad(end_before, alignment))
-        elif end is not None and n + 1 < len(entries) and not _follows(entries[n + 1][0].offset, end, alignment):
-            reason = _describe_damaged_list(line, f"ends at byte {end}", entries[n + 1][0].offset)
-        else:
-            reason = None
-        if n + 1 == len(entries):
-            if reason is not None and (is_outside or line.offset < (end_before or 0)):
-                return {other.name: reason for other, _ in entries}
-        elif is_outside and reason is not None:
-            reasons[line.name] = reason
-            end = None
-        end_before = end
-    return reasons
+    ends = [0, *(line.offset + row.nbytes for line, row in entries)]
+    if not entries or ends[-2] > data_bytes or any(row.damage for _, row in entries[-2:-1]):
+        return {}
+    (line, row), end_before = entries[-1], ends[-2]
+    is_outside = row.damage or line.offset < end_before or ends[-1] > data_bytes
+    if not is_outside or line.offset in (end_before, _pad(end_before, alignment)):
+        return {}
+    reason = (
+        f"the list of tensors is damaged: {quoting.name(line.name)} begins at byte {line.offset} of the data, not "
+        f"{_pad(end_before, alignment)}; copy or download the file again"
+    )
+    return {other.name: reason for other, _ in entries}
 
 
 def _pad(end: int, alignment: int) -> int:
     return -(-end // alignment) * alignment
-
-
-def _follows(begin: int, end: int, alignment: int) -> bool:
-    """Return whether a tensor at `begin` can follow a tensor that ends at `end`. Some writers omit the padding."""
-    return begin in (end, _pad(end, alignment))
-
-
-def _describe_damaged_list(line: _Line, position: str, expected: int) -> str:
-    return (
-        f"the list of tensors is damaged: {quoting.name(line.name)} {position} of the data, not {expected}; copy or "
-        "download the file again"
-    )
 
 
 def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
