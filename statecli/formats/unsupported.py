@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 
 from statecli import core, pickle_scan
-from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.formats import registry
 from statecli.formats.shared import tar_archive
 from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.storage import checkpoint_folder, files, zip_archive
-from statecli.storage.byte_source import HEAD_BYTES, ByteSource
+from statecli.storage.byte_source import ByteSource
 
 #: Magic numbers before GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian bytes.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
@@ -50,11 +47,6 @@ _COMPILED = compile_on_use(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)Compi
 #: Start of a JSON object or list. A template of Jinja also begins with a brace, and a line of a log with a bracket.
 _JSON_START = compile_on_use(rb'\{\s*(?:["}]|\Z)|\[\s*(?:[\[\]{"\d-]|true|false|null|\Z)')
 _LFS_SIZE = compile_on_use(rb"\nsize (\d{1,20})\s")
-
-
-#: zlib's `wbits` for data with a gzip header, and the maximum memory for unpacking the beginning of an xz file, in
-#: bytes.
-_GZIP_WBITS, _XZ_MEMORY_BYTES = 31, 64 << 20
 
 _JSON = "a JSON document"
 _TEXT = "a text file"
@@ -118,13 +110,13 @@ def describe_content(path: str, head: bytes, size: int) -> str:
         return f"a pointer of git-annex: run: git annex get{path and ' ' + quote_for_shell(path)}"
     for magic, description in MAGIC:
         if head.startswith(magic):
-            return _describe_wrapped(description, path, _unpack_head(head))
+            return description
     if is_flatbuffer(head):
         return "a TorchScript flatbuffer, which statecli does not read: save the program again with torch.jit.save"
     if tar_archive.is_written_by_torch(head):
         return _OLD_TAR
     if _is_tar(head):
-        return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
+        return "a tar archive: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
     if files.get_name(path).endswith(".onnx") or _ONNX.match(head):
@@ -149,52 +141,6 @@ def is_flatbuffer(head: bytes) -> bool:
 def is_compiled(head: bytes) -> bool:
     """Return whether `torch.compiler.load_cache_artifacts` unpickles a file with this beginning."""
     return _COMPILED.match(head) is not None
-
-
-def _unpack_head(head: bytes) -> bytes:
-    """Return the first unpacked bytes of a compressed file, or b"" if it cannot be unpacked."""
-    if head.startswith(b"\xfd7zXZ"):
-        return _unpack_xz_head(head)
-    try:
-        return zlib.decompressobj(_GZIP_WBITS).decompress(head, HEAD_BYTES) if head.startswith(b"\x1f\x8b") else b""
-    except zlib.error:
-        return b""
-
-
-def _unpack_xz_head(head: bytes) -> bytes:
-    try:
-        import lzma
-    except ImportError:  # Python may be built without lzma
-        return b""
-    try:
-        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES).decompress(head, HEAD_BYTES)
-    except (lzma.LZMAError, EOFError):
-        return b""
-
-
-def _describe_wrapped(description: str, path: str, content: bytes) -> str:
-    """Describe a compressed file, and name the archive or checkpoint in it."""
-    kind, _, advice = description.partition(": ")
-    stem = path.rpartition(".")[0]
-    format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
-    if format_name is None and _is_tar(content):
-        return f"{kind} that contains {describe_content('', content, len(content))}"
-    return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else description
-
-
-def _read_first_member(head: bytes) -> str:
-    """Return ` with NAME` for the first file in a tar archive, or "" if `head` does not contain the file's header."""
-    at = 0
-    while head[at + 257 : at + 262] == b"ustar":
-        block = head[at : at + 512]
-        size = block[124:135].strip(b" \0")
-        if not size.isdigit():
-            break
-        member = block[:100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
-        if block[156:157] in (b"0", b"\0") and not member.endswith("/"):
-            return f" with {quoting.name(member)}"
-        at += 512 + -(-int(size, 8) // 512) * 512 if size.translate(None, b"89") == size else len(head)
-    return ""
 
 
 def _describe_lfs_pointer(head: bytes) -> str:

@@ -250,7 +250,7 @@ def test_a_tar_whose_last_member_is_a_checkpoint_is_to_be_unpacked(tmp_path):
     path = tmp_path / "m.nemo"
     path.write_bytes(pack_tar("w", ("./model_weights.ckpt", checkpoint.getvalue())))
     (result,) = audit(Request((str(path),))).targets
-    assert result.reason == f"{path}: is a tar archive with README.txt: unpack it first (tar -xf)"
+    assert result.reason == f"{path}: is a tar archive: unpack it first (tar -xf)"
     assert [finding.rule for finding in result.findings] == ["nested-pickle", "unscanned-pickle"]
     assert "damaged" not in str(result.findings)
 
