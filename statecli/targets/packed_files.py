@@ -32,8 +32,10 @@ _MAX_UNPACKED_STREAMS = 10_000
 _CHUNK_BYTES = 2**18
 #: Size in bytes of an input chunk while single bytes are unpacked, because zlib copies the rest of it each time.
 _SMALL_CHUNK_BYTES = 2**9
-#: Maximum size of a compressed stream's header in bytes, and the size that suffices for nearly all headers.
-_MAX_HEADER_BYTES, _MIN_HEADER_BYTES = 2**20, 64
+#: Maximum number of zeros after an uncertain stream in bytes, and number of bytes that identify the next stream.
+_MAX_ZERO_BYTES, _MIN_HEADER_BYTES = 2**20, 64
+#: `wbits` of zlib for data with a gzip header.
+_GZIP_WBITS = 31
 #: Maximum memory for an xz file in bytes: its dictionary, of which only the used part is touched.
 _XZ_MEMORY_BYTES = 2**28
 #: Dictionary size for an LZMA file in bytes; no more data is unpacked, so a larger dictionary is not needed.
@@ -229,7 +231,7 @@ class _Unpacked:
 
     def _end_stream(self, unused: bytes, trailer_bytes: int) -> None:
         """Continue after the end of a stream, because a file may have several, with zeros between them."""
-        limit = self._source.size if self.stream and self.stream.is_certain else self._position + _MAX_HEADER_BYTES
+        limit = self._source.size if self.stream and self.stream.is_certain else self._position + _MAX_ZERO_BYTES
         self._packed = unused + self._packed
         self._fill(trailer_bytes + _MIN_HEADER_BYTES)
         self._packed = self._packed[trailer_bytes:]
@@ -255,26 +257,17 @@ class _Unpacked:
             return
         self._fill(_MIN_HEADER_BYTES)
         self.stream = _open_stream(self._packed)
-        if self.stream is None and self._packed.startswith(_GZIP):
-            self._fill(_MAX_HEADER_BYTES)
-            self.stream = _open_stream(self._packed) or _Stream(None, 0, 0, is_certain=True)
-            if not self.stream.decompressor:
-                self.damage = "its gzip header is damaged or longer than statecli reads"
         self._packed = self._packed[self.stream.header_bytes :] if self.stream else b""
 
 
 def _open_stream(packed: bytes) -> _Stream | None:
-    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python cannot decompress it.
-
-    Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
-    """
+    """Return the stream that begins with these bytes, or None. Raises UnreadableError if Python cannot unpack it."""
     if packed.startswith(_GZIP):
-        header_bytes = _measure_gzip_header(packed)
-        return _Stream(zlib.decompressobj(-15), header_bytes, 8, is_certain=True) if header_bytes else None
+        return _Stream(zlib.decompressobj(_GZIP_WBITS), 0, 0, is_certain=True)
     if (zfile := _JOBLIB_ZFILE.match(packed)) and _is_zlib(packed[zfile.end() :]):
-        return _Stream(zlib.decompressobj(-15), zfile.end() + 2, 4, is_certain=False)
+        return _Stream(zlib.decompressobj(), zfile.end(), 0, is_certain=False)
     if _ZLIB.match(packed):
-        return _Stream(zlib.decompressobj(-15), 2, 4, is_certain=False)
+        return _Stream(zlib.decompressobj(), 0, 0, is_certain=False)
     try:
         if packed.startswith(_BZIP2):
             import bz2
@@ -314,20 +307,3 @@ def _list_errors() -> tuple[type[Exception], ...]:
     """Return the error types that decompressors raise for damaged data: lzma's type only if lzma is imported."""
     errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
     return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
-
-
-def _measure_gzip_header(data: bytes) -> int | None:
-    """Return the size of a gzip header, or None if it is incomplete or names a method other than deflate."""
-    if len(data) < 10 or data[2] != 8:
-        return None
-    flags, header_bytes = data[3], 10
-    if flags & 4:
-        header_bytes += 2 + int.from_bytes(data[10:12], "little")
-    for text in (8, 16):
-        if flags & text:
-            end = data.find(b"\0", header_bytes)
-            if end < 0:
-                return None
-            header_bytes = end + 1
-    header_bytes += 2 if flags & 2 else 0
-    return header_bytes if header_bytes <= len(data) else None

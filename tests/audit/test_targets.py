@@ -209,6 +209,7 @@ ARCHIVES_WITH_CHECKPOINT = {
     "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
     "method.gz": b"\x1f\x8b\x09\0" + bytes(99),
     "cut.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-12],
+    "checksum.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-8] + bytes(8),
     "broken.xz": flip_byte(lzma.compress(b"a" * 1000 + os.urandom(500)), 60),
     "broken.bz2": flip_byte(bz2.compress(b"id,name\n1,some\n"), 20),
     "cut.tar.gz": pack_tar("w:gz", ("a.jpg", os.urandom(90_000)))[:70_000],
@@ -232,7 +233,6 @@ ARCHIVES_WITHOUT_CHECKPOINT = {
     "data.tar.lz4": LZ4,
     "one.dat": b"\1" + bytes(300),
     "numbers.dat": b"".join(n.to_bytes(8, "little") for n in range(1000)),
-    "checksum.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-8] + bytes(8),
     "a.tar": b"a" + bytes(99) + pack_tar("w")[100:],
 }
 
