@@ -27,6 +27,7 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
+from statecli.formats.shared.joined_states import build_unreadable_row
 from statecli.formats.shared.tiling import Chunk, find_fault
 from statecli.storage import checkpoint_folder, files, json_object
 
@@ -107,9 +108,7 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
     if fault is None and 0 not in shape:
         fault = find_fault(shape, [chunk for chunk in chunks if 0 not in chunk.shape])
     if fault:
-        fault += "; copy the folder again, or save the checkpoint again"
-        damage = f"{path}: {quoting.name(fqn)}: {fault}"
-        return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {fault}", damage=damage)
+        return build_unreadable_row(fqn, path, f"{fault}; copy the folder again, or save the checkpoint again")
     elements = prod(shape)
     storage = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, ELEMENT_BITS[dtype] // 8, parts))
     data = parts[0].data if len(parts) == 1 else TensorData(storage, dtype, shape)

@@ -45,6 +45,7 @@ from statecli.formats.shared.deepspeed_zero import (
     build_row,
     read_rank,
 )
+from statecli.formats.shared.joined_states import add_rows, join_states
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks
 from statecli.pickles.graph import as_mapping
 from statecli.storage import checkpoint_folder, files
@@ -117,7 +118,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
     if masters:
         state = replace(state, format=f"{NAME} universal", traits=TRAITS)
     rows += _list_missing_ranks(state, len(files_by_rank))
-    oddities = list(state.oddities)
+    oddities: list[Oddity] = []
     if missing_rows := _list_missing_copies(path, tag, copied_names) if _is_universal(path, tag, files_by_rank) else []:
         rows += missing_rows
         parameters = quoting.names([row.fqn for row in missing_rows])
@@ -141,8 +142,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001
             f"{quoting.names(steps)}"
         )
         oddities.append(Oddity("other-checkpoints", text))
-    sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
-    return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections), oddities=tuple(oddities))
+    return add_rows(state, rows, *oddities)
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, RankFiles]) -> bool:
@@ -333,15 +333,8 @@ def _check_version(rank: Rank) -> Iterator[Oddity]:
 def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
     if ranks == 1:
         return states[0]
-    return replace(
-        states[0],
-        tensors=tuple(tensor for state in states for tensor in state.tensors),
-        sections=tuple(section for state in states for section in state.sections),
-        metadata=join(state.metadata for state in states),
-        oddities=(*(oddity for state in states for oddity in state.oddities), note_separate_ranks(ranks)),
-        globals=tuple(dict.fromkeys(mention for state in states for mention in state.globals)),
-        state_dicts=tuple(state_dict for state in states for state_dict in state.state_dicts),
-    )
+    oddities = (*(oddity for state in states for oddity in state.oddities), note_separate_ranks(ranks))
+    return join_states(states, metadata=join(state.metadata for state in states), oddities=oddities)
 
 
 def _list_missing_ranks(state: ModelState, ranks: int) -> list[TensorInfo]:

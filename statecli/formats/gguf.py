@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 import msgspec
-from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
@@ -31,6 +30,7 @@ from statecli.core.model_state import (
 )
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared.gguf_header import Header, decode_text, read_metadata
+from statecli.formats.shared.joined_states import mark_unreadable
 from statecli.storage.byte_source import ByteSource
 
 NAME = "gguf"
@@ -76,7 +76,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         spans = sorted((line.offset, line.offset + rows[line.name].nbytes, line.name) for line in lines)
         damaged_list = _find_damaged_list(sized_entries, source.size - start, alignment)
         for name, why in (twice | _find_misplaced(spans, start, source.size) | damaged_list).items():
-            rows[name] = _mark_unreadable(rows[name], path, why)
+            rows[name] = mark_unreadable(rows[name], path, why)
         oddities += _find_misaligned(spans, alignment)
         if not any(row.damage for row in rows.values()):
             oddities += _find_gaps(spans, source, start, alignment)
@@ -196,7 +196,7 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
 
 
 def _build_damaged_row(line: _Line, path: str, dtype: str, why: str) -> TensorInfo:
-    return _mark_unreadable(TensorInfo(line.name, dtype, line.shape, prod(line.shape), 0, saved=True), path, why)
+    return mark_unreadable(TensorInfo(line.name, dtype, line.shape, prod(line.shape), 0, saved=True), path, why)
 
 
 #: Begin and end of a tensor, in bytes from the first tensor's first byte, and the tensor's name.
@@ -252,11 +252,6 @@ def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]
 
 def _describe_overlap(span: _Span, other: _Span) -> str:
     return f"its bytes {span[0]} to {span[1]} overlap bytes {other[0]} to {other[1]} of {quoting.name(other[2])}"
-
-
-def _mark_unreadable(row: TensorInfo, path: str, why: str) -> TensorInfo:
-    damage = f"{path}: {quoting.name(row.fqn)}: {why}"
-    return replace(row, nbytes=0, note=f"cannot be read: {why}", data=None, damage=damage)
 
 
 def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:

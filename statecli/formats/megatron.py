@@ -20,6 +20,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, ReadFile, Settings
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import drop_same, join, put_below
+from statecli.formats.shared.joined_states import add_rows, join_states, rename_sections
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks, read_small
 from statecli.storage import checkpoint_folder, files
 
@@ -125,7 +126,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
                 raise MissingShard(
                     f"{files.join(path, iteration, name)}: contains no {MODEL_FILES[0]}; copy the folder again"
                 )
-            states[name] = _prefix_sections(name, read_file(model_path))
+            states[name] = rename_sections(read_file(model_path), f"{name}.{{}}".format, name)
         except UnreadableError as error:
             failures[name] = str(error)
     if not states:
@@ -137,62 +138,22 @@ def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelSt
     """Add an unreadable tensor row for each zarr array to `common`, the state of the values that are not sharded."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
-    sections = dict.fromkeys((*common.sections, "model"))
     oddities = tuple(oddity for oddity in common.oddities if oddity.kind is not OddityKind.NO_TENSORS)
-    return replace(
-        common,
-        target=path,
-        format=NAME,
-        traits=TRAITS,
-        tensors=(*common.tensors, *rows),
-        sections=tuple(sections),
-        oddities=oddities,
-    )
-
-
-def _prefix_sections(name: str, state: ModelState) -> ModelState:
-    tensors = (
-        replace(
-            tensor,
-            section=f"{name}.{tensor.section}",
-            storage=None if tensor.storage is None else f"{name}:{tensor.storage}",
-        )
-        for tensor in state.tensors
-    )
-    return replace(
-        state,
-        tensors=tuple(tensors),
-        sections=tuple(f"{name}.{section}" for section in state.sections),
-        optimizers=tuple(replace(facts, section=f"{name}.{facts.section}") for facts in state.optimizers),
-        state_dicts=tuple(
-            replace(state_dict, section=f"{name}.{state_dict.section}") for state_dict in state.state_dicts
-        ),
-    )
+    return replace(add_rows(common, rows), target=path, format=NAME, traits=TRAITS, oddities=oddities)
 
 
 def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str], folder: str) -> ModelState:
-    rank_states = list(states.values())
     rows = [
         build_missing_row(MODEL_FILES[0], name, why)
         for name, why in {**failures, **_find_missing_ranks(path, states, failures)}.items()
     ]
-    tensors = (*(tensor for state in rank_states for tensor in state.tensors), *rows)
-    return ModelState(
-        path,
-        NAME,
-        tensors,
-        tuple(dict.fromkeys(tensor.section for tensor in tensors)),
-        _join_settings(states),
-        (
-            *merge_oddities({name: state.oddities for name, state in states.items()}),
-            *_find_differences(states),
-            *_note_optimizer_buffers(folder),
-        ),
-        tuple(dict.fromkeys(mention for state in rank_states for mention in state.globals)),
-        tuple(facts for state in rank_states for facts in state.optimizers),
-        tuple(state_dict for state in rank_states for state_dict in state.state_dicts),
-        TRAITS,
+    oddities = (
+        *merge_oddities({name: state.oddities for name, state in states.items()}),
+        *_find_differences(states),
+        *_note_optimizer_buffers(folder),
     )
+    joined = join_states(list(states.values()), metadata=_join_settings(states), oddities=oddities)
+    return replace(add_rows(joined, rows), target=path, format=NAME, traits=TRAITS)
 
 
 def _join_settings(states: dict[str, ModelState]) -> Settings:

@@ -13,6 +13,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared import npy_array
+from statecli.formats.shared.joined_states import build_unreadable_row
 from statecli.storage.byte_source import ByteSource
 from statecli.storage.zip_archive import Archive, mentions
 from statecli.storage.zip_directory import DEFLATED, Record
@@ -80,8 +81,7 @@ def _build_disputed_row(fqn: str, path: str) -> TensorInfo:
         f"two records have the same array name ({names}), so numpy.load returns only one of them under this "
         "name; save the archive again with different names"
     )
-    damage = f"{path}: {quoting.name(fqn)}: {why}"
-    return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
+    return build_unreadable_row(fqn, path, why)
 
 
 def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *, verify: bool) -> TensorInfo:
@@ -95,13 +95,11 @@ def _read_row(fqn: str, record: Record, source: ByteSource, archive: Archive, *,
         if surplus and not verify:
             archive.verify(record)
     except UnreadableError as error:
-        why = str(error)
         if isinstance(error, ChecksumMismatch):
             message = f"{quoting.name(fqn)}: its bytes do not match the saved checksum: {error.difference}"
             place = Place(source.path, record.data_offset, record.compressed_size)
             archive.oddities.append(Oddity(OddityKind.CHECKSUM_MISMATCH.value, message, fqn, place=place))
-        damage = f"{source.path}: {quoting.name(fqn)}: {why}"
-        return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
+        return build_unreadable_row(fqn, source.path, str(error))
     if surplus and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
         message = f"{surplus} bytes follow the array {quoting.name(fqn)}: numpy.load ignores them"

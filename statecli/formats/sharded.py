@@ -26,6 +26,7 @@ from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, Se
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats.shared import config_files, deepspeed_steps, rank_folders
+from statecli.formats.shared.joined_states import add_file, add_rows, join_states
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE, drop_current_folder, is_plain_file_name
@@ -99,7 +100,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
         "statecli did not read these weight files next to the shards, because the index does not list them: "
         f"{quoting.names(unnamed_files)}"
     )
-    return _add_oddities(state, Oddity(OddityKind.UNNAMED_SHARDS.value, message))
+    return add_rows(state, (), Oddity(OddityKind.UNNAMED_SHARDS.value, message))
 
 
 def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
@@ -138,7 +139,7 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
             "one of these checkpoints, give its folder"
         )
         oddities.append(Oddity("other-weights", message))
-    return config_files.add_config_files(path, _add_oddities(state, *oddities))
+    return config_files.add_config_files(path, add_rows(state, (), *oddities))
 
 
 def _list_series(match: re.Match[str]) -> list[str]:
@@ -151,8 +152,8 @@ def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState
     shards = _read_shards(path, names, "according to the numbers in the file names", read_file)
     state = _check_parts(_merge_shards(path, shards.states), len(names), is_complete=not shards.unread_shards)
     if not shards.unread_shards:
-        return _add_oddities(
-            state, Oddity("no-index", f"the folder has no index, so statecli read all {len(names)} numbered shards")
+        return add_rows(
+            state, (), Oddity("no-index", f"the folder has no index, so statecli read all {len(names)} numbered shards")
         )
     rows = [
         rank_folders.build_missing_row(name, "model", f"{files.join(path, name)}: {why}")
@@ -168,9 +169,8 @@ def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState
 
 
 def _add_missing_rows(state: ModelState, shards: Shards, rows: list[TensorInfo]) -> ModelState:
-    oddities = (Oddity(OddityKind.MISSING_SHARD.value, shards.missing_message),) if shards.missing_shards else ()
-    sections = tuple(dict.fromkeys((*state.sections, *(row.section for row in rows))))
-    return replace(_add_oddities(state, *oddities), tensors=(*state.tensors, *rows), sections=sections)
+    oddities = [Oddity(OddityKind.MISSING_SHARD.value, shards.missing_message)] if shards.missing_shards else []
+    return add_rows(state, rows, *oddities)
 
 
 def _check_parts(state: ModelState, count: int, *, is_complete: bool) -> ModelState:
@@ -266,7 +266,7 @@ def _read_indexed(index: Index, target: str, label: str, read_file: ReadFile) ->
         state = _add_missing_rows(state, shards, _build_missing_rows(index, target, shards))
     index_values = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
     metadata = replace(state.metadata, values={**state.metadata.values, **index_values})
-    return replace(_add_oddities(state, *oddities), metadata=metadata)
+    return replace(add_rows(state, (), *oddities), metadata=metadata)
 
 
 def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
@@ -328,13 +328,8 @@ def _is_index(path: str) -> bool:
         return False
 
 
-def _add_oddities(state: ModelState, *oddities: Oddity) -> ModelState:
-    return replace(state, oddities=(*state.oddities, *oddities))
-
-
 def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
     owner: dict[TensorKey, str] = {}
-    tensors: list[TensorInfo] = []
     oddities: list[Oddity] = []
     for shard, state in states:
         for tensor in state.tensors:
@@ -344,29 +339,24 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
                     f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}; each tensor must be in one "
                     "shard"
                 )
-            if tensor.storage is not None:
-                # Prefix the storage with the shard, because storage keys count from 0 in each file.
-                tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
-            tensors.append(tensor)
         # Omit the note that a file is one part, because the merged state has all parts.
         apart = (oddity for oddity in state.oddities if oddity.kind is not OddityKind.ONE_PART)
         oddities.extend(replace(oddity, message=f"{shard}: {oddity.message}") for oddity in apart)
-    return ModelState(
-        target,
-        f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
-        tuple(tensors),
-        tuple(dict.fromkeys(section for _, state in states for section in state.sections)),
-        _join_settings(states),
-        tuple(oddities),
-        tuple(dict.fromkeys(mention for _, state in states for mention in state.globals)),
-        tuple(facts for _, state in states for facts in state.optimizers),
-        _merge_state_dicts(states),
-        combine_traits((TRAITS, *(state.traits for _, state in states))),
-        tuple(
-            replace(template, name=f"{shard}: {template.name}")
-            for shard, state in states
-            for template in state.chat_templates
-        ),
+    templates = (
+        replace(template, name=f"{shard}: {template.name}")
+        for shard, state in states
+        for template in state.chat_templates
+    )
+    return join_states(
+        [state for _, state in states],
+        target=target,
+        format=f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
+        tensors=tuple(add_file(tensor, shard) for shard, state in states for tensor in state.tensors),
+        metadata=_join_settings(states),
+        oddities=tuple(oddities),
+        state_dicts=_merge_state_dicts(states),
+        traits=combine_traits((TRAITS, *(state.traits for _, state in states))),
+        chat_templates=tuple(templates),
     )
 
 

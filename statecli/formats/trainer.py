@@ -34,6 +34,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import add_file, rename
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
+from statecli.formats.shared.joined_states import join_states, rename_sections
 from statecli.pickles import safe_globals
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE
@@ -167,28 +168,18 @@ def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
             else f"{section}.{inner_section}"
         )
 
-    of_model = section.startswith(("model", "custom_checkpoint"))
-    return replace(
-        state,
-        tensors=tuple(_move_row(tensor, name_section(tensor.section), name, of_model) for tensor in state.tensors),
-        sections=tuple(map(name_section, state.sections)),
-        optimizers=tuple(replace(facts, section=name_section(facts.section)) for facts in state.optimizers),
-        state_dicts=tuple(
-            replace(state_dict, section=name_section(state_dict.section))
-            for state_dict in state.state_dicts
-            if of_model
-        ),
-        oddities=tuple(oddity for oddity in state.oddities if oddity.kind is not OddityKind.NO_TENSORS),
-    )
+    moved = rename_sections(state, name_section, name)
+    oddities = tuple(oddity for oddity in state.oddities if oddity.kind is not OddityKind.NO_TENSORS)
+    if section.startswith(("model", "custom_checkpoint")):
+        return replace(moved, oddities=oddities)
+    return replace(moved, oddities=oddities, tensors=tuple(map(_mark_as_other, moved.tensors)), state_dicts=())
 
 
-def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
-    """Move a tensor into a section. Prefix its storage with the file's name, because each file has a storage 0."""
-    storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
-    if of_model or tensor.kind not in REGISTERED_KINDS:
-        return replace(tensor, section=section, storage=storage)
-    other_role = {"kind": Kind.OTHER, "evidence": Evidence.CONVENTION, "persistent": None}
-    return replace(tensor, section=section, storage=storage, **other_role)
+def _mark_as_other(tensor: TensorInfo) -> TensorInfo:
+    """Set the kind of a tensor outside of the models, because no module registers it."""
+    if tensor.kind not in REGISTERED_KINDS:
+        return tensor
+    return replace(tensor, kind=Kind.OTHER, evidence=Evidence.CONVENTION, persistent=None)
 
 
 def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelState:
@@ -203,17 +194,12 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
             )
         settings = add_file(settings, *_name_settings(name, part_settings))
     read_states = [state for state in states if state.format != NAME]
-    return replace(
-        model,
+    return join_states(
+        states,
         format=f"{NAME} {'+'.join(dict.fromkeys(state.format for state in read_states))}",
         traits=combine_traits((TRAITS, *(state.traits for state in read_states))),
-        tensors=tuple(tensor for state in states for tensor in state.tensors),
-        sections=tuple(section for state in states for section in state.sections),
         metadata=settings,
         oddities=(*model.oddities, *_merge_oddities(parts)),
-        globals=tuple(dict.fromkeys(mention for state in states for mention in state.globals)),
-        optimizers=tuple(facts for state in states for facts in state.optimizers),
-        state_dicts=tuple(state_dict for state in states for state_dict in state.state_dicts),
     )
 
 

@@ -19,6 +19,7 @@ from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
+from statecli.formats.shared.joined_states import mark_unreadable
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"
@@ -127,8 +128,7 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
             f"{element.dtype} {quoting.shape(header.shape)} takes {header.nbytes} bytes, but {available} follow "
             "the header: truncated; copy or download the file again"
         )
-        damage = f"{storage.path}: {quoting.name(fqn)}: {why}"
-        return replace(row, note=f"cannot be read: {why}", damage=damage)
+        return mark_unreadable(row, storage.path, why)
     if not element.size and elements > storage.length:
         raise MalformedError(
             f"claims {elements} elements of 0 bytes each, but the file has only {storage.length} bytes; statecli "
