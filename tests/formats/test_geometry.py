@@ -152,17 +152,6 @@ def test_rebuild_call_without_arguments_is_damage():
     assert read_only_row(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
 
 
-def test_storage_view_in_a_persistent_id_has_its_range():
-    """The sixth item of an old file's id is a part of another storage, in elements."""
-    view = b"(" + text("1") + number(1) + number(2) + b"t"
-    pid = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(4) + view + b"tQ"
-    body = build_pickle(
-        b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00(K\x02t(K\x01t\x89NtRs"
-    )
-    (row,) = read(body).tensors
-    assert (row.data.storage.offset, row.data.storage.length) == (64 + 4, 8)
-
-
 def test_dicts_that_contain_each_other_are_walked_once():
     """A cycle does not give an endless list."""
     body = build_pickle(b"}q\x00(" + text("w") + tensor() + text("self") + b"h\x00u")

@@ -20,7 +20,6 @@ from statecli.formats import torch_legacy, torch_zip
 from statecli.pickles.nodes import Pickle
 from statecli.storage.byte_source import HEAD_BYTES, ByteSource, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
-from statecli.values.read import read_all_values
 
 from .attacks import (
     Member,
@@ -354,13 +353,13 @@ def test_persistent_id_with_an_empty_view_is_read(contents):
     assert list(contents(legacy(state_dict(w=six), [("0", 4, bytes(16))]), torch_legacy).storages) == ["0"]
 
 
-def test_persistent_id_with_a_view_is_read(tmp_path):
+def test_tensor_of_a_storage_view_is_unreadable(tmp_path):
     """The sixth item may be a view of the storage: its key, offset and number of elements."""
     view = b"(" + text("view") + number(1) + number(2) + b"t"
     pickled = state_dict(w=tensor(size=(2,)).replace(b"tQ", view + b"tQ"))
-    (tmp_path / "file").write_bytes(legacy(pickled, [("0", 4, struct.pack("<4f", 0, 1, 2, 3))]))
+    (tmp_path / "file").write_bytes(legacy(pickled, [("0", 4, bytes(16))]))
     (row,) = formats.read(str(tmp_path / "file")).tensors
-    assert read_all_values(row.data).tolist() == [1, 2]
+    assert "load the file with torch and save it again" in row.damage
 
 
 def storage_id(*items: bytes) -> bytes:

@@ -85,7 +85,16 @@ class StorageResolver:
                 "expected an integer of 0 or more"
             )
         length = elements * ELEMENT_BITS[dtype] // 8
-        self._refuse_disputed(storage_id, fqn)
+        if storage_id.view is not None:
+            raise MalformedError(
+                f"{fqn}: its storage is a view of a storage, which statecli does not read; torch before 0.4 wrote such "
+                "views: load the file with torch and save it again"
+            )
+        if key in self.disputed:
+            raise MalformedError(
+                f"{fqn}: the pickle describes storage {truncate_value(key)} in two ways: {self.disputed[key]}; torch "
+                "uses the first for all tensors"
+            )
         place = self.places.get(key)
         if place is None and location != "meta":
             raise MalformedError(
@@ -97,45 +106,18 @@ class StorageResolver:
                 f"{fqn}: storage {quoting.name(key)} has {place.length} bytes in the file, but the pickle claims "
                 f"{truncate_value(length)}; copy or download the file again"
             )
-        if storage_id.view is not None and place is not None:
-            place = _select_view(place, storage_id.view, ELEMENT_BITS[dtype] // 8, fqn)
-            length = place.length
         # Keep the bytes of a "meta" storage, because torch.load reads them if map_location names another device.
         return ResolvedStorage(key, dtype, location, place, length)
 
-    def _refuse_disputed(self, storage_id: StorageId, fqn: str) -> None:
-        view = storage_id.view if type(storage_id.view) is tuple else ()
-        for key in (storage_id.key, *view[:1]):
-            if type(key) is str and key in self.disputed:
-                raise MalformedError(
-                    f"{fqn}: the pickle describes storage {truncate_value(key)} in two ways: "
-                    f"{self.disputed[key]}; torch uses the first for all tensors"
-                )
-
-
-def _select_view(root: ByteRange, view: object, itemsize: int, fqn: str) -> ByteRange:
-    """Return the byte range that a view (key, offset, size) in an old persistent id selects in a storage.
-
-    Only torch before 0.4 wrote this item, because a storage could be a view of another. Both numbers count elements.
-    """
-    if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
-        raise MalformedError(f"{fqn}: the view of its storage is not a tuple of key, offset and size")
-    offset, length = view[1] * itemsize, view[2] * itemsize
-    if offset + length > root.length:
-        raise MalformedError(
-            f"{fqn}: its view needs bytes {offset} to {offset + length}, but the storage has {root.length} bytes"
-        )
-    return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
-
 
 def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return, by key, both descriptions of each storage or view that the pickle describes in two ways.
+    """Return, by key, both descriptions of each storage that the pickle describes in two ways.
 
     torch uses the first description for all mentions, and saves only one. A storage of 0 elements in both descriptions
     is not disputed, because torch creates it again for each description.
     """
     first_ids: dict[str, tuple[Any, ...]] = {}
-    first_views: dict[str, tuple[Any, ...]] = {}
+    view_keys: set[str] = set()
     disputed: dict[str, str] = {}
     for storage in persistent:
         pid = storage.pid
@@ -148,12 +130,9 @@ def _find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
         first_description, second_description = _describe_storage(first), _describe_storage(storage_id)
         if first_description != second_description and not first.elements == storage_id.elements == 0:
             disputed.setdefault(storage_id.key, f"{first_description} and {second_description}")
-        view = storage_id.view
-        if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
-            first = StorageId(*first_views.setdefault(view[0], pid)[:6])
-            if (first.key, *first.view[1:]) != (storage_id.key, *view[1:]):
-                disputed.setdefault(view[0], "two views with different storages, offsets or sizes")
-    disputed.update((key, "a storage and a view of a storage") for key in first_views.keys() & first_ids.keys())
+        if type(storage_id.view) is tuple and storage_id.view and type(storage_id.view[0]) is str:
+            view_keys.add(storage_id.view[0])
+    disputed.update((key, "a storage and a view of a storage") for key in view_keys & first_ids.keys())
     return disputed
 
 
