@@ -22,6 +22,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch import checkpoint_pickle
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
+from statecli.formats.torch.storages import StorageId
 from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage.byte_source import ByteSource, Window
@@ -113,36 +114,16 @@ def _check_version(magic: object, version: object) -> None:
 
 
 def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
-    """Return the dtype and number of elements of each storage by key, as the object's persistent ids declare them.
-
-    An empty storage may have several dtypes.
-    """
+    """Return the dtype and number of elements of each storage by key, as its first persistent id declares them."""
     declared_by_key: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
-        key, declared = _decode_storage(persistent.pid)
-        known = declared_by_key.setdefault(key, declared)
-        if known != declared and not known[1] == declared[1] == 0:
-            first, second = (f"{numel} {dtype} elements" for dtype, numel in (known, declared))
-            raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
+        storage = StorageId.read(persistent.pid)
+        if storage is None or type(storage.cls) is not Global or type(storage.key) is not str:
+            continue
+        dtype, numel = STORAGE_DTYPES.get(storage.cls.name), storage.elements
+        if dtype is not None and type(numel) is int and numel >= 0:
+            declared_by_key.setdefault(storage.key, (dtype, numel))
     return declared_by_key
-
-
-def _decode_storage(pid: object) -> tuple[str, tuple[str, int]]:
-    """Return the key, dtype and element count in the persistent id ("storage", type, key, location, numel, view)."""
-    if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
-        raise MalformedError(
-            'a storage is not recorded in the form that torch writes, ("storage", type, key, location, size); '
-            "save the checkpoint again"
-        )
-    kind, key, numel = pid[1], pid[2], pid[4]
-    dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
-    if dtype is None:
-        raise MalformedError("the type of a storage is not a storage class of torch; do not load the file")
-    if type(key) is not str:
-        raise MalformedError("the key of a storage is not text; save the checkpoint again")
-    if type(numel) is not int or numel < 0:
-        raise MalformedError("the number of elements of a storage is not a valid count; save the checkpoint again")
-    return key, (dtype, numel)
 
 
 def _locate_storages(

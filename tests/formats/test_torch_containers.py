@@ -386,40 +386,6 @@ INVALID_STREAMS = {
         "a storage that no tensor uses",
     ),
     "a storage twice": (legacy(ONE_TENSOR, [("0", 4, bytes(16))] * 2), "the list of storages contains '0' twice"),
-    "two sizes of one storage": (
-        legacy(state_dict(a=tensor(numel=4), b=tensor(numel=5)), [("0", 4, bytes(16))]),
-        "storage '0' has two descriptions: 4 float32 elements and 5 float32 elements",
-    ),
-    "two types of one storage": (
-        legacy(state_dict(a=tensor(), b=tensor(kind="IntStorage")), [("0", 4, bytes(16))]),
-        "storage '0' has two descriptions: 4 float32 elements and 4 int32 elements",
-    ),
-    "an id in text": (legacy(build_pickle(b"Pevil\n"), []), "location, size); save the checkpoint again"),
-    "an id of two": (storage_id(text("storage"), FLOAT), "location, size); save the checkpoint again"),
-    "an id of another kind": (
-        storage_id(text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
-        "location, size); save the checkpoint again",
-    ),
-    "a type that is not a storage": (
-        storage_id(text("storage"), b"cos\nsystem\n", text("0"), text("cpu"), number(4)),
-        "the type of a storage is not a storage class of torch",
-    ),
-    "a type in words": (
-        storage_id(text("storage"), text("x"), text("0"), text("cpu"), number(4)),
-        "the type of a storage is not a storage",
-    ),
-    "a numeric key": (
-        storage_id(text("storage"), FLOAT, number(0), text("cpu"), number(4)),
-        "the key of a storage is not text",
-    ),
-    "a negative size": (
-        storage_id(text("storage"), FLOAT, text("0"), text("cpu"), number(-4)),
-        "the number of elements of a storage is not a valid count",
-    ),
-    "a size of True": (
-        storage_id(text("storage"), FLOAT, text("0"), text("cpu"), b"\x88"),
-        "the number of elements of a storage is not a valid count",
-    ),
     "a size of 2**62": (
         legacy(state_dict(w=tensor(numel=2**62)), [("0", 2**62, bytes(16))]),
         "file is truncated: storage '0' needs bytes",
@@ -432,6 +398,42 @@ def test_invalid_stream_is_refused_in_one_line(contents, case):
     """Each stream is refused, and the line names the problem."""
     data, message = case
     assert message in refusal_line(contents, data, torch_legacy)
+
+
+UNREADABLE_STORAGES = {
+    "two sizes of one storage": (
+        legacy(state_dict(a=tensor(numel=4), b=tensor(numel=5)), [("0", 4, bytes(16))]),
+        "4 float32 elements on cpu and 5 float32 elements on cpu",
+    ),
+    "two types of one storage": (
+        legacy(state_dict(a=tensor(), b=tensor(kind="IntStorage")), [("0", 4, bytes(16))]),
+        "4 float32 elements on cpu and 4 int32 elements on cpu",
+    ),
+    **{
+        name: (storage_id(*parts), "its storage is not recorded in the form that torch writes")
+        for name, parts in {
+            "an id of two": (text("storage"), FLOAT),
+            "an id of another kind": (text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
+            "a type that is not a storage": (text("storage"), b"cos\nsystem\n", text("0"), text("cpu"), number(4)),
+            "a type in words": (text("storage"), text("x"), text("0"), text("cpu"), number(4)),
+            "a numeric key": (text("storage"), FLOAT, number(0), text("cpu"), number(4)),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE_STORAGES.values(), ids=UNREADABLE_STORAGES)
+def test_storage_in_another_form_is_unreadable(tmp_path, case):
+    """Its tensors have the reason; if no tensor declares the size of a listed storage, the file is refused."""
+    data, message = case
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    try:
+        reasons = [row.damage for row in formats.read(str(path)).tensors]
+    except MalformedError as error:
+        reasons, message = [str(error)], "a storage that no tensor uses"
+    assert reasons
+    assert all(message in reason for reason in reasons)
 
 
 def test_truncated_stream_is_malformed(contents):
