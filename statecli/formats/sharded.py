@@ -260,7 +260,7 @@ def _check_name(shard: str, label: str) -> None:
 def _read_indexed(index: Index, target: str, label: str, read_file: ReadFile) -> ModelState:
     shards = _read_shards(index.folder, index.shards, f"according to {label}", read_file)
     state = _merge_shards(target, shards.states)
-    oddities = _check_index(index, shards, read_file)
+    oddities = _check_index(index, shards)
     oddities += [] if shards.unread_shards else _check_total(index.metadata, state)
     if shards.unread_shards:
         state = _add_missing_rows(state, shards, _build_missing_rows(index, target, shards))
@@ -416,23 +416,7 @@ def _split_series_name(name: str) -> tuple[str, str] | None:
     return (match["stem"], match["suffix"]) if match else None
 
 
-#: Maximum number of files next to the shards that are searched for a tensor missing in all shards.
-MAX_SEARCHED_FILES = 16
-
-
-def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
-    """Describe where a tensor that no shard contains is stored: in a file next to the shards, or nowhere."""
-    for name in _find_unnamed(index)[:MAX_SEARCHED_FILES]:
-        try:
-            state = read_file(files.join(index.folder, name))
-        except UnreadableError:  # not a file of this checkpoint
-            continue
-        if any(tensor.fqn == fqn for tensor in state.tensors):
-            return f"the tensor is in {quoting.name(name)}, which the index does not list"
-    return "no shard contains the tensor"
-
-
-def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
+def _check_index(index: Index, shards: Shards) -> list[Oddity]:
     """Refuse an index that contradicts its shards. Return an oddity for tensors that the index does not list."""
     weight_map, states, unread_shards = index.weight_map, shards.states, shards.unread_shards
     shard_of = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
@@ -440,8 +424,9 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
         if fqn not in shard_of and shard in unread_shards:
             continue
         if fqn not in shard_of:
-            location = _locate_tensor(fqn, index, read_file)
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but {location}")
+            raise IndexMismatch(
+                f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but no shard contains the tensor"
+            )
         if shard_of[fqn] != shard:
             raise IndexMismatch(
                 f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but the tensor is in {shard_of[fqn]}"

@@ -517,19 +517,6 @@ def test_index_mismatch_finds_a_tensor_in_another_shard_or_in_none(write_shards)
         )
 
 
-def test_index_mismatch_names_the_unlisted_file_with_the_tensor(write_shards):
-    """An unreadable file next to the shards counts as a file without the tensor."""
-    path = write_shards(lambda index: index.update(b="m-1.safetensors"))
-    expected = (
-        "b: the index assigns this tensor to m-1.safetensors, but the tensor is "
-        "in m-2.safetensors, which the index does not list"
-    )
-    (target, _) = audit(Request((str(path),))).targets
-    assert expected in target.reason
-    (path / "m-2.safetensors").write_bytes(b"no shard")
-    assert "no shard contains the tensor" in audit(Request((str(path),))).targets[0].reason
-
-
 def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(run_rule, write_shards):
     """If the index is the target, the finding is a note. In a folder, the other files are targets of their own."""
     path = write_shards(lambda index: index.pop("b"), metadata={"format": "pt"})
