@@ -176,7 +176,7 @@ def _read_rank(owner: Owner, files: RankFiles, universal: Mapping[str, TensorInf
     masters = {row.fqn: row for row in states if row.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
     frozen = {row.fqn: row for row in _join_frozen(models, failures, facts, optimizer.count, owner)}
     tensors = (*model.build_rows(masters, frozen), *states)
-    stage = next((shard.stage for shard in optimizer.shards.values()), None)
+    stage = optimizer.stage
     parts = [*models.values(), *optimizer.ranks.values()]
     first_rank = next(iter(optimizer.ranks.values()), None)
     settings = join(
@@ -198,7 +198,6 @@ def _read_rank(owner: Owner, files: RankFiles, universal: Mapping[str, TensorInf
                 for oddity in _report_missing_files(owner, optimizer, models, failures)
                 if oddity.kind is not OddityKind.NO_OPTIMIZER or not universal
             ),
-            *optimizer.oddities,
             *_check_version(rank),
         ),
         tuple(dict.fromkeys(mention for part in parts for mention in part.state.globals)),

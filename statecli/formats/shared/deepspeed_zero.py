@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.dtypes import nbytes
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
+from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, TensorData, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.formats.torch.objects import build_info, build_state
@@ -125,8 +125,7 @@ def _is_size(value: object) -> bool:
 class OptimizerShard(msgspec.Struct, frozen=True):
     """Optimizer state of one rank: `vectors` by state and parameter group, and `unpartitioned` tensors by name.
 
-    `lengths` are the lengths of the float32 copies; `padded` adds the padding that the last ranks omit. `slices` has a
-    dict for each group, with the offset and length of each parameter.
+    `lengths` are the lengths of the float32 copies; `padded` adds the padding that the last ranks omit.
     """
 
     stage: int
@@ -137,7 +136,6 @@ class OptimizerShard(msgspec.Struct, frozen=True):
     lengths: list[int]
     padded: list[int]
     aligned: list[list[int]]
-    slices: list[dict[str, tuple[int, int]]]
 
 
 def _read_shard(rank: Rank) -> OptimizerShard:
@@ -162,10 +160,9 @@ def _read_shard(rank: Rank) -> OptimizerShard:
     paddings = _read_paddings(optimizer_state.get("group_paddings"))
     padded = [length + (paddings[n] if n < len(paddings) else 0) for n, length in enumerate(lengths)]
     aligned = [_read_paddings(group) for group in as_sequence(optimizer_state.get("param_alignment_paddings")) or ()]
-    slices = [_read_slices(mappings) for mappings in as_sequence(optimizer_state.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
     return OptimizerShard(
-        stage, count, uneven, {MASTER: [*masters], **vectors}, unpartitioned, lengths, padded, aligned, slices
+        stage, count, uneven, {MASTER: [*masters], **vectors}, unpartitioned, lengths, padded, aligned
     )
 
 
@@ -182,16 +179,6 @@ _STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 
 def _read_paddings(node: object) -> list[int]:
     return [number if type(number) is int and number >= 0 else 0 for number in as_sequence(node) or ()]
-
-
-def _read_slices(node: object) -> dict[str, tuple[int, int]]:
-    slices = {}
-    for name, mapping_node in get_text_items(node).items():
-        fields = get_text_items(mapping_node.state) if type(mapping_node) is Obj else {}
-        start, count = fields.get("start"), fields.get("numel")
-        if type(start) is int and type(count) is int:
-            slices[name] = (start, count)
-    return slices
 
 
 def _read_states(
@@ -242,109 +229,6 @@ class ParameterPart(NamedTuple):
     fault: str | None = None
 
 
-class PartitionedOptimizer:
-    """One optimizer that is split over ranks. `reasons_by_rank` has a reason for each missing or unreadable rank."""
-
-    def __init__(self, shards: dict[int, OptimizerShard], reasons_by_rank: dict[int, str]) -> None:
-        first = next(iter(shards.values()))
-        self.shards, self.reasons_by_rank = shards, reasons_by_rank
-        self.stage, self.count = first.stage, first.ranks
-        self.pieces = 0
-
-    def iter_parts(self, trained: list[dict[str, Shape]]) -> Iterator[ParameterPart]:
-        """Yield every trained parameter with its pieces, or with the reason why it cannot be joined."""
-        fault = self._find_disagreement(trained)
-        placements = self._split_parameters(trained) if self.stage == 3 else self._walk_groups(trained)
-        for name, shape, places in placements if fault is None else ():
-            pieces, why = self._collect_pieces(places)
-            yield ParameterPart(name, shape, () if why else pieces, why)
-        if fault is not None:
-            yield from (ParameterPart(name, shape, (), fault) for group in trained for name, shape in group.items())
-
-    def _collect_pieces(self, places: Iterator[VectorPiece]) -> tuple[tuple[VectorPiece, ...], str | None]:
-        pieces = []
-        for piece in places:
-            if piece.rank not in self.shards:
-                beyond = f"the parameter extends beyond the partitions of {self.count} ranks"
-                return (), self.reasons_by_rank.get(piece.rank, beyond)
-            available = self.shards[piece.rank].lengths[piece.group]
-            if piece.at + piece.elements > available:
-                return (), (
-                    f"group {piece.group} of rank {piece.rank} has only {available} elements, but the parameter ends "
-                    f"at element {piece.at + piece.elements}"
-                )
-            pieces.append(piece)
-            self.pieces += 1
-            if self.pieces > MAX_PIECES:
-                return (), f"the parameters are split into more than {MAX_PIECES} pieces, the limit of statecli"
-        return tuple(pieces), None
-
-    def _find_disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
-        """Return the reason why no parameter can be joined, or None if the ranks agree."""
-        first, reference = next(iter(self.shards.items()))
-        for rank, shard in self.shards.items():
-            for quantity, expected, actual in (
-                ("ZeRO stage", reference.stage, shard.stage),
-                ("number of partitions", reference.ranks, shard.ranks),
-                ("number of groups", len(reference.lengths), len(shard.lengths)),
-            ):
-                if expected != actual:
-                    return f"the {quantity} differs between ranks: {expected} in rank {first}, {actual} in rank {rank}"
-            if self.stage == 3 and reference.lengths != shard.lengths:
-                group = next(n for n, length in enumerate(reference.lengths) if shard.lengths[n] != length)
-                lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
-                return f"the length of group {group} differs between ranks: {lengths}"
-        if reference.uneven:
-            return (
-                "parameter groups are split over different numbers of ranks (as for experts); statecli does not "
-                "merge such groups"
-            )
-        if self.stage != 3 and len(trained) != len(reference.lengths):
-            return f"param_shapes has {len(trained)} parameter groups, but the optimizer has {len(reference.lengths)}"
-        return self._find_size_fault(trained)
-
-    def _find_size_fault(self, trained: list[dict[str, Shape]]) -> str | None:
-        """Return a message if the parameters do not fill the ranks' vectors. Allow padding as zero_to_fp32.py does."""
-        reference = next(iter(self.shards.values()))
-        if self.stage == 3:
-            needed_elements = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
-            available_elements = sum(reference.lengths)
-            why = f"the parameters need {needed_elements} elements in each rank, but each rank has {available_elements}"
-            return None if needed_elements == available_elements else why
-        step = 2 * self.count
-        for group, shapes in enumerate(trained) if not self.reasons_by_rank else ():
-            padding = sum(reference.aligned[group]) if group < len(reference.aligned) else 0
-            needed_elements = sum(map(prod, shapes.values())) + padding
-            available_elements = sum(shard.lengths[group] for shard in self.shards.values())
-            if -(-needed_elements // step) != -(-available_elements // step):
-                return (
-                    f"the parameters of group {group} need {needed_elements} elements, but its partitions have "
-                    f"{available_elements}"
-                )
-        return None
-
-    def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
-        """Yield the pieces of ZeRO stages 1 and 2: a group's parameters are concatenated, split evenly and padded."""
-        for group, shapes in enumerate(trained):
-            length = max(shard.padded[group] for shard in self.shards.values())
-            paddings_by_group = next(iter(self.shards.values())).aligned
-            group_paddings = paddings_by_group[group] if group < len(paddings_by_group) else []
-            at = 0
-            for n, (name, shape) in enumerate(shapes.items()):
-                yield name, shape, _split_at_ranks(group, at, prod(shape), length)
-                at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
-
-    def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
-        """Yield the pieces of ZeRO stage 3: each parameter is split evenly, and its last part is padded."""
-        ends = list(accumulate(next(iter(self.shards.values())).lengths))
-        at = 0
-        for shapes in trained:
-            for name, shape in shapes.items():
-                elements_per_rank = -(-prod(shape) // self.count)
-                yield name, shape, _split_evenly(ends, at, prod(shape), elements_per_rank)
-                at += elements_per_rank
-
-
 def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[VectorPiece]:
     """Split a range of elements across the ranks' vectors, which have equal length and are concatenated."""
     while elements and length:
@@ -392,21 +276,6 @@ def _join_views(folder: str, pieces: list[VectorView], dtype: str, shape: Shape)
     return TensorData(storage, dtype, shape)
 
 
-def _build_rows(
-    name: str, layout: PartitionedOptimizer, parts: list[ParameterPart], owner: Owner
-) -> Iterator[TensorInfo]:
-    """Build a tensor row of the state `name` (`fp32`, `exp_avg`) for each parameter that has this state."""
-    for part in parts:
-        vectors = [(layout.shards[piece.rank].vectors.get(name, []), piece) for piece in part.pieces]
-        vectors_of_pieces = [(vector[piece.group], piece) for vector, piece in vectors if piece.group < len(vector)]
-        views = [
-            VectorView(tensor, piece.at, piece.elements) for tensor, piece in vectors_of_pieces if tensor is not None
-        ]
-        if name == MASTER or views:
-            row = build_row(part, views, owner, f"optimizer.{name}")
-            yield replace(row, kind=Kind.OPTIMIZER, evidence=Evidence.OPTIMIZER, belongs_to=part.name)
-
-
 def build_row(part: ParameterPart, views: list[VectorView], owner: Owner, section: str) -> TensorInfo:
     """Build the tensor row of a parameter whose values are `views` of the ranks' vectors."""
     fault = part.fault or _find_fault(part, views)
@@ -452,8 +321,7 @@ def _describe_partitions(ranks: list[int]) -> str | None:
 class Optimizer:
     """Optimizer that is joined from the readable files of the ranks.
 
-    `unreadable` and `missing_reasons` have a reason for each rank. `oddities` about the layout are complete after
-    `build_rows`.
+    `unreadable` and `missing_reasons` have a reason for each rank.
     """
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
@@ -461,7 +329,6 @@ class Optimizer:
         self.shards: dict[int, OptimizerShard] = {}
         self.unreadable: dict[int, str] = {}
         self.missing_reasons: dict[int, str] = {}
-        self.oddities: list[Oddity] = []
         imported: set[str] = set()
         for rank, name in sorted(files.items()):
             try:
@@ -474,7 +341,11 @@ class Optimizer:
         #: Names of stale files from an earlier save with more ranks.
         self.stale_files = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
         self.shards = {rank: shard for rank, shard in self.shards.items() if rank < self.count}
+        self.stage = next((shard.stage for shard in self.shards.values()), None)
         self.missing_count = self._count_missing()
+        #: A reason for each missing or unreadable rank.
+        self.reasons = self.unreadable | self.missing_reasons
+        self.pieces = 0
 
     def _count_missing(self) -> int:
         """Count the missing ranks. Store a reason only for the first few, because a file may claim a million ranks."""
@@ -500,28 +371,26 @@ class Optimizer:
                 for name, shape in parameters
             )
             return
-        layout = PartitionedOptimizer(self.shards, self.unreadable | self.missing_reasons)
         parts = [
             part._replace(pieces=(), fault=clashes[part.name]) if part.name in clashes else part
-            for part in layout.iter_parts(trained)
+            for part in self._iter_parts(trained)
         ]
-        self.oddities.extend(islice(self._find_misplaced(parts), 1))
         names = dict.fromkeys(name for shard in self.shards.values() for name in shard.vectors)
         for name in names:
-            yield from _build_rows(name, layout, parts, owner)
+            yield from self._build_state_rows(name, parts, owner)
         yield from self._build_unpartitioned_rows(owner)
 
-    def _find_misplaced(self, parts: list[ParameterPart]) -> Iterator[Oddity]:
-        """Yield oddities for parameters whose position in a rank's own records differs from `param_shapes`."""
+    def _build_state_rows(self, name: str, parts: list[ParameterPart], owner: Owner) -> Iterator[TensorInfo]:
+        """Build a tensor row of the state `name` (`fp32`, `exp_avg`) for each parameter that has this state."""
         for part in parts:
+            views = []
             for piece in part.pieces:
-                slices = self.shards[piece.rank].slices
-                recorded = slices[piece.group].get(part.name) if piece.group < len(slices) else None
-                if recorded is not None and recorded != (piece.at, piece.elements):
-                    start, length = recorded
-                    claimed = f"rank {piece.rank} places this parameter at elements {start} to {start + length}"
-                    computed = f"but param_shapes places it at elements {piece.at} to {piece.at + piece.elements}"
-                    yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
+                vectors = self.shards[piece.rank].vectors.get(name, [])
+                vector = vectors[piece.group] if piece.group < len(vectors) else None
+                views += [] if vector is None else [VectorView(vector, piece.at, piece.elements)]
+            if name == MASTER or views:
+                row = build_row(part, views, owner, f"optimizer.{name}")
+                yield replace(row, kind=Kind.OPTIMIZER, evidence=Evidence.OPTIMIZER, belongs_to=part.name)
 
     def _build_unpartitioned_rows(self, owner: Owner) -> Iterator[TensorInfo]:
         """Yield the unpartitioned state of the first rank, for example Adam's `step`."""
@@ -531,3 +400,96 @@ class Optimizer:
             row = DecodedTensor(name, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER, saved=True, note=note)
             info = build_info(row, f"{owner.prefix}optimizer", self.ranks[rank].name)
             yield replace(info, storage=f"{self.ranks[rank].name}:{tensor.storage}")
+
+    def _iter_parts(self, trained: list[dict[str, Shape]]) -> Iterator[ParameterPart]:
+        """Yield every trained parameter with its pieces, or with the reason why it cannot be joined."""
+        fault = self._find_disagreement(trained)
+        placements = self._split_parameters(trained) if self.stage == 3 else self._walk_groups(trained)
+        for name, shape, places in placements if fault is None else ():
+            pieces, why = self._collect_pieces(places)
+            yield ParameterPart(name, shape, () if why else pieces, why)
+        if fault is not None:
+            yield from (ParameterPart(name, shape, (), fault) for group in trained for name, shape in group.items())
+
+    def _collect_pieces(self, places: Iterator[VectorPiece]) -> tuple[tuple[VectorPiece, ...], str | None]:
+        pieces = []
+        for piece in places:
+            if piece.rank not in self.shards:
+                beyond = f"the parameter extends beyond the partitions of {self.count} ranks"
+                return (), self.reasons.get(piece.rank, beyond)
+            available = self.shards[piece.rank].lengths[piece.group]
+            if piece.at + piece.elements > available:
+                return (), (
+                    f"group {piece.group} of rank {piece.rank} has only {available} elements, but the parameter ends "
+                    f"at element {piece.at + piece.elements}"
+                )
+            pieces.append(piece)
+            self.pieces += 1
+            if self.pieces > MAX_PIECES:
+                return (), f"the parameters are split into more than {MAX_PIECES} pieces, the limit of statecli"
+        return tuple(pieces), None
+
+    def _find_disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
+        """Return the reason why no parameter can be joined, or None if the ranks agree."""
+        first, reference = next(iter(self.shards.items()))
+        for rank, shard in self.shards.items():
+            for quantity, expected, actual in (
+                ("ZeRO stage", reference.stage, shard.stage),
+                ("number of partitions", reference.ranks, shard.ranks),
+                ("number of groups", len(reference.lengths), len(shard.lengths)),
+            ):
+                if expected != actual:
+                    return f"the {quantity} differs between ranks: {expected} in rank {first}, {actual} in rank {rank}"
+            if self.stage == 3 and reference.lengths != shard.lengths:
+                group = next(n for n, length in enumerate(reference.lengths) if shard.lengths[n] != length)
+                lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
+                return f"the length of group {group} differs between ranks: {lengths}"
+        if reference.uneven:
+            return (
+                "parameter groups are split over different numbers of ranks (as for experts); statecli does not "
+                "merge such groups"
+            )
+        if self.stage != 3 and len(trained) != len(reference.lengths):
+            return f"param_shapes has {len(trained)} parameter groups, but the optimizer has {len(reference.lengths)}"
+        return self._find_size_fault(trained)
+
+    def _find_size_fault(self, trained: list[dict[str, Shape]]) -> str | None:
+        """Return a message if the parameters do not fill the ranks' vectors. Allow padding as zero_to_fp32.py does."""
+        reference = next(iter(self.shards.values()))
+        if self.stage == 3:
+            needed_elements = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
+            available_elements = sum(reference.lengths)
+            why = f"the parameters need {needed_elements} elements in each rank, but each rank has {available_elements}"
+            return None if needed_elements == available_elements else why
+        step = 2 * self.count
+        for group, shapes in enumerate(trained) if not self.reasons else ():
+            padding = sum(reference.aligned[group]) if group < len(reference.aligned) else 0
+            needed_elements = sum(map(prod, shapes.values())) + padding
+            available_elements = sum(shard.lengths[group] for shard in self.shards.values())
+            if -(-needed_elements // step) != -(-available_elements // step):
+                return (
+                    f"the parameters of group {group} need {needed_elements} elements, but its partitions have "
+                    f"{available_elements}"
+                )
+        return None
+
+    def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
+        """Yield the pieces of ZeRO stages 1 and 2: a group's parameters are concatenated, split evenly and padded."""
+        for group, shapes in enumerate(trained):
+            length = max(shard.padded[group] for shard in self.shards.values())
+            paddings_by_group = next(iter(self.shards.values())).aligned
+            group_paddings = paddings_by_group[group] if group < len(paddings_by_group) else []
+            at = 0
+            for n, (name, shape) in enumerate(shapes.items()):
+                yield name, shape, _split_at_ranks(group, at, prod(shape), length)
+                at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
+
+    def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[VectorPiece]]]:
+        """Yield the pieces of ZeRO stage 3: each parameter is split evenly, and its last part is padded."""
+        ends = list(accumulate(next(iter(self.shards.values())).lengths))
+        at = 0
+        for shapes in trained:
+            for name, shape in shapes.items():
+                elements_per_rank = -(-prod(shape) // self.count)
+                yield name, shape, _split_evenly(ends, at, prod(shape), elements_per_rank)
+                at += elements_per_rank
