@@ -71,11 +71,6 @@ def join(parts: Iterable[Settings]) -> Settings:
     return Settings(values, types, kinds, companion_files)
 
 
-def drop_same(settings: Settings, other: Settings) -> Settings:
-    """Return the settings that are missing in `other`, or have a different value, key type or container type there."""
-    return select(settings, lambda key: not is_same_setting(key, settings, other))
-
-
 def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
     """Return True if the path has the same value, key types and container type in both settings."""
     if (key in side.values) is not (key in other.values):

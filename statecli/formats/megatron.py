@@ -17,10 +17,9 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, Oddity, ReadFile, Settings
+from statecli.core.model_state import Kind, ModelState, Oddity, ReadFile
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.setting_paths import drop_same, join, put_below
-from statecli.formats.shared.joined_states import add_rows, join_states, rename_sections
+from statecli.formats.shared.joined_states import add_rows, join_settings, join_states, rename_sections
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks, read_small
 from statecli.storage import checkpoint_folder, files
 
@@ -152,17 +151,12 @@ def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, s
         *_find_differences(states),
         *_note_optimizer_buffers(folder),
     )
-    joined = join_states(list(states.values()), metadata=_join_settings(states), oddities=oddities)
+    joined = join_states(
+        list(states.values()),
+        metadata=join_settings({name: state.metadata for name, state in states.items()}),
+        oddities=oddities,
+    )
     return replace(add_rows(joined, rows), target=path, format=NAME, traits=TRAITS)
-
-
-def _join_settings(states: dict[str, ModelState]) -> Settings:
-    """Return the settings of the first rank. Differing settings of other ranks get the rank's name as a prefix."""
-    (_, first), *others = states.items()
-    settings = first.metadata
-    for name, state in others:
-        settings = join((settings, put_below(drop_same(state.metadata, first.metadata), f"{name}.")))
-    return settings
 
 
 def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str]) -> dict[str, str]:

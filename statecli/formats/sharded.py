@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
-from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, Settings, StateDict, TensorInfo, TensorKey
+from statecli.core.model_state import ModelState, NoteKind, Oddity, ReadFile, StateDict, TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.setting_paths import is_same_setting, join, put_below, select
+from statecli.core.setting_paths import select
 from statecli.formats.shared import config_files, deepspeed_steps, rank_folders
-from statecli.formats.shared.joined_states import add_file, add_rows, join_states
+from statecli.formats.shared.joined_states import add_file, add_rows, join_settings, join_states
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import ByteSource, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE, drop_current_folder, is_plain_file_name
@@ -352,7 +352,7 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
         target=target,
         format=f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
         tensors=tuple(add_file(tensor, shard) for shard, state in states for tensor in state.tensors),
-        metadata=_join_settings(states),
+        metadata=join_settings({shard: state.metadata for shard, state in states}),
         oddities=tuple(oddities),
         state_dicts=_merge_state_dicts(states),
         traits=combine_traits((TRAITS, *(state.traits for _, state in states))),
@@ -376,23 +376,6 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
         )
         for section, ones in by_section.items()
     )
-
-
-def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
-    """Join the settings of all shards. If a setting differs between shards, prefix it with the name of each shard."""
-    sides = [state.metadata for _, state in states]
-    joined = join(reversed(sides))
-    common = select(
-        joined,
-        lambda key: all(
-            is_same_setting(key, joined, side) for side in sides if key in side.values or key in side.kinds
-        ),
-    )
-
-    def is_uncommon(key: str) -> bool:
-        return key not in common.values and key not in common.kinds
-
-    return join((common, *(put_below(select(state.metadata, is_uncommon), f"{shard}.") for shard, state in states)))
 
 
 def _find_unnamed(index: Index) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from statecli.core import quoting
-from statecli.core.model_state import ModelState, Oddity, TensorInfo
+from statecli.core.model_state import ModelState, Oddity, Settings, TensorInfo
+from statecli.core.setting_paths import is_same_setting, join, put_below, select
 
 
 def join_states(states: Sequence[ModelState], **fields: Any) -> ModelState:
@@ -21,6 +22,24 @@ def join_states(states: Sequence[ModelState], **fields: Any) -> ModelState:
         "state_dicts": tuple(state_dict for state in states for state_dict in state.state_dicts),
     }
     return replace(states[0], **(joined | fields))
+
+
+def join_settings(settings_by_file: Mapping[str, Settings]) -> Settings:
+    """Join the settings of files. If a setting differs between files, prefix it with the name of each file."""
+    sides = list(settings_by_file.values())
+    joined = join(reversed(sides))
+    common = select(
+        joined,
+        lambda key: all(
+            is_same_setting(key, joined, side) for side in sides if key in side.values or key in side.kinds
+        ),
+    )
+
+    def is_uncommon(key: str) -> bool:
+        return key not in common.values and key not in common.kinds
+
+    uncommon = (put_below(select(settings, is_uncommon), f"{file}.") for file, settings in settings_by_file.items())
+    return join((common, *uncommon))
 
 
 def rename_sections(state: ModelState, rename: Callable[[str], str], file: str) -> ModelState:
