@@ -12,7 +12,6 @@ suffix. Under FSDP the model and the optimizer are folders of torch.distributed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -35,7 +34,7 @@ from statecli.core.setting_paths import add_file, rename
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
 from statecli.formats.shared.joined_states import join_states, rename_sections
-from statecli.pickles import safe_globals
+from statecli.formats.shared.rank_folders import merge_oddities
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE
 
@@ -199,7 +198,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
         format=f"{NAME} {'+'.join(dict.fromkeys(state.format for state in read_states))}",
         traits=combine_traits((TRAITS, *(state.traits for state in read_states))),
         metadata=settings,
-        oddities=(*model.oddities, *_merge_oddities(parts)),
+        oddities=(*model.oddities, *merge_oddities({quoting.name(name): state.oddities for name, state in parts})),
     )
 
 
@@ -211,26 +210,3 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
     role = match["what"]
     folder_settings = rename(settings, lambda key: (f"{role}.", "") if key else None)
     return role if match["number"] == "0" else name, folder_settings
-
-
-def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
-    """Yield the oddities of all files and folders. Merge the oddities about imported names into one."""
-    importing = [
-        (name, oddity)
-        for name, state in parts
-        for oddity in state.oddities
-        if oddity.kind is OddityKind.FOREIGN_GLOBALS
-    ]
-    if len(importing) > 1:
-        names = safe_globals.find_foreign_names([qualified for _, state in parts for qualified, _ in state.globals])
-        part_names = quoting.names([name for name, _ in importing])
-        message = (
-            f"{part_names}: torch.load(weights_only=False) would import or call {len(names)} functions or classes "
-            "listed in these files"
-        )
-        yield Oddity(OddityKind.FOREIGN_GLOBALS.value, f"{message}: {quoting.names(names)}")
-    for name, state in parts:
-        oddities = (
-            oddity for oddity in state.oddities if oddity.kind is not OddityKind.FOREIGN_GLOBALS or len(importing) < 2
-        )
-        yield from (replace(oddity, message=f"{quoting.name(name)}: {oddity.message}") for oddity in oddities)
