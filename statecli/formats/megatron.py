@@ -9,7 +9,7 @@ so ranks are shown next to each other. Source: megatron/training/checkpointing.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -56,16 +56,19 @@ def _list_arrays(path: str) -> list[str]:
     return [name for name in checkpoint_folder.list_folders(path) if files.exists(files.join(path, name, _ARRAY))]
 
 
-def _find_ranks(path: str) -> dict[str, str]:
-    """Map the folder of each rank to its model file ("" if missing). Both paths are relative to `path`."""
-    model_files = {}
+def _find_ranks(path: str) -> dict[str, list[str]]:
+    """Map the folder of each rank to the names of its known files. Empty if no rank has a model."""
     ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
     files.prefetch(files.join(path, name) for name in ranks)
-    for name in ranks:
-        existing_files = checkpoint_folder.list_files(files.join(path, name))
-        model = next((file for file in MODEL_FILES if file in existing_files), None)
-        model_files[name] = files.join(name, model) if model else ""
-    return model_files if any(model_files.values()) else {}
+    files_by_rank = {}
+    for rank in ranks:
+        existing_files = checkpoint_folder.list_files(files.join(path, rank))
+        files_by_rank[rank] = [name for name in (*MODEL_FILES, *UNREAD_OPTIMIZER_FILES) if name in existing_files]
+    return files_by_rank if any(map(_find_model, files_by_rank.values())) else {}
+
+
+def _find_model(names: Iterable[str]) -> str | None:
+    return next((name for name in names if name in MODEL_FILES), None)
 
 
 def _resolve_iteration(path: str) -> str:
@@ -95,15 +98,9 @@ def members(path: str) -> tuple[str, ...]:
     iteration = _resolve_iteration(path)
     if not iteration and _list_arrays(path):
         return (COMMON_FILE, BACKEND_FILE)
-    paths: list[str] = [TRACKER] if iteration else []
-    for name in _find_ranks(files.join(path, iteration)):
-        existing_files = checkpoint_folder.list_files(files.join(path, iteration, name))
-        paths += [
-            files.join(iteration, name, file)
-            for file in (*MODEL_FILES, *UNREAD_OPTIMIZER_FILES)
-            if file in existing_files
-        ]
-    return tuple(paths)
+    ranks = _find_ranks(files.join(path, iteration)).items()
+    tracker = (TRACKER,) if iteration else ()
+    return (*tracker, *(files.join(iteration, rank, name) for rank, names in ranks for name in names))
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
@@ -117,20 +114,19 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     states: dict[str, ModelState] = {}
     failures: dict[str, str] = {}
     ranks = _find_ranks(files.join(path, iteration))
-    files.prefetch(files.join(path, iteration, model) for model in ranks.values() if model)
-    for name, model in ranks.items():
-        model_path = files.join(path, iteration, model)
+    models = {rank: _find_model(names) for rank, names in ranks.items()}
+    files.prefetch(files.join(path, iteration, rank, model) for rank, model in models.items() if model)
+    for name, model in models.items():
+        folder = files.join(path, iteration, name)
         try:
-            if not model:
-                raise MissingShard(
-                    f"{files.join(path, iteration, name)}: contains no {MODEL_FILES[0]}; copy the folder again"
-                )
-            states[name] = rename_sections(read_file(model_path), f"{name}.{{}}".format, name)
+            if model is None:
+                raise MissingShard(f"{folder}: contains no {MODEL_FILES[0]}; copy the folder again")
+            states[name] = rename_sections(read_file(files.join(folder, model)), f"{name}.{{}}".format, name)
         except UnreadableError as error:
             failures[name] = str(error)
     if not states:
         raise MalformedError(f"no rank can be read: {next(iter(failures.values()))}")
-    return _merge_ranks(path, states, failures, files.join(path, iteration))
+    return _merge_ranks(path, states, failures, ranks)
 
 
 def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelState:
@@ -141,7 +137,9 @@ def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelSt
     return replace(add_rows(common, rows), target=path, format=NAME, traits=TRAITS, oddities=oddities)
 
 
-def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str], folder: str) -> ModelState:
+def _merge_ranks(
+    path: str, states: dict[str, ModelState], failures: dict[str, str], ranks: dict[str, list[str]]
+) -> ModelState:
     rows = [
         build_missing_row(MODEL_FILES[0], name, why)
         for name, why in {**failures, **_find_missing_ranks(path, states, failures)}.items()
@@ -149,7 +147,7 @@ def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, s
     oddities = (
         *merge_oddities({name: state.oddities for name, state in states.items()}),
         *_find_differences(states),
-        *_note_optimizer_buffers(folder),
+        *_note_optimizer_buffers(ranks),
     )
     joined = join_states(
         list(states.values()),
@@ -212,15 +210,9 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
             return
 
 
-def _note_optimizer_buffers(folder: str) -> Iterator[Oddity]:
+def _note_optimizer_buffers(ranks: dict[str, list[str]]) -> Iterator[Oddity]:
     """Report that the distributed optimizer's buffers are unread, because only Megatron's code knows their layout."""
-    ranks = _find_ranks(folder)
-    paths = [
-        files.join(name, file)
-        for name in ranks
-        for file in UNREAD_OPTIMIZER_FILES
-        if file in checkpoint_folder.list_files(f"{folder}/{name}")
-    ]
+    paths = [files.join(rank, name) for rank, names in ranks.items() for name in names if name not in MODEL_FILES]
     if paths:
         yield Oddity(
             "not-read",
