@@ -22,7 +22,7 @@ from statecli.live.suggested_target import Advice, advise_line
 
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
 #: Least similarity of a suggested name, from 0 to 1.
-MIN_SIMILARITY = 0.7
+_SIMILARITY = 0.7
 #: End of advice whose line has `...` in place of a value.
 VALUES_TEXT = " with a number, a string or a list in place of each `...`"
 #: Numbers to try for sizes, the same for all arguments, because channels must often divide another argument.
@@ -82,7 +82,7 @@ def rename_unknown(spec: ModelSpec, callee: Callee, candidates: Iterable[str]) -
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not has_parameter(callee, name)]
     new_name_by_old = {
-        name: near[0] for name in unknown if (near := difflib.get_close_matches(name, names, 1, MIN_SIMILARITY))
+        name: near[0] for name in unknown if (near := difflib.get_close_matches(name, names, 1, _SIMILARITY))
     }
     return replace(spec, kwargs={new_name_by_old.get(name, name): value for name, value in spec.kwargs.items()})
 

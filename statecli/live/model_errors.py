@@ -17,14 +17,7 @@ from statecli.core.errors import ModelError, StateError, option
 from statecli.core.installed_package import INSTALL_COMMAND, MODEL_LIBRARIES, install_module, install_packages
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import (
-    argument_corrections,
-    argument_errors,
-    downloads,
-    torchscript_errors,
-    transformers_tasks,
-    without_download,
-)
+from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
 from statecli.live.source_line import SourceLine
@@ -77,17 +70,10 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
     if refusal is not None:
         return refusal
     problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
-    advice = argument_corrections.suggest_arguments(spec, callee, error) if callee is not None else None
-    advice = advice or _suggest_command(error) or transformers_tasks.suggest_model(spec, error)
+    advice = _suggest_command(error) or transformers_tasks.suggest_model(spec, error)
     if advice is not None:
         return advice.build_error(problem)
-    end = _suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)
-    # Do not repeat a build that needs too much memory or lacks a file.
-    is_refused = not isinstance(error, (MemoryError, OSError, SystemExit)) and "memory" not in error_text
-    lines = (
-        argument_corrections.list_attempts(spec, callee, error) if callee is not None and is_refused and not end else ()
-    )
-    return ModelError(f"{problem}{end}", lines=lines)
+    return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")
 
 
 def _suggest_command(error: BaseException) -> Advice | None:

@@ -56,18 +56,6 @@ def list_factories(callee: Callee) -> list[str]:
     return names[:_MAX_FACTORIES]
 
 
-def list_subclasses(base: type, module: str) -> list[str]:
-    """Return the names of a module's concrete subclasses of `base` that can be built without arguments."""
-    values = vars(sys.modules[module])
-    names = [name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)]
-    concrete = [name for name in names if not inspect.isabstract(values[name])]
-    return [
-        name
-        for name in concrete
-        if not any(parameter.default is parameter.empty for parameter in list_parameters(values[name]))
-    ]
-
-
 def write_modules(spec: ModelSpec, callee: Callee, number: int, value: object) -> Any:
     """Replace each module class in an argument with a call of the class, and each string with a Linear layer."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)

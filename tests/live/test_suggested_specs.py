@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 import sys
@@ -387,7 +386,6 @@ def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(
         ("adapters.adapt(model, LoraConfig(rank=5))", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
         ("adapters:Adapted(config=LoraConfig(5), model=net)", "config=LoraConfig(5), model=torch.nn.Linear(2, 3))"),
         ("adapters.adapt(model, LoraConfig(rank=5)).eval()", "torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
-        ("torch.nn.Sequential(conv, relu)", "Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(2, 3))"),
         ("torch.nn.MultiheadAttention(size, 8)", "torch.nn:MultiheadAttention(8, 8)"),
         ("graphs.wrapped.Sized(classes=ten)", "graphs.wrapped:Sized(classes=3)"),
         ("graphs.wrapped:Task(task=multiclass, size=5)", "graphs.wrapped:Task(task='multiclass', size=5)"),
@@ -438,14 +436,6 @@ def test_an_argument_without_a_known_value_has_another_model_of_the_library(work
     message, line = advise("kornia.drawing.tall_net:Opened")
     assert "kornia.drawing.tall_net:Opened(folder=...)' with a number" in message
     assert shlex.split(line) == ["kornia.feature:HardNet(pretrained=False)"]
-
-
-def test_folder_in_a_nested_argument_has_the_line_without_weights(working_folder, statecli):
-    """The configuration of the folder builds the class."""
-    Path("plain").mkdir()
-    Path("plain/config.json").write_text("{}")
-    refused = statecli("inspect", "graphs.wrapped:Parts([Loaded('plain')])")
-    assert refused.err.endswith("; to build the class without weights, write plain\n")
 
 
 # --- an argument without an annotation that takes a configuration -----------------------------------------------------
@@ -569,15 +559,6 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(working_fol
         ("torch.nn:LSTM(input_size=2)", "torch.nn:LSTM(input_size=2, hidden_size=3)"),
         ("graphs.wrapped:Recurrent(2)", "graphs.wrapped:Recurrent(2, hidden_size=3, bias=3)"),
         ("graphs.wrapped:Recurrent(2, 5)", "graphs.wrapped:Recurrent(2, 5, bias=3)"),
-        ("graphs.wrapped:Chain", "graphs.wrapped:Chain(parts=[torch.nn.Linear(2, 3)])"),
-        ("graphs.wrapped:Metric()", "graphs.wrapped:Metric(classes=3)"),
-        ("graphs.wrapped:Metric(clases=5)", "graphs.wrapped:Metric(classes=5)"),
-        ("torch.nn:Linear('2', out_features='3')", "torch.nn:Linear(2, out_features=3)"),
-        ("torch.nn:Sequential(Linear('2', 3))", "torch.nn:Sequential(Linear(2, 3))"),
-        ("graphs.wrapped:Sized(classes='3')", "graphs.wrapped:Sized(classes=3)"),
-        ("graphs.wrapped:build(clases=3)", "graphs.wrapped:build(classes=3)"),
-        ("graphs.wrapped:Strided(2, 2)", "graphs.wrapped:Strided(2, [2])"),
-        ("graphs.wrapped:Strided(size=2, strides=2)", "graphs.wrapped:Strided(size=2, strides=[2])"),
         ("graphs.wrapped:Decorated", "graphs.wrapped:Decorated(size=3)"),
         ("torch.nn:Linear(in_features=2, out_feature=5)", "torch.nn:Linear(in_features=2, out_features=5)"),
         ("torch.nn:Linear(in_feature=2)", "torch.nn:Linear(in_features=2, out_features=3)"),
@@ -585,10 +566,6 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(working_fol
         ("torch.nn:DataParallel", "torch.nn:DataParallel(module=torch.nn.Linear(2, 3))"),
         ("graphs.wrapped:Task", "graphs.wrapped:Task(task='binary')"),
         ("graphs.wrapped:Task('binary', sise=4)", "graphs.wrapped:Task('binary', size=4)"),
-        ("graphs.wrapped:Shaped(4)", "graphs.wrapped:Shaped(4, config=ShapedConfig())"),
-        ("graphs.wrapped:Shaped", "graphs.wrapped:Shaped(config=ShapedConfig(), out_features=3)"),
-        ("graphs.wrapped:Grouped(64)", "graphs.wrapped:Grouped(64, group=64)"),
-        ("graphs.wrapped:Part", "graphs.wrapped:Plain"),
     ],
 )
 def test_an_error_of_a_constructor_has_the_line_to_type(working_folder, advise, typed, expected_spec):
@@ -597,29 +574,6 @@ def test_an_error_of_a_constructor_has_the_line_to_type(working_folder, advise, 
     It adds a configuration, a number of the message, or the subclass of an abstract class.
     """
     assert shlex.split(advise(typed, values="3")[1]) == [expected_spec]
-
-
-def test_an_error_that_names_models_has_the_line_to_type(working_folder, advise):
-    """The line has the arguments that take models of transformers, without quotes in the message."""
-    pytest.importorskip("transformers")
-    model = "transformers.BertModel(BertConfig())"
-    line = f"transformers:EncoderDecoderModel(encoder={model}, decoder={model})"
-    assert advise("transformers:EncoderDecoderModel")[1] == shlex.quote(line)
-
-
-def test_a_folder_without_weights_has_the_line_to_type(working_folder, advise):
-    """The library looks for weights, but the folder only describes a class."""
-    pytest.importorskip("transformers")
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "intermediate_size": 8,
-        "vocab_size": 9,
-    }
-    Path("bert").mkdir()
-    Path("bert/config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert", **sizes}))
-    assert advise("graphs.wrapped:Loaded('bert')")[1] == "bert"
 
 
 @pytest.mark.parametrize(
@@ -884,7 +838,6 @@ def fetching_module(working_folder):
         ("graphs.fetching:Kinds(evn)", "graphs.fetching:Kinds('even')"),
         ("graphs.fetching:Kinds(odd)", "graphs.fetching:Kinds('odd')"),
         ("graphs.fetching:Kinds(even, mult=odds)", "graphs.fetching:Kinds('even', multi='odds')"),
-        ("graphs.fetching:Kinds('wrong')", "graphs.fetching:Kinds('even')"),
         ("graphs:Documented", "graphs.fetching:Documented('b, a', [(torch.nn.Linear(2, 4), 'b')])"),
         (
             "graphs.fetching:Documented('b, a', size=3)",
@@ -892,9 +845,7 @@ def fetching_module(working_folder):
         ),
         ("graphs.fetching:Created", "graphs.fetching:Created(task='one')"),
         ("graphs.fetching:Halves(4, rounds=2)", "graphs.fetching:Halves(4)"),
-        ("torch.nn:MultiheadAttention(4, 2, kdim='x')", "torch.nn:MultiheadAttention(4, 2)"),
         ("graphs.layers:Chosen(binary)", "graphs.layers:Chosen('binary')"),
-        ("graphs.layers:Called(build)", "graphs.layers:Called('build')"),
         ("graphs.fetching:Fetching(True)", "graphs.fetching:Fetching(False)"),
         ("graphs.fetching:Sized", "graphs.fetching:Sized(kind='small')"),
         ("graphs.fetching:Sized('big')", "graphs.fetching:Sized('small')"),
@@ -990,19 +941,11 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(working_
 @pytest.mark.parametrize(
     ("typed", "expected_spec"),
     [
-        ("torch.nn:Sequential([Linear(2, 3), ReLU])", "torch.nn:Sequential(Linear(2, 3), ReLU())"),
-        ("torch.nn:Sequential(Linear(2, 3), ReLU)", "torch.nn:Sequential(Linear(2, 3), ReLU())"),
-        ("torch.nn:Sequential(Linear, 'relu')", "torch.nn:Sequential(Linear(3, 3), torch.nn.Linear(2, 3))"),
-        ("torch.nn:ModuleList(Linear(2, 3))", "torch.nn:ModuleList([Linear(2, 3)])"),
         ("torch.nn:Sequential(Linear(in_features=2))", "torch.nn:Sequential(Linear(in_features=2, out_features=3))"),
-        ("graphs.layers:Chosen('multiclas')", "graphs.layers:Chosen('multiclass')"),
         ("torch.nn:ModuleDict(a=Linear(2, 3))", "torch.nn:ModuleDict({'a': Linear(2, 3)})"),
         ("torch.nn:ModuleDict(a='relu')", "torch.nn:ModuleDict({'a': torch.nn.Linear(2, 3)})"),
-        ("torch.nn:ModuleDict([Linear(2, 3)])", "torch.nn:ModuleDict({'0': Linear(2, 3)})"),
-        ("torch.nn:ModuleDict(modules=3)", "torch.nn:ModuleDict({'0': torch.nn.Linear(2, 3)})"),
         ("torch.nn:ParameterDict(a=3)", "torch.nn:ParameterDict({'a': 3})"),
         ("torch.nn:Sequential(a=Linear(2, 3))", "torch.nn:Sequential(Linear(2, 3))"),
-        ("torch.nn:Sequential({'a': Linear(2, 3)})", "torch.nn:Sequential(Linear(2, 3))"),
         ("torch.nn:ModuleList(a=Linear(2, 3))", "torch.nn:ModuleList([Linear(2, 3)])"),
         ("torch.nn:ReLU(zzz=4)", "torch.nn:ReLU()"),
         ("torch.nn:Linear(2, 3, True, None, None, 5)", "torch.nn:Linear(2, 3, True, None, None)"),
