@@ -21,7 +21,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import find_example, suggest_models_of
-from statecli.live import configured_model, function_result, hf_auto, module_arguments, suggested_target
+from statecli.live import configured_model, function_result, hf_auto, suggested_target
 from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -248,6 +248,4 @@ def _call_spec(
         raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None", advice=function)
     if not isinstance(model, nn.Module):
         raise function_result.explain_result(spec, Scope.around(spec, loaded.module, obj), model)
-    if any(type(value) is str for value in (*spec.args, *spec.kwargs.values())) and spec.config is None:
-        module_arguments.check_stored_texts(spec, loaded.module, model)
     return model

@@ -335,22 +335,6 @@ def test_import_statement_or_repository_name_has_the_line_to_type(working_folder
     assert result.err.endswith(f"{end}\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "module"),
-    [
-        ("Linear(2,3)", "torch.nn.Linear(2, 3)"),
-        ("nn.Linear(2,3)", "torch.nn.Linear(2, 3)"),
-        ("torch.nn:Linear(2, 4)", "torch.nn:Linear(2, 4)"),
-        ("a b", "torch.nn.Linear(2, 3)"),
-    ],
-)
-def test_a_text_in_place_of_a_module_is_refused(working_folder, advise, text, module):
-    """A class that calls the attribute never works with a text; another argument may be a text."""
-    message, line = advise(f"graphs.layers:Conv(nn={text!r}, name='x')")
-    assert "nn must be a module, because the class calls self.nn, but" in message
-    assert shlex.split(line) == [f"graphs.layers:Conv(nn={module}, name='x')"]
-
-
 def test_the_lines_of_explain_import_the_other_package(working_folder):
     """The lines run in Python."""
     from statecli.commands.explain.model_code import build_model_code
