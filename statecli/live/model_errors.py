@@ -17,7 +17,7 @@ from statecli.core.errors import ModelError, StateError, option
 from statecli.core.installed_package import INSTALL_COMMAND, MODEL_LIBRARIES, install_module, install_packages
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
+from statecli.live import argument_errors, downloads, torchscript_errors, without_download
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
 from statecli.live.source_line import SourceLine
@@ -70,7 +70,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
     if refusal is not None:
         return refusal
     problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
-    advice = _suggest_command(error) or transformers_tasks.suggest_model(spec, error)
+    advice = _suggest_command(error)
     if advice is not None:
         return advice.build_error(problem)
     return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")

@@ -1024,14 +1024,6 @@ def test_the_name_of_a_configuration_has_the_line_to_type(working_folder, advise
         assert shlex.split(line) == ["transformers:BertModel(config=BertConfig())"]
 
 
-@pytest.mark.parametrize("task", ["'fil-mask'", "'summarization'", "task='nothing'", ""])
-def test_an_unknown_task_of_a_pipeline_has_the_line_of_a_model(working_folder, advise, task):
-    """The task is misspelt, was removed from the library, or is missing."""
-    pytest.importorskip("transformers")
-    message, _ = advise(f"transformers:pipeline({task})")
-    assert f"for a model of {'fill-mask' if 'fil' in task else 'text-generation'}, write" in message
-
-
 # --- a model without its download ------------------------------------------------------------------------------------
 
 
