@@ -73,7 +73,6 @@ _ORGANIZATION_OF_START = {
 #: `resnet-50`, which is `resnet50` in timm and torchvision.
 _NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
-_BUILD_ADVICE = "write a function make() in build.py that builds the model, then give build.py:make"
 #: Largest number of Python files of a folder that are parsed for names.
 _MAX_FILES = 50
 
@@ -212,7 +211,7 @@ def describe_python_file(path: str) -> Suggestion:
     problem, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
         return Suggestion(f"{problem}; choose one of its classes or functions:", names.choices, names.advice)
-    return Suggestion(problem, advice=names.advice or _BUILD_ADVICE)
+    return Suggestion(problem, advice=names.advice or build_function.BUILD_ADVICE)
 
 
 def suggest_classes_near(path: str) -> Suggestion:
@@ -286,7 +285,7 @@ def _suggest_names_of_file(path: str) -> Suggestion:
     names = _list_names(path)
     if names.choices:
         return Suggestion(f"choose a class or function of the file {path}:", names.choices, names.advice)
-    return Suggestion(f"{path} is a Python file", advice=names.advice or _BUILD_ADVICE)
+    return Suggestion(f"{path} is a Python file", advice=names.advice or build_function.BUILD_ADVICE)
 
 
 def _describe_syntax_error(error: SyntaxError) -> str:
@@ -310,7 +309,8 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     if example is not None and names.advice is None:
         return Suggestion(f"{description}: give one of its classes or functions, such as {example}")
     return Suggestion(
-        description, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD_ADVICE}"
+        description,
+        advice=names.advice or f"add one of its classes or functions after a colon, or {build_function.BUILD_ADVICE}",
     )
 
 

@@ -59,10 +59,13 @@ def explain_arguments(spec: ModelSpec, callee: Callee, error: BaseException, *, 
         return None
     try:
         signature = inspect.signature(callee)
+    except (TypeError, ValueError):  # a function of C++
+        return None
+    try:
         if is_call:
             signature.bind(*spec.args, **spec.kwargs)
-    except (TypeError, ValueError) as mismatch:
-        return _explain_mismatch(spec, callee, mismatch)
+    except TypeError as mismatch:
+        return _explain_mismatch(spec, callee, signature, mismatch)
     missing = _find_arguments_passed_on(spec, callee, error)
     return write_call(spec, callee, missing).build_error(_describe_need(spec, callee, missing)) if missing else None
 
@@ -134,7 +137,7 @@ def _explain_missing(spec: ModelSpec, callee: Callee, missing: Sequence[str]) ->
     return advise_line(format_line(spec, values)).build_error(problem)
 
 
-def _explain_mismatch(spec: ModelSpec, callee: Callee, mismatch: Exception) -> ModelError:
+def _explain_mismatch(spec: ModelSpec, callee: Callee, signature: inspect.Signature, mismatch: TypeError) -> ModelError:
     error_with_nested_fields = _nest_fields(spec, callee)
     if error_with_nested_fields:
         return error_with_nested_fields
@@ -146,8 +149,9 @@ def _explain_mismatch(spec: ModelSpec, callee: Callee, mismatch: Exception) -> M
     renamed_line = suggest_renamed(spec, callee, spec.kwargs)
     if renamed_line is not None:
         return renamed_line.build_error(problem)
-    signature = f"its signature is {spec.attribute}{_format_signature(callee)}"
-    return Advice(signature, _write_accepted(spec, callee)).build_error(problem)
+    signature_text = _MODULE_OF_FILE.sub("", " ".join(str(signature).split()))
+    advice = f"its signature is {spec.attribute}{signature_text}"
+    return ModelError(problem, advice=advice, lines=_write_accepted(spec, callee))
 
 
 def _write_accepted(spec: ModelSpec, callee: Callee) -> tuple[str, ...]:
@@ -236,9 +240,3 @@ def _advise_object(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> s
     top = spec.attribute.partition(".")[0]
     values = ", ".join(f"{argument}=..." for argument in missing)
     return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
-
-
-def _format_signature(callee: Callee) -> str:
-    with suppress(TypeError, ValueError):
-        return _MODULE_OF_FILE.sub("", " ".join(str(inspect.signature(callee)).split()))
-    return "(…)"

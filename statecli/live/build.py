@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from statecli import live
+from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import MissingDependency, ModelError, StateError, UsageError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import find_example, suggest_models_of
-from statecli.live import configured_model, function_result, hf_auto, suggested_target
-from statecli.live.builder_function import write_builder
+from statecli.live import configured_model, hf_auto, suggested_target
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.library_output import hide_library_lines
 from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
-from statecli.live.object_scope import Scope, spell
+from statecli.live.object_scope import spell
 from statecli.live.seeds import seed_cpu_generators
 from statecli.live.spec import ModelSpec, parse_spec
 from statecli.live.suggested_arguments import is_module_class
@@ -106,7 +106,6 @@ def _build_model(spec: ModelSpec, init_device: str, values: bool, loaded: Loaded
     report_stage(f"importing {spec.module if spec.config is None else 'the library of ' + spec.config}")
     loaded = loaded or load_with_module(spec)
     _check_class(spec, loaded.value)
-    function_result.check_function(spec, loaded.value)
     report_stage(f"building {spec.attribute if spec.config is None else spec.text}")
     make_instance = functools.partial(_build_once, spec, loaded, init_device, None)
     with live.torch_settings.keep_settings_and_grad_mode():
@@ -242,10 +241,7 @@ def _call_spec(
     if isinstance(model, types.CoroutineType):
         model.close()  # Python warns about a coroutine that is freed without being awaited
         raise ModelError(f"{spec.text}: {spec.attribute} is async and returned a coroutine, not an nn.Module")
-    passed_values = (*arguments.args, *arguments.kwargs.values())
-    if model is None and passed_values and isinstance(passed_values[0], nn.Module):
-        function = write_builder(spec, Scope.around(spec, loaded.module, obj).namespaces, in_place=True)
-        raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None", advice=function)
     if not isinstance(model, nn.Module):
-        raise function_result.explain_result(spec, Scope.around(spec, loaded.module, obj), model)
+        problem = f"{spec.text}: {spec.attribute} returned {describe_type(model)}, not an nn.Module"
+        raise ModelError(problem, advice=BUILD_ADVICE)
     return model

@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 from statecli.core import configuration_fields
-from statecli.core.build_function import write_function
+from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import ModelError
-from statecli.core.python_names import list_factories, map_classes, takes_configuration
+from statecli.core.python_names import map_classes, takes_configuration
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.formats.shared import config_files
 from statecli.live import config_guards
 from statecli.live.object_scope import Scope
 from statecli.live.spec import Callee, ModelSpec
-from statecli.live.spec_objects import ObjectName, format_call
+from statecli.live.spec_objects import format_call
 from statecli.storage import files
 
 #: Suffixes of the names of classes that hold settings.
@@ -47,22 +47,10 @@ def find_configuration(scope: Scope, callee: Callee) -> tuple[str, type]:
         raise ModelError(f"{spec.text}: a class of diffusers has its configuration as an argument; write {line}")
     unknown = next((name for name in names if takes_configuration(name, "")), None)
     if unknown is not None:
-        raise ModelError(
-            f"{spec.text}: {unknown} takes a configuration whose class is unknown; {_write_function(spec, unknown)}"
-        )
+        raise ModelError(f"{spec.text}: {unknown} takes a configuration whose class is unknown", advice=BUILD_ADVICE)
     raise ModelError(
         f"{spec.text}: no argument of {spec.attribute} takes a configuration class; write the arguments in "
         f"parentheses: {spec.base}({', '.join(f'{name}=...' for name in names[:4])})"
-    )
-
-
-def _write_function(spec: ModelSpec, argument: str) -> str:
-    """Return code of a function that builds the class with an object made from the `--config-json` file."""
-    value = ObjectName(f"types.SimpleNamespace(**json.load(open({spec.options.config_json!r})))")
-    call = f"{spec.attribute}({format_call(spec.args, {**spec.kwargs, argument: value})})"
-    used_names = list(list_factories(spec.module)) if spec.is_file else []
-    return write_function(
-        spec.module, call, (spec.attribute.partition(".")[0],), used_names, imports="import json, types; "
     )
 
 

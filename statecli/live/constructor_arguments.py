@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
 from statecli.live import configured_model
@@ -118,10 +119,7 @@ def _call_class(scope: Scope, call: ObjectCall) -> Any:
     if configured_spec.config is not None:
         return configured_model.build_configured(*configured_spec.args, **configured_spec.kwargs)
     if not isinstance(callee.value, type):
-        raise ModelError(
-            f"{spec.text}: {call.callee!r} is not a class; write a function that builds the model, and give this "
-            "function instead: build.py:make"
-        )
+        raise ModelError(f"{spec.text}: {call.callee!r} is not a class", advice=BUILD_ADVICE)
     arguments = _resolve_all(scope.enter(callee), call.args, call.kwargs)
     _check_signature(scope, call, callee.value, arguments)
     return callee.value(*arguments.args, **arguments.kwargs)

@@ -11,10 +11,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
-from statecli.core.registry_functions import REGISTRIES, Registry
 from statecli.live import search_path
 from statecli.live.library_output import hide_library_lines
 from statecli.live.object_scope import spell
@@ -22,6 +22,19 @@ from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectName
 from statecli.live.suggested_target import advise_line
 
+
+class Registry(msgspec.Struct, frozen=True):
+    """Module of a library, its function that builds a model by name, and its function that lists the names."""
+
+    module: str
+    build: str
+    names: str
+
+
+REGISTRIES = {
+    "timm": Registry("timm", "create_model", "list_models"),
+    "torchvision": Registry("torchvision.models", "get_model", "list_models"),
+}
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.6
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
+from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import ModelError
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import split_module_name
-from statecli.live import code_arguments, search_path
-from statecli.live.builder_function import write_builder
+from statecli.live import search_path
 from statecli.live.module_names import list_names
 from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
@@ -151,10 +151,8 @@ class Scope:
             if module != missing and not module.startswith(f"{missing}."):
                 raise
             if module.endswith(".py") and os.path.isfile(module):
-                function = write_builder(self.spec, self.namespaces, module)
-                raise ModelError(
-                    f"{self.spec.text}: an argument cannot be a class of the file {module}; {function}"
-                ) from error
+                problem = f"{self.spec.text}: an argument cannot be a class of the file {module}"
+                raise ModelError(problem, advice=BUILD_ADVICE) from error
             raise ModelError(
                 f"{self.spec.text}: no module is named {missing}; install the package of {missing}, or correct the name"
             ) from error
@@ -169,8 +167,7 @@ class Scope:
             )
         line = spell(self.spec, self.rewrite)
         if line == spell(self.spec):
-            call = code_arguments.parse_call(f"f({format_call(self.spec.args, self.spec.kwargs)})")
-            return Advice(code_arguments.write_function(self.spec.base, call))
+            return Advice(BUILD_ADVICE)
         quoted_line = spell(self.spec, replace(self, quotes_names=True).rewrite)
         if replacement.is_similar and quoted_line != line:
             return Advice(f"did you mean {replacement.value}? write {line}", (quoted_line, line))

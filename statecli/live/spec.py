@@ -121,5 +121,5 @@ def parse_spec(text: str) -> ModelSpec | None:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if parenthesis:
-        args, kwargs = live.spec_arguments.parse_arguments(text, f"{module}:{attribute}", arguments_text)
+        args, kwargs = live.spec_arguments.parse_arguments(text, arguments_text)
     return ModelSpec(text, module, is_file, attribute, args, kwargs, bool(parenthesis), options)

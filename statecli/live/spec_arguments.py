@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import UsageError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import code_arguments
 from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
@@ -65,19 +65,15 @@ class _CodeArgument(Exception):
     """Error: an argument is neither a literal nor a name."""
 
 
-def parse_arguments(text: str, base: str, arguments_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse `arguments_text`, the part of the spec `text` after its first parenthesis. `base` is the part before.
-
-    Raises UsageError.
-    """
+def parse_arguments(text: str, arguments_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Parse `arguments_text`, the part of the spec `text` after its first parenthesis. Raises UsageError."""
     quoted_arguments = _STRING_OR_NAME.sub(_quote_name, arguments_text)
     if quoted_arguments != arguments_text and text.endswith(arguments_text):
         raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, arguments_text, quoted_arguments))
     try:
-        call = _parse_call(text, arguments_text)
-        return _convert_arguments(text, call)
+        return _convert_arguments(text, _parse_call(text, arguments_text))
     except _CodeArgument as error:
-        raise UsageError(f"{text}: {error}; {_write_function(base, call)}") from error
+        raise UsageError(f"{text}: {error}; {BUILD_ADVICE}") from error
     except (RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
 
@@ -112,13 +108,6 @@ def _parse_call(text: str, arguments_text: str) -> ast.Call:
         problem = "the parenthesis after the class name is not closed"
     line = _suggest_closed(text, arguments_text) if cause is not None else ""
     raise (MisspeltArguments(f"{text}: {problem}", line) if line else UsageError(f"{text}: {problem}")) from cause
-
-
-def _write_function(base: str, call: ast.Call) -> str:
-    if f".{_COLON_NAME}." in ast.unparse(call):
-        return "write a function that builds the model, and give this function instead: build.py:make"
-
-    return code_arguments.write_function(base, call)
 
 
 def _quote_name(match: re.Match[str]) -> str:

@@ -624,7 +624,7 @@ def test_objects_are_built_again_for_each_instance(net):
         ("partial(os.system, 'touch ran')", "belongs to Python's standard library"),
         (
             "cfg=make_config()",
-            "make_config is not a class; write a function that builds the model, and give this function instead: "
+            "make_config is not a class; write a function make\\(\\) in build.py that builds the model, then give "
             "build.py:make",
         ),
         ("cfg=torch", "torch is not a class or a value in net.py"),
