@@ -2,7 +2,6 @@
 
     StateError                 base class; exit status 2
     ├── UsageError             contradictory or unknown option, argument or name
-    │   ├── MisspeltArguments  the arguments of a class are not written as Python writes them
     │   └── NothingMatched     no tensor left by the globs, the kind or the section
     │       └── FilteredOut    no tensor of one target left by the globs or the kind
     ├── UnreadableError        the file cannot be opened, or its format is not supported

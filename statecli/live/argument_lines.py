@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import documented_example
 from statecli.live.configuration_argument import list_parameters
-from statecli.live.object_scope import Scope, spell
+from statecli.live.object_scope import spell
 from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectName, format_call, map_items
 from statecli.live.suggested_arguments import is_module_class, list_factories, write_values
@@ -27,11 +26,6 @@ _SIMILARITY = 0.7
 VALUES_TEXT = " with a number, a string or a list in place of each `...`"
 #: Numbers to try for sizes, the same for all arguments, because channels must often divide another argument.
 TRIED_NUMBERS = (3, 2, 8, 64)
-
-
-def list_documented(spec: ModelSpec, callee: Callee) -> list[str]:
-    """Return the model specs that the documentation of the callee shows."""
-    return documented_example.list_lines(spec, callee, Scope.around(spec, sys.modules[spec.module], callee))
 
 
 def unquote_numbers(value: object) -> Any:
@@ -58,7 +52,7 @@ def list_lines(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> tuple
         return ()
     values = (write_values(spec, callee, missing, number) for number in TRIED_NUMBERS)
     lines = [format_line(spec, argument_values) for argument_values in values if argument_values is not None]
-    return tuple(dict.fromkeys([*lines, *list_documented(spec, callee), *list_factories(callee), *_list_owner(spec)]))
+    return tuple(dict.fromkeys([*lines, *list_factories(callee), *_list_owner(spec)]))
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from statecli import live
 from statecli.core.build_function import BUILD_ADVICE
-from statecli.core.errors import MissingDependency, ModelError, StateError, UsageError
+from statecli.core.errors import MissingDependency, ModelError, UsageError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
@@ -27,7 +27,6 @@ from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.library_output import hide_library_lines
-from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
 from statecli.live.object_scope import spell
 from statecli.live.seeds import seed_cpu_generators
@@ -74,22 +73,9 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
     return ModelError(error.message, choices=error.choices, advice=advice)
 
 
-def correct_spelling(error: MisspeltArguments) -> StateError:
-    """Return the error with a corrected model spec that builds, because the error's own correction may not build."""
-    if ".py:" in error.line:
-        return error
-    error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
-    with hide_library_lines():
-        corrected = suggested_target.correct_advice(error_with_line, _build_line)
-    return UsageError(error.message, choices=corrected.choices, advice=corrected.advice)
-
-
 def _build_line(text: str) -> object:
     """Build the model of a suggested model spec without initial values: on meta, or on the CPU if that fails."""
-    try:
-        spec = parse_spec(text)
-    except MisspeltArguments as error:
-        raise ModelError(error.message, advice=error.advice, lines=(error.line,)) from error
+    spec = parse_spec(text)
     if spec is None or spec.is_file:
         raise ModelError(f"{text}: is not a class of a package; write it as package.module:Class")
     spec = configured_model.resolve_config(spec)

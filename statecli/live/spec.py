@@ -18,8 +18,6 @@ import msgspec
 from statecli import live
 from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.quoting import quote_for_shell
-from statecli.live.misspelt_arguments import MisspeltArguments
 
 #: Class or function that a spec names, of any arguments and result.
 Callee = Callable[..., Any]
@@ -28,10 +26,6 @@ Callee = Callable[..., Any]
 AUTO = "auto"
 #: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
 _DRIVE = compile_on_use(r"[A-Za-z]")
-#: Methods of a model that return the model.
-_METHODS = frozenset(["bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"])
-#: A class with an argument in brackets: `Net[32]`.
-_INDEXED = compile_on_use(r"(?P<name>[^\W\d][\w.]*)\[(?P<arguments>[^\[\]]*)\]")
 _DOTTED = compile_on_use(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 #: Options of a class, at the end of its text.
 _OPTIONS = compile_on_use(
@@ -104,20 +98,12 @@ def parse_spec(text: str) -> ModelSpec | None:
     module, colon, attribute = head.strip().rpartition(":")
     attribute = attribute.strip() if parenthesis else attribute.rstrip(" ,;")
     attribute = attribute.removeprefix(f"{module}/")  # timm/resnet18, the repository of timm:resnet18
-    indexed_match = _INDEXED.fullmatch(f"{attribute}{parenthesis}{arguments_text}".rstrip(" ,;")) if colon else None
-    if indexed_match is not None:
-        line = quote_for_shell(f"{module}:{indexed_match['name']}({indexed_match['arguments']})")
-        raise MisspeltArguments(f"{text}: put the arguments in parentheses", line)
     is_file = module.endswith(".py")
     module = module if is_file else correct_package(module)
     if not colon or "://" in head or _DRIVE.fullmatch(module) or not _DOTTED.fullmatch(attribute):
         return None
     if not is_file and not _DOTTED.fullmatch(module):
         return None
-    owner, _, method = attribute.rpartition(".")
-    if owner and method in _METHODS and arguments_text:
-        problem = f"{text}: name the class alone, without code after it"
-        raise MisspeltArguments(problem, quote_for_shell(f"{module}:{owner}"))
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if parenthesis:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import UsageError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.quoting import quote_for_shell
-from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
 
@@ -25,40 +21,6 @@ _STRING_OR_COLON = compile_on_use(
 )
 #: Name that replaces the colon in the syntax tree.
 _COLON_NAME = "__colon__"
-#: A string, or a whole argument that is the name of a repository or a model without quotes: `bert-base-uncased`.
-_STRING_OR_NAME = compile_on_use(
-    r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
-    r"(?:(?<=\A)|(?<=[=,(\[ ]))(?P<name>[A-Za-z][\w.]*(?:-[\w.]+|/[A-Za-z][\w.-]*)+)(?=\s*[,)\]])",
-    re.DOTALL,
-)
-#: An argument with a quote at only one end.
-_HALF_QUOTED = compile_on_use(
-    r"(?:(?<=\A)|(?<=[=,(\[ ]))(?:['\"](?P<opened>[\w./-]+)|(?P<closed>[\w./-]+)['\"])(?=\s*[,)\]])"
-)
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
-
-
-def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call in a docstring, or None if unreadable. A list with code keeps only one literal.
-
-    `code` begins after the parenthesis of the call.
-    """
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError, UsageError, _CodeArgument):
-        call = ast.parse(f"f({_cut_after_call(code)}", mode="eval").body
-        for node in ast.walk(call):
-            if isinstance(node, ast.List):
-                literal_items = [item for item in node.elts if _is_value(item)]
-                node.elts = literal_items if len(literal_items) == len(node.elts) else literal_items[:1]
-        return _convert_arguments("", call) if isinstance(call, ast.Call) else None
-    return None
-
-
-def _is_value(node: ast.expr) -> bool:
-    try:
-        _convert_value("", "", node)
-    except (UsageError, _CodeArgument):
-        return False
-    return True
 
 
 class _CodeArgument(Exception):
@@ -67,14 +29,11 @@ class _CodeArgument(Exception):
 
 def parse_arguments(text: str, arguments_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Parse `arguments_text`, the part of the spec `text` after its first parenthesis. Raises UsageError."""
-    quoted_arguments = _STRING_OR_NAME.sub(_quote_name, arguments_text)
-    if quoted_arguments != arguments_text and text.endswith(arguments_text):
-        raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, arguments_text, quoted_arguments))
     try:
         return _convert_arguments(text, _parse_call(text, arguments_text))
     except _CodeArgument as error:
-        raise UsageError(f"{text}: {error}; {BUILD_ADVICE}") from error
-    except (RecursionError, MemoryError) as error:
+        raise UsageError(f"{text}: {error}; put a text in quotes; for code, {BUILD_ADVICE}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
 
 
@@ -90,75 +49,17 @@ def _convert_arguments(text: str, call: ast.Call) -> tuple[tuple[Any, ...], dict
 
 
 def _parse_call(text: str, arguments_text: str) -> ast.Call:
-    problem = "write one pair of parentheses with literal values, such as Net(hidden=32)"
-    cause: Exception | None = None
+    code = f"f({_STRING_OR_COLON.sub(_replace_colon, arguments_text.strip())}"
     try:
-        node = _parse_text(arguments_text)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return node
+        node = ast.parse(code, mode="eval").body
     except SyntaxError as error:
-        problem, cause = f"the arguments are not Python literals: {error.msg}", error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
-    call = _cut_after_call(arguments_text)
-    if call and _is_call(call) and text.endswith(arguments_text):
-        problem = "name the class alone, without code after it"
-        raise MisspeltArguments(f"{text}: {problem}", _write_line(text, arguments_text, call)) from cause
-    if cause is not None and not arguments_text.rstrip().endswith(")"):
-        problem = "the parenthesis after the class name is not closed"
-    line = _suggest_closed(text, arguments_text) if cause is not None else ""
-    raise (MisspeltArguments(f"{text}: {problem}", line) if line else UsageError(f"{text}: {problem}")) from cause
-
-
-def _quote_name(match: re.Match[str]) -> str:
-    return match[0] if match["name"] is None else f"'{match['name']}'"
-
-
-def _write_line(text: str, arguments_text: str, corrected: str) -> str:
-    return quote_for_shell(text.removesuffix(arguments_text) + corrected)
-
-
-def _parse_text(arguments_text: str) -> ast.expr:
-    return ast.parse(f"f({_STRING_OR_COLON.sub(_replace_colon, arguments_text.strip())}", mode="eval").body
-
-
-def _suggest_closed(text: str, arguments_text: str) -> str:
-    """Return the model spec with missing brackets or quotes added, or "" if it still cannot be parsed."""
-    if not text.endswith(arguments_text):
-        return ""
-    with_closed_quote = _HALF_QUOTED.sub(
-        lambda match: f"'{match['opened'] or match['closed']}'", f"{arguments_text.rstrip(' ,;)')})"
-    )
-    if any(arguments_text.count(quote) % 2 for quote in "'\"") and _is_call(with_closed_quote):
-        return _write_line(text, arguments_text, with_closed_quote)
-    open_brackets = [")"]
-    for _, open_brackets in _iter_open_brackets(arguments_text):  # noqa: B007  # the last
-        pass
-    with_closed_brackets = arguments_text.rstrip(" ,;") + "".join(reversed(open_brackets))
-    return _write_line(text, arguments_text, with_closed_brackets) if _is_call(with_closed_brackets) else ""
-
-
-def _cut_after_call(arguments_text: str) -> str:
-    """Return the arguments up to the parenthesis that closes the call, or "" if this parenthesis is missing."""
-    return next((arguments_text[:end] for end, brackets in _iter_open_brackets(arguments_text) if not brackets), "")
-
-
-def _iter_open_brackets(arguments_text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each position in the text, and the closing brackets that are missing there. Ignore brackets in strings."""
-    open_brackets = [")"]
-    for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), arguments_text), 1):
-        if character in _BRACKETS:
-            open_brackets.append(_BRACKETS[character])
-        elif open_brackets and character == open_brackets[-1]:
-            open_brackets.pop()
-        yield end, open_brackets
-
-
-def _is_call(arguments_text: str) -> bool:
-    try:
-        return isinstance(_parse_text(arguments_text), ast.Call)
-    except (SyntaxError, ValueError):
-        return False
+        problem = f"the arguments are not Python literals: {error.msg}"
+        if not arguments_text.rstrip().endswith(")"):
+            problem = "the parenthesis after the class name is not closed"
+        raise UsageError(f"{text}: {problem}") from error
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node
+    raise UsageError(f"{text}: write one pair of parentheses with literal values, such as Net(hidden=32)")
 
 
 def _replace_colon(match: re.Match[str]) -> str:

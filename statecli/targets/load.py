@@ -17,7 +17,6 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.live import search_path
-from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec import AUTO, ModelSpec, correct_package, parse_spec, split_class_options
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
@@ -30,13 +29,6 @@ LoadedNames = dict[str, tuple[str, ...]]
 
 def find_class_spec(text: str) -> ModelSpec | None:
     """Return the model class that the text names, or None for a file, a folder or a URL. Raises UsageError."""
-    try:
-        return _find_class_spec(text)
-    except MisspeltArguments as error:
-        raise live.build.correct_spelling(error) from error
-
-
-def _find_class_spec(text: str) -> ModelSpec | None:
     model, options = split_class_options(text)
     if files.is_remote(model) or os.path.lexists(model):
         config = _find_configuration(model)
@@ -108,7 +100,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
         return _parse_dotted_name(imported)
     model_text = suggestions.find_model_in_code(text)
     if model_text is not None:
-        return _find_class_spec(model_text)
+        return find_class_spec(model_text)
     layer = text.removeprefix("nn.")
     if layer[:1].isupper() and layer.isidentifier() and suggestions.is_layer(layer):
         return parse_spec(f"torch.nn:{layer}")
@@ -127,7 +119,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     is_class = match["call"] or _CLASS_NAME.fullmatch(match["name"])
     if split_name is None or not (is_class or _is_in_library(split_name)):
         return None
-    spec = _find_class_spec(f"{split_name.module}:{split_name.attribute}{match['call'] or ''}")
+    spec = find_class_spec(f"{split_name.module}:{split_name.attribute}{match['call'] or ''}")
     return spec and replace(spec, is_library=True)
 
 

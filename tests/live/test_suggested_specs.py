@@ -369,7 +369,6 @@ def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(
     [
         ("adapters.adapt(model, LoraConfig(rank=5))", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
         ("adapters:Adapted(config=LoraConfig(5), model=net)", "config=LoraConfig(5), model=torch.nn.Linear(2, 3))"),
-        ("adapters.adapt(model, LoraConfig(rank=5)).eval()", "torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
         ("torch.nn.MultiheadAttention(size, 8)", "torch.nn:MultiheadAttention(8, 8)"),
         ("graphs.wrapped.Sized(classes=ten)", "graphs.wrapped:Sized(classes=3)"),
         ("graphs.wrapped:Task(task=multiclass, size=5)", "graphs.wrapped:Task(task='multiclass', size=5)"),
@@ -637,15 +636,15 @@ def test_a_line_that_needs_a_package_has_the_command_that_installs_it(fetching_m
         ("adapters:change(torch.nn.Linear(4, 2), LoraConfig())", "change returned None, not an nn.Module"),
         ("graphs.layers:pack", "pack returned a tuple, not an nn.Module"),
         ("torch:randn(3)", "randn returned a Tensor, not an nn.Module"),
-        ("torch.nn:Linear(2, 2 * 2)", "argument 2 is code, not a literal"),
-        ("torch.nn:Sequential(**{})", "** is not a literal"),
+        ("torch.nn:Linear(2, 2 * 2)", "argument 2 is code, not a literal; put a text in quotes; for code"),
+        ("torch.nn:Sequential(**{})", "** is not a literal; put a text in quotes; for code"),
         ("adapters:change(torch.nn.Linear(2, 3), zqxj)", "zqxj is not defined in adapters"),
     ],
 )
 def test_a_model_that_no_target_can_name_has_advice_to_write_a_function(working_folder, statecli, typed, problem):
     Path("net.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
     error = statecli("inspect", typed).err
-    assert f"{problem}; write a function make() in build.py that builds the model, then give build.py:make" in error
+    assert re.search(f"{re.escape(problem)}[;,] write a function make\\(\\) in build.py", error)
 
 
 @pytest.mark.parametrize(
@@ -780,11 +779,6 @@ def fetching_module(working_folder):
         ("graphs.fetching:Kinds(evn)", "graphs.fetching:Kinds('even')"),
         ("graphs.fetching:Kinds(odd)", "graphs.fetching:Kinds('odd')"),
         ("graphs.fetching:Kinds(even, mult=odds)", "graphs.fetching:Kinds('even', multi='odds')"),
-        ("graphs:Documented", "graphs.fetching:Documented('b, a', [(torch.nn.Linear(2, 4), 'b')])"),
-        (
-            "graphs.fetching:Documented('b, a', size=3)",
-            "graphs.fetching:Documented(names='b, a', parts=[(torch.nn.Linear(2, 4), 'b')], size=3)",
-        ),
         ("graphs.fetching:Created", "graphs.fetching:Created(task='one')"),
         ("graphs.fetching:Halves(4, rounds=2)", "graphs.fetching:Halves(4)"),
         ("graphs.layers:Chosen(binary)", "graphs.layers:Chosen('binary')"),
@@ -896,33 +890,7 @@ def test_modules_have_the_line_to_type(working_folder, advise, typed, expected_s
 @pytest.mark.parametrize(
     ("typed", "expected_spec"),
     [
-        ("torch.nn:Linear(2, 3", "torch.nn:Linear(2, 3)"),
-        ("torch.nn:Linear(2, 3,", "torch.nn:Linear(2, 3)"),
-        ("graphs.layers:Named(own/tiny-net-v1)", "graphs.layers:Named('own/tiny-net-v1')"),
-        ("graphs.layers:Named(name=tiny-net)", "graphs.layers:Named(name='tiny-net')"),
-        (
-            "graphs.layers:Held.of(tiny-net, 'a', size=[small-1])",
-            "graphs.layers:Held.of('tiny-net', 'a', size=['small-1'])",
-        ),
-        ("graphs.layers:Named('tiny)", "graphs.layers:Named('tiny')"),
-        ("graphs.layers:Named(name=tiny')", "graphs.layers:Named(name='tiny')"),
-        ("torch.nn:Linear(", "torch.nn:Linear(in_features=3, out_features=3)"),
-        ("torch.nn:Linear(in_features=2", "torch.nn:Linear(in_features=2, out_features=3)"),
-        ("torch.nn:Linear(2, 3));", "torch.nn:Linear(2, 3)"),
-        ("torch.nn:Linear(2, 3),", "torch.nn:Linear(2, 3)"),
-        ("torch.nn.Linear(2, 3", "torch.nn:Linear(2, 3)"),
-        ("torch.nn:Linear(2, out_feature=3).eval()", "torch.nn:Linear(2, out_features=3)"),
-        ("torch:nn.Linear(2, 3", "torch:nn.Linear(2, 3)"),
-        ("torch.nn:Linear[2, 3]", "torch.nn:Linear(2, 3)"),
         ("graphs.wrapped:Task.eval()", "graphs.wrapped:Task(task='binary')"),
-        ("torch.nn:Identity.to('cuda')", "torch.nn:Identity"),
-        ("x = torch.nn.Linear(2, 3", "torch.nn:Linear(2, 3)"),
-        ("from torch import nn; m = nn.Linear(2, 3).eval()", "torch.nn:Linear(2, 3)"),
-        ("torch.nn:Sequential(Linear(2, 3)", "torch.nn:Sequential(Linear(2, 3))"),
-        ("torch.nn:ModuleList([torch.nn:Linear(2, 3)", "torch.nn:ModuleList([torch.nn:Linear(2, 3)])"),
-        ("torch.nn:Linear(2, 3).cuda()", "torch.nn:Linear(2, 3)"),
-        ("torch.nn:Linear(2, 3)(x)", "torch.nn:Linear(2, 3)"),
-        ("torch.nn:Sequential(torch.nn:Linear(2, 3)).eval().weight[0]", "torch.nn:Sequential(torch.nn:Linear(2, 3))"),
     ],
 )
 def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(
@@ -1088,7 +1056,6 @@ def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(wo
         ("pretrained=True", "BertConfig()"),
         ("weights='own/net', hidden_size=24", "BertConfig(hidden_size=24)"),
         ("num_labels=3", "BertConfig(num_labels=3)"),
-        ("BertConfig).eval(", "BertConfig()"),
     ],
 )
 def test_arguments_of_a_transformers_class_go_to_its_configuration(working_folder, advise, arguments, config):
