@@ -445,14 +445,14 @@ def test_nothing_unpickles_or_evaluates():
 def test_state_errors_are_caught_only_in_listed_modules():
     """StateError becomes text in one place, and errors of Python in one place. An error about one pair of a diff, one
     target of an audit or one checkpoint of a run becomes its result, and git gets the error as a line. So does the
-    screen of `browse`, which stays open. An advised line is tried, and its own error may advise another line.
+    screen of `browse`, which stays open.
     """
     places = """
         api/errors api/live_targets browse/app browse/peek callbacks/training_check
         cli/process_exit commands/audit/run commands/diff/renames commands/log/checkpoints commands/log/follow
         commands/bisect/run commands/watch/run requests/git_driver requests/git_textconv
         values/pair_plan values/recorded_checksums values/histogram values/audit_facts values/copy_evidence
-        values/ratios values/stats workers/pool workers/task live/suggested_target
+        values/ratios values/stats workers/pool workers/task
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}
     catching_paths = set()

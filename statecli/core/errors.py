@@ -201,21 +201,7 @@ class OutputError(StateError):
 
 
 class ModelError(StateError):
-    """A model class could not be found, imported or built, or its tensors could not be listed.
-
-    `lines` are words to type instead: `live.build` tries them, and replaces the advice if another line works.
-    """
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        choices: Sequence[str] = (),
-        advice: str | None = None,
-        lines: Sequence[str] = (),
-    ) -> None:
-        super().__init__(message, choices=choices, advice=advice)
-        self.lines = tuple(lines)
+    """A model class could not be found, imported or built, or its tensors could not be listed."""
 
 
 class EngineError(StateError):

@@ -26,17 +26,11 @@ _LITERAL_TYPES = {
     *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),
     *("Path", "PathLike", "Sequence", "Set", "Tuple", "Union"),
 }
-#: Models of transformers for texts, images and sounds, because an argument may accept only one of the kinds.
-PRETRAINED_EXAMPLES = (
-    "transformers.BertModel(BertConfig())",
-    "transformers.ViTModel(ViTConfig())",
-    "transformers.Wav2Vec2Model(Wav2Vec2Config())",
-)
 #: Examples of objects for base classes that cannot be instantiated.
 _EXAMPLES = {
     "AOBaseConfig": "Int8WeightOnlyConfig()",
     "PeftConfig": "LoraConfig()",
-    "PreTrainedModel": PRETRAINED_EXAMPLES[0],
+    "PreTrainedModel": "transformers.BertModel(BertConfig())",
 }
 #: Words of an annotation by which an argument takes a class, or a sequence.
 CLASS_ANNOTATIONS = {"type", "Type"}

@@ -12,8 +12,6 @@ import types
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from statecli import live
 from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import MissingDependency, ModelError, UsageError
@@ -22,17 +20,14 @@ from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import find_example, suggest_models_of
-from statecli.live import configured_model, hf_auto, suggested_target
+from statecli.live import hf_auto, import_model
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.library_output import hide_library_lines
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
-from statecli.live.object_scope import spell
 from statecli.live.seeds import seed_cpu_generators
-from statecli.live.spec import ModelSpec, parse_spec
-from statecli.live.suggested_arguments import is_module_class
-from statecli.live.suggested_target import advise_line
+from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
 
 if TYPE_CHECKING:
@@ -55,36 +50,7 @@ def build(
     torch = import_torch()
     _check_device(torch, init_device)
     with hide_library_lines():  # advice imports classes too
-        try:
-            return _build_model(spec, init_device, values, loaded)
-        except ModelError as error:
-            if spec.is_file:
-                raise
-            corrected = suggested_target.correct_advice(error, _build_line) if error.lines else error
-            raise _add_example(spec, corrected) from error.__cause__
-
-
-def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
-    """Append an example model of the same library to the error, if the error's advice still contains `...`."""
-    example = find_example(spec.module) if "..." in (error.advice or "") else None
-    if example is None or example in str(error):
-        return error
-    advice = f"{error.advice}; for another model, write {example}"
-    return ModelError(error.message, choices=error.choices, advice=advice)
-
-
-def _build_line(text: str) -> object:
-    """Build the model of a suggested model spec without initial values: on meta, or on the CPU if that fails."""
-    spec = parse_spec(text)
-    if spec is None or spec.is_file:
-        raise ModelError(f"{text}: is not a class of a package; write it as package.module:Class")
-    spec = configured_model.resolve_config(spec)
-    try:
-        return _build_model(spec, "meta", values=False)
-    except ModelError as error:
-        if error.advice:
-            raise
-    return _build_model(spec, "cpu", values=False)
+        return _build_model(spec, init_device, values, loaded)
 
 
 def _build_model(spec: ModelSpec, init_device: str, values: bool, loaded: LoadedObject | None = None) -> BuiltModel:
@@ -147,21 +113,11 @@ def _check_class(spec: ModelSpec, obj: object) -> None:
         end = f", or, for example, {quote_for_shell(example)}" if example else ""
         raise ModelError(f"{spec.text}: needs a configuration; {path}{end}")
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
-    example = None if spec.is_file else _find_model_of_config(obj) or find_example(spec.module)
+    example = None if spec.is_file else find_example(spec.module)
     end = (
         "; name a model class or a function:" if models.choices else f"; write, for example, {example}" * bool(example)
     )
     raise models.build_error(ModelError, spec.text, f"the class {spec.attribute} is not an nn.Module{end}")
-
-
-def _find_model_of_config(config_class: object) -> str | None:
-    """Return a model spec for the model of a transformers configuration class, or None for other classes."""
-    auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
-    kind = getattr(config_class, "model_type", None)
-    if auto_class is None or not kind or not hasattr(config_class, "from_dict"):
-        return None
-    example = hf_auto.find_example(auto_class, kind)
-    return None if example is None else quote_for_shell(example)
 
 
 def _build_once(
@@ -181,12 +137,6 @@ def _build_once(
                     raise
                 live.torch_settings.apply_settings(start)
         return _call_spec(spec, loaded, init_device, origins, seed)
-
-
-def _is_model_of(module: types.ModuleType, name: str) -> bool:
-    """Return True if `name` is a public model class that `module` itself defines."""
-    value = vars(module)[name]
-    return is_module_class(value) and value.__module__ == module.__name__ and not name.startswith("_")
 
 
 def _seed_generators(seed: int) -> None:
@@ -212,12 +162,8 @@ def _call_spec(
     if not callable(obj):
         type_text = describe_type(obj)
         problem = f"{spec.text}: {spec.attribute} is {type_text}, not a model class or a function that returns a model"
-        names = [name for name in vars(obj) if _is_model_of(obj, name)] if isinstance(obj, types.ModuleType) else []
-        stem = spec.attribute.rpartition(".")[2].replace("_", "")
-        names.sort(key=lambda name: (name.lower() != stem, not name.endswith("Model")))
-        lines = [spell(replace(spec, module=obj.__name__, attribute=name)) for name in names[:1]]
-        lines += filter(None, [find_example(spec.module)])
-        raise advise_line(lines[0]).build_error(problem) if lines else ModelError(problem)
+        advice = import_model.describe_models(obj) if isinstance(obj, types.ModuleType) else None
+        raise ModelError(problem, advice=advice)
     _seed_generators(seed)
     # No device mode for the cpu: it would override a default device that the user's own code sets.
     device = nullcontext() if init_device == "cpu" else torch.device(init_device)

@@ -110,11 +110,7 @@ def _spell_default(name: str, config: str) -> str:
 
     `config`: the typed text, from which an Auto class chooses the model.
     """
-    model_class = getattr(hf_auto.import_transformers(name), name, None)
-    config_class = getattr(model_class, "config_class", None)
-    if not isinstance(config_class, type):
-        return hf_auto.find_example(model_class, config) or ""
-    return f"transformers:{name}(config={config_class.__name__}())"
+    return hf_auto.find_example(getattr(hf_auto.import_transformers(name), name, None), config) or ""
 
 
 class ConfiguredClass(msgspec.Struct, frozen=True):

@@ -133,14 +133,10 @@ class _Guard:
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Refused download: its source, and the argument value that avoids the download (None if unknown).
-
-    `owner` is the class whose constructor has the argument.
-    """
+    """Refused download: its source, and the argument value that avoids the download (None if unknown)."""
 
     source: str
     argument: tuple[str, bool | None] | None = None
-    owner: type | None = None
 
 
 def find_refusal(error: BaseException) -> Refusal | None:
@@ -172,8 +168,7 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         argument = find_request(frame.f_locals)
         if argument is not None:
-            is_constructor = frame.f_code.co_name == "__init__"
-            return Refusal(source, argument, type(frame.f_locals.get("self")) if is_constructor else None)
+            return Refusal(source, argument)
     return None
 
 

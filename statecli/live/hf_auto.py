@@ -181,19 +181,22 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     )
 
 
-def find_example(auto_class: object, name: str = "") -> str | None:
-    """Return a model spec for a model class of the Auto class, with its default configuration, or None if unknown.
+def find_example(model_class: object, name: str = "") -> str | None:
+    """Return a model spec for a class of transformers with its default configuration, or None for another class.
 
-    `name`: name of a repository or a model, which may contain a model_type.
+    `name`: a repository or a model, whose model_type decides which model an Auto class builds; None if it is unknown.
     """
-    mapping: Any = getattr(auto_class, "_model_mapping", None) or {}
+    config_class = getattr(model_class, "config_class", None)
+    if isinstance(config_class, type):
+        return f"transformers:{getattr(model_class, '__name__', '')}(config={config_class.__name__}())"
+    mapping: Any = getattr(model_class, "_model_mapping", None) or {}
     classes = list(mapping.keys())
-    kind = find_model_type(name, [config_class.model_type for config_class in classes])
-    for config_class in [candidate for candidate in classes if kind in (None, candidate.model_type)][:1]:
-        model_classes = mapping[config_class]
-        model_class = model_classes[0] if isinstance(model_classes, (tuple, list)) else model_classes
-        return f"transformers:{model_class.__name__}(config={config_class.__name__}())"
-    return None
+    kind = find_model_type(name, [config_class.model_type for config_class in classes]) if name else None
+    fitting_classes = [config_class for config_class in classes if config_class.model_type == kind or not name]
+    if not fitting_classes:
+        return None
+    model_classes = mapping[fitting_classes[0]]
+    return find_example(model_classes[0] if isinstance(model_classes, (tuple, list)) else model_classes)
 
 
 def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:

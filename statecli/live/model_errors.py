@@ -24,7 +24,6 @@ from statecli.live.source_line import SourceLine
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
-from statecli.live.suggested_target import INSTALL_ADVICE, Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
@@ -40,10 +39,8 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
         raise
     except BaseException as error:
         # Only an error of the call itself is an error of its arguments.
-        is_call = _find_deepest_user_line(error) is None
-        mismatch = (
-            argument_errors.explain_arguments(spec, callee, error, is_call=is_call) if callee is not None else None
-        )
+        is_call = callee is not None and isinstance(error, TypeError) and _find_deepest_user_line(error) is None
+        mismatch = argument_errors.explain_arguments(spec, callee) if is_call else None
         raise mismatch or _explain_error(spec, doing, callee, error) from error
 
 
@@ -70,16 +67,16 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
     if refusal is not None:
         return refusal
     problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
-    advice = _suggest_command(error)
-    if advice is not None:
-        return advice.build_error(problem)
-    return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")
+    command = _suggest_command(error)
+    if command is not None:
+        return ModelError(problem, advice=command)
+    return ModelError(f"{problem}{_suggest_package(error) or _suggest_input(error)}")
 
 
-def _suggest_command(error: BaseException) -> Advice | None:
+def _suggest_command(error: BaseException) -> str | None:
     """Suggest the last `pip install` command in the text of an ImportError, or return None without a command."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
-    return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
+    return f"install the package: {commands[-1]}" if commands else None
 
 
 def _suggest_package(error: BaseException) -> str:
@@ -95,16 +92,6 @@ def _suggest_package(error: BaseException) -> str:
     return f"; install the package: {install_module(missing)}"
 
 
-def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
-    """Return advice to trust a repository if torch.hub asked and got no answer, or else an empty text."""
-    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not isinstance(error, EOFError) or "_check_repo_is_trusted" not in names:
-        return ""
-    kwargs = {**spec.kwargs, "trust_repo": True}
-    line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
-    return f"; torch.hub does not trust this repository; to trust it, write {line}"
-
-
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
     """Return the ModelError for a refused download, or None if `error` has another cause.
 
@@ -117,19 +104,15 @@ def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller:
     # A function may take `pretrained=True` for `weights`, and refuses both.
     argument = downloads.find_request(spec.kwargs) or refusal.argument
     if argument is None:
-        return without_download.advise_line(spec, callee, error).build_error(problem)
+        return ModelError(problem, advice=without_download.advise(spec, callee, error))
     name, value = argument
     changed_spec = set_argument(spec, callee, name, value)
+    line = quote_for_shell(f"{spec.base}({format_call(changed_spec.args, changed_spec.kwargs)})")
     try:
         inspect.signature(callee).bind(*changed_spec.args, **changed_spec.kwargs)
-    except (TypeError, ValueError):
-        if spec.is_file or refusal.owner is None:
-            return ModelError(problem, advice=f"write {name}={value}, or {downloads.ALLOW}")
-        line = quote_for_shell(f"{refusal.owner.__module__}:{refusal.owner.__qualname__}({name}={value})")
-        advice = f"to build only {refusal.owner.__name__}, a part of the model, write {line}, or {downloads.ALLOW}"
-        return ModelError(problem, advice=advice, lines=(line,))
-    line = quote_for_shell(f"{spec.base}({format_call(changed_spec.args, changed_spec.kwargs)})")
-    return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}", lines=(line,))
+    except (TypeError, ValueError):  # an argument of a function that the class calls
+        line = f"{name}={value}"
+    return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}")
 
 
 def _suggest_input(error: BaseException) -> str:

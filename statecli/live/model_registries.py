@@ -12,15 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
-from statecli.live import search_path
-from statecli.live.library_output import hide_library_lines
-from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
-from statecli.live.spec_objects import ObjectName
-from statecli.live.suggested_target import advise_line
 
 
 class Registry(msgspec.Struct, frozen=True):
@@ -57,30 +51,12 @@ def find_builder(spec: ModelSpec, package: object) -> Callable[..., Any] | None:
         return None
     module = importlib.import_module(registry.module)
     first = spec.args[0] if spec.attribute == registry.build and spec.args else None
-    if isinstance(first, ObjectName):
-        line = spell(replace(spec, args=(repr(first), *spec.args[1:])))
-        raise advise_line(line).build_error(f"{spec.text}: the name of a model needs quotes")
     if type(first) is str:
         _check_name(spec, first, registry, module)
-    if spec.attribute == registry.names or (spec.attribute == registry.build and not spec.args and not spec.kwargs):
-        _refuse_function(spec, registry, module)
     if hasattr(package, spec.attribute.partition(".")[0]):
         return None
     _check_name(spec, spec.attribute, registry, module)
     return functools.partial(getattr(module, registry.build), spec.attribute)
-
-
-def find_target(name: str) -> str | None:
-    """Return the model spec `package:name` if an installed package's registry has the model `name`, otherwise None."""
-    for package, registry in REGISTRIES.items():
-        try:
-            with hide_library_lines(), search_path.use_installed_only():
-                module = importlib.import_module(registry.module)
-        except ImportError:
-            continue
-        if name in getattr(module, registry.names)():
-            return f"{package}:{name}"
-    return None
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
@@ -90,34 +66,18 @@ def format_builder(spec: ModelSpec) -> tuple[str, str]:
     return registry.module, f"{registry.module}.{registry.build}"
 
 
-def _refuse_function(spec: ModelSpec, registry: Registry, module: object) -> None:
-    """Raise ModelError for a model spec that names a function of the registry (to list or build models)."""
-    names = list(getattr(module, registry.names)())
-    example = f"{spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
-    problem = (
-        "needs the name of a model" if spec.attribute == registry.build else "lists names and does not build a model"
-    )
-    raise ModelError(f"{spec.text}: {spec.attribute} {problem}; for a model, write {example}")
-
-
 def _check_name(spec: ModelSpec, name: str, registry: Registry, module: object) -> None:
-    """Raise ModelError, with the nearest names, for a name that the registry does not have."""
+    """Raise ModelError, with similar names, for a name that the registry does not have."""
     if ":" in name:  # a repository of the hub
         return
     names = list(getattr(module, registry.names)())
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
     model = name.partition(".")[0] if spec.module == "timm" else name
     if model not in names:
-        longer_names = [listed_name for listed_name in names if listed_name.startswith(f"{model}_")]
-        similar_names = sorted(longer_names, key=lambda listed_name: (len(listed_name), listed_name))[:3]
-        similar_names = similar_names or difflib.get_close_matches(name, names, 3, _SIMILARITY)
-        family = [listed_name for listed_name in names if listed_name.startswith(name.lower())]  # resnet18 for ResNet
-        similar_names = similar_names or sorted(family, key=lambda listed_name: (len(listed_name), listed_name))[:3]
+        similar_names = difflib.get_close_matches(name.lower(), names, 3, _SIMILARITY)
         problem = f"{spec.text}: {spec.module} has no model called {name}"
         if similar_names:
-            question = f"did you mean {' or '.join(f'{spec.module}:{listed_name}' for listed_name in similar_names)}?"
-            args = spec.args if spec.attribute == name else spec.args[1:]
-            line = spell(replace(spec, attribute=similar_names[0], args=args, called=bool(args or spec.kwargs)))
-            raise advise_line(line, question=question).build_error(problem)
+            suggested_specs = " or ".join(f"{spec.module}:{similar_name}" for similar_name in similar_names)
+            raise ModelError(problem, advice=f"did you mean {suggested_specs}?")
         example = f"for example, write {spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
         raise ModelError(f"{problem}; {example}, or list the names with {registry.module}.{registry.names}()")

@@ -27,7 +27,6 @@ from statecli.live import search_path
 from statecli.live.module_names import list_names
 from statecli.live.spec import Callee, ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
-from statecli.live.suggested_target import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
@@ -49,23 +48,12 @@ class FoundObject(msgspec.Struct, frozen=True):
     imported: str | None = None
 
 
-class Replacement(msgspec.Struct, frozen=True):
-    """Replacement for an unknown name. `is_similar`: the new name only resembles the unknown name."""
-
-    value: ObjectName | str
-    is_similar: bool = False
-
-
 @dataclass(frozen=True)
 class Scope:
-    """Modules in which the names in a model spec's arguments are looked up, the most specific module first.
-
-    `quotes_names`: treat an unknown name as a string without quotes, not as a misspelt name.
-    """
+    """Modules in which the names in a model spec's arguments are looked up, the most specific module first."""
 
     spec: ModelSpec
     namespaces: tuple[types.ModuleType, ...]
-    quotes_names: bool = False
 
     @classmethod
     def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Callee) -> Scope:
@@ -83,29 +71,17 @@ class Scope:
         found_object = self._look_up(object_name)
         if found_object is None:
             problem = f"{self.spec.text}: {object_name.name} is not defined in {self._get_module_name(object_name)}"
-            raise self._advise(object_name).build_error(problem)
+            raise ModelError(problem, advice=self._advise(object_name))
         if found_object.value is _MISSING or isinstance(found_object.value, types.ModuleType):
             problem = f"{object_name.name} is not a class or a value in {self._get_module_name(object_name)}"
-            problem = f"{self.spec.text}: {problem}"
-            raise (
-                self._advise(object_name).build_error(problem)
-                if found_object.owner is not None
-                else ModelError(problem)
-            )
+            advice = self._advise(object_name) if found_object.owner is not None else None
+            raise ModelError(f"{self.spec.text}: {problem}", advice=advice)
         if callable(found_object.value) and _is_standard(str(getattr(found_object.value, "__module__", ""))):
             raise ModelError(
                 f"{self.spec.text}: {object_name.name} belongs to Python's standard library, "
                 f"not to {self._get_module_name(object_name)}"
             )
         return found_object
-
-    def defines(self, object_name: ObjectName) -> bool:
-        """Return True if the name refers to a class or a value, or False if it is unknown or refers to a module."""
-        try:
-            self.find(object_name)
-        except ModelError:
-            return False
-        return True
 
     def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
         """Return the first module that defines the first part of a name (`nn` of `nn.GELU`); None without a module."""
@@ -159,21 +135,16 @@ class Scope:
 
     # --- the suggested spec -------------------------------------------------------------------------------------------
 
-    def _advise(self, object_name: ObjectName) -> Advice:
+    def _advise(self, object_name: ObjectName) -> str:
         replacement = self._find_replacement(object_name)
         if replacement is None:
-            return Advice(
-                "an argument is a number, a string in quotes, or a call of a class, such as torch.nn.Linear(2, 3)"
-            )
+            return "an argument is a number, a string in quotes, or a call of a class, such as torch.nn.Linear(2, 3)"
         line = spell(self.spec, self.rewrite)
         if line == spell(self.spec):
-            return Advice(BUILD_ADVICE)
-        quoted_line = spell(self.spec, replace(self, quotes_names=True).rewrite)
-        if replacement.is_similar and quoted_line != line:
-            return Advice(f"did you mean {replacement.value}? write {line}", (quoted_line, line))
-        if isinstance(replacement.value, str) and self.spec.is_file:  # otherwise another spec may work
-            return Advice(f"for a string, write {line}", (line,))
-        return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
+            return BUILD_ADVICE
+        if isinstance(replacement, str):
+            return f"for a string, write {line}"
+        return f"did you mean {replacement}? write {line}"
 
     def rewrite(self, value: object) -> Any:
         """Replace the unknown names in an argument with known names."""
@@ -195,28 +166,20 @@ class Scope:
         return found_object is not None and found_object.value is not _MISSING
 
     def _replace(self, object_name: ObjectName) -> ObjectName | str:
-        replacement = self._find_replacement(object_name)
-        return object_name if replacement is None else replacement.value
+        return self._find_replacement(object_name) or object_name
 
-    def _find_replacement(self, object_name: ObjectName) -> Replacement | None:
+    def _find_replacement(self, object_name: ObjectName) -> ObjectName | str | None:
+        """Return the name that an unknown name may stand for, a string for its text, or None if nothing fits."""
         owner, _, last = object_name.name.rpartition(".")
-        own_class = self._look_up(ObjectName(last)) if owner and not object_name.module else None
-        if own_class is not None and isinstance(own_class.value, type):
-            return Replacement(ObjectName(last))  # Pooling for models.Pooling
-        library_names = (
-            {}
-            if object_name.module
-            else {key: ObjectName(f"{library}.{key}") for library, key in _iter_library_names()}
-        )
-        if last in library_names:
-            return Replacement(library_names[last])
-        own_names = {} if owner else {key: ObjectName(key, object_name.module) for key in self._list_own(object_name)}
-        equal_names = [key for key in library_names if owner and key.lower() == last.lower()]
-        similar_names = equal_names or get_close_matches(last, [*own_names, *library_names], 1, _SIMILARITY)
-        is_text = self.quotes_names and last.islower() and not owner and last not in map(str.lower, similar_names)
-        if similar_names and not is_text:
-            return Replacement({**library_names, **own_names}[similar_names[0]], is_similar=True)
-        return None if owner or object_name.module else Replacement(object_name.name)
+        is_own = object_name.module is not None
+        names = {} if is_own else {key: ObjectName(f"{library}.{key}") for library, key in _iter_library_names()}
+        names |= {} if owner else {key: ObjectName(key, object_name.module) for key in self._list_own(object_name)}
+        # `relu` may stand for a function, but not for a class; nn.relu may stand for nn.ReLU.
+        likely_names = [key for key in names if owner or key[0].isupper() == last[0].isupper()]
+        similar_names = [last] if last in names else get_close_matches(last, likely_names, 1, _SIMILARITY)
+        if similar_names:
+            return names[similar_names[0]]
+        return None if owner or is_own else object_name.name
 
     def _list_own(self, object_name: ObjectName) -> Iterator[str]:
         return _list_public(*(self.namespaces if object_name.module is None else (self._import(object_name.module),)))

@@ -58,11 +58,3 @@ def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | Non
 def replace_call(value: object, old: ObjectCall, new: ObjectCall) -> Any:
     """Replace the call `old` in an argument, also inside lists and calls."""
     return new if value is old else map_items(value, lambda item: replace_call(item, old, new))
-
-
-def map_names(value: object, change: Callable[[ObjectName], ObjectName]) -> Any:
-    """Return an argument with `change` applied to each name in it, including the names of calls."""
-    if isinstance(value, ObjectName):
-        return change(value)
-    callee = change(value.callee) if isinstance(value, ObjectCall) else None
-    return map_items(value, lambda item: map_names(item, change), callee)

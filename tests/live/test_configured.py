@@ -470,42 +470,6 @@ def test_an_unknown_name_has_the_nearest(statecli, working_folder):
     assert "torchvision has no model called resnet18.x" in statecli("inspect", "torchvision:resnet18.x").err
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected_advice"),
-    [
-        ("timm:vit(num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
-        ("timm.create_model('vit', num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
-        ("timm:timm/vit.a1_in1k", "write timm:vit_b_16"),
-        ("timm.create_model(vit_b_16)", "the name of a model needs quotes; write \"timm:create_model('vit_b_16')\""),
-    ],
-)
-def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(
-    working_folder, statecli, typed, expected_advice
-):
-    """A name without quotes gets its quotes."""
-    library = Path(working_folder.parent, "installed/timm/__init__.py")
-    library.write_text(library.read_text().replace('"resnet34"', '"vit_a_18x2_16", "vit_b_16"'))
-    assert statecli("inspect", typed).err.endswith(f"{expected_advice}\n")
-
-
-@pytest.mark.parametrize(
-    ("typed", "problem"),
-    [
-        ("timm:create_model", "create_model needs the name of a model; for a model, write timm:resnet18"),
-        ("timm:create_model()", "create_model needs the name of a model; for a model, write timm:resnet18"),
-        ("timm.list_models()", "list_models lists names and does not build a model; for a model, write timm:resnet18"),
-        ("torchvision.models.list_models()", "does not build a model; for a model, write torchvision.models:resnet18"),
-        ("torchvision:list_models", "lists names and does not build a model; for a model, write torchvision:resnet18"),
-    ],
-)
-def test_a_function_of_a_registry_without_a_name_has_a_model(working_folder, statecli, typed, problem):
-    """The error names a line that builds a model."""
-    refused = statecli("inspect", typed)
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert problem in refused.err
-    assert statecli("inspect", refused.err.rpartition("write ")[2].strip()).code == 0
-
-
 def test_a_library_that_lacks_another_has_the_line_that_installs_it(working_folder, statecli, monkeypatch):
     """The line installs the missing package, not the library."""
     configure("r18", architecture="resnet18")
