@@ -6,7 +6,6 @@ backbones or a quantizer are removed or refused, and the hub is off during the b
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -21,16 +20,12 @@ from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.config_document import read_document
 from statecli.live.library_output import hide_library_lines
-from statecli.live.module_names import list_names
 from statecli.storage import files
 
 if TYPE_CHECKING:
     from torch import nn
 
 _NAME = compile_on_use(r"[A-Za-z_]\w*")
-#: Least similarity of a suggested class, from 0 to 1.
-_SIMILARITY = 0.85
-_SIMILARITY_OF_TYPES = 0.7
 #: Names of transformers' classes that choose another class by the `model_type` of the configuration.
 _AUTO_CLASS = compile_on_use(r"AutoModel\w*|AutoBackbone")
 
@@ -49,12 +44,6 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
         classes = import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES
         if type(classes.get(kind)) is str:
             return str(classes[kind])
-        similar_types = difflib.get_close_matches(kind, classes, 1, _SIMILARITY_OF_TYPES)
-        if similar_types and type(classes[similar_types[0]]) is str:
-            line = quote_for_shell(f"transformers:{classes[similar_types[0]]}({config!r})")
-            raise UsageError(
-                f"{config}: model_type {kind[:80]!r} is unknown; did you mean {similar_types[0]}? write {line}"
-            )
     architectures_problem = (
         "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
     )
@@ -95,7 +84,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
     if kind not in (None, model_type) and not (is_named and not _knows_type(transformers, document)):
         raise ModelError(
             f"{config}: model_type is {str(kind)[:80]!r}, but {name} needs {model_type!r}; "
-            + (_suggest_class(transformers, document, config) or "name another class")
+            + _suggest_class(transformers, document, config)
         )
     with (
         config_guards.disable_hub(),
@@ -124,25 +113,14 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
         or not isinstance(model_class, type)
         or not issubclass(model_class, transformers.PreTrainedModel)
     ):
-        if not is_named and document.get("auto_map"):
-            condition = f"which statecli runs only with {option('--trust-remote-code')}"
-            raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {condition}")
-        hint = _suggest_near(transformers, name, document, config) or _suggest_class(transformers, document, config)
-        unknown = _describe_unknown_class(name, document, config, transformers.__version__)
-        if not is_named and not hint.startswith("for this") and not _knows_type(transformers, document):
-            unknown += f", and its model_type {str(document.get('model_type'))[:80]!r} is unknown"
-        raise ModelError("; ".join(filter(None, (unknown, hint or "name the class: file.py:Class"))))
+        if document.get("auto_map"):
+            runs_it = f"statecli runs only with {option('--trust-remote-code')}"
+            if is_named:
+                runs_it = f"{option('--model', 'auto')} does not run; name the class: file.py:Class"
+            raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), which {runs_it}")
+        problem = f"{config}: transformers {transformers.__version__} has no model class {name}"
+        raise ModelError(f"{problem}; {_suggest_class(transformers, document, config)}")
     return model_class
-
-
-def _suggest_near(transformers: object, name: str, document: Mapping[str, Any], config: str) -> str:
-    """Suggest the most similar class that can be built from the configuration, or "" if there is none."""
-    names = list_names(transformers)
-    for similar_name in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
-        own_type = getattr(getattr(getattr(transformers, similar_name, None), "config_class", None), "model_type", None)
-        if own_type is not None and (own_type == document.get("model_type") or not _knows_type(transformers, document)):
-            return f"did you mean {similar_name}? write {quote_for_shell(f'transformers:{similar_name}({config!r})')}"
-    return ""
 
 
 def _knows_type(transformers: Any, document: Mapping[str, Any]) -> bool:
@@ -152,12 +130,12 @@ def _knows_type(transformers: Any, document: Mapping[str, Any]) -> bool:
 
 
 def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) -> str:
-    """Return advice to name the class for the configuration's `model_type`, or "" if transformers has no such class."""
+    """Return advice to name the class for the configuration's `model_type`, or else to name any class."""
     kind = document.get("model_type")
     names = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
     class_name = names.get(kind) if type(kind) is str and not document.get("auto_map") else None
     if type(class_name) is not str:
-        return ""
+        return "name the class: file.py:Class"
     return f"for this model_type, write {quote_for_shell(f'transformers:{class_name}({config!r})')}"
 
 
@@ -238,16 +216,6 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
         accepted_text = f"{name} takes {join_names(['config', *parameters], 6)}"
         raise ModelError(f"neither {name} nor its configuration takes {join_names(unknown, 3)}; {accepted_text}")
     return DividedArguments(model_arguments, other_arguments)
-
-
-def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
-    """Return the message that `name` is not a transformers class. The user typed the name, or the file contains it."""
-    if document.get("auto_map"):
-        return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
-    class_text = f"not a model class of transformers {version}"
-    names = document.get("architectures")
-    is_in_file = type(names) is list and name in names
-    return f"{config}: names {name}, which is {class_text}" if is_in_file else f"transformers:{name}: is {class_text}"
 
 
 def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:

@@ -14,8 +14,6 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.library_output import hide_library_lines
-from statecli.live.module_names import list_names
-from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import is_module_class
 from statecli.storage import files
 
@@ -54,9 +52,9 @@ def build_diffusers(
     config_guards.check_config(document, config)
     model_class = _find_diffusers_class(diffusers, name)
     if model_class is None:
-        hint = _suggest_diffusers_class(diffusers, name, config)
         problem = f"names {name[:80]}, which is not a model class of diffusers {diffusers.__version__}"
-        raise ModelError(f"{config}: {problem}; {hint}")
+        line = quote_for_shell(f"diffusers:Class(config={config!r})")
+        raise ModelError(f"{config}: {problem}; name the class: {line}")
     parameter_names = list(inspect.signature(model_class.__init__).parameters)[1:]
     unknown = [key for key in arguments if key not in parameter_names]
     if unknown:
@@ -73,16 +71,6 @@ def _find_diffusers_class(diffusers: object, name: str) -> Any:
     return model_class if is_module_class(model_class) else None
 
 
-def _suggest_diffusers_class(diffusers: object, name: str, config: str) -> str:
-    """Suggest the most similar model class, or else show how to name a class."""
-    for similar_name in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
-        if _find_diffusers_class(diffusers, similar_name) is not None:
-            return (
-                f"did you mean {similar_name}? write {quote_for_shell(f'diffusers:{similar_name}(config={config!r})')}"
-            )
-    return f"name the class: {quote_for_shell(f'diffusers:Class(config={config!r})')}"
-
-
 def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     """Build the timm model that the configuration's `architecture` names. Raises ModelError."""
     timm = import_library("timm", config)
@@ -90,12 +78,7 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     config_guards.check_config(document, config)
     if not timm.is_model(name):  # a name with a colon would be downloaded
         similar_names = difflib.get_close_matches(name, timm.list_models(), 3, _SIMILARITY)
-        line = quote_for_shell(f"timm:{similar_names[0]}({format_call((), arguments)})") if similar_names else ""
-        hint = (
-            f"did you mean {' or '.join(similar_names)}? write {line}"
-            if similar_names
-            else "name the class: file.py:Class"
-        )
+        hint = f"did you mean {' or '.join(similar_names)}?" if similar_names else "name the class: file.py:Class"
         problem = f"architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}"
         raise ModelError(f"{config}: {problem}; {hint}")
     fetching_keys = [key for key in arguments if key.startswith(_TIMM_FETCHES)]

@@ -151,11 +151,11 @@ REFUSED = {
     ),
     "unknown": (
         {"architectures": ["Mine"]},
-        f"names Mine, which is not a model class of transformers {transformers.__version__}; {BERT_LINE}",
+        f"transformers {transformers.__version__} has no model class Mine; {BERT_LINE}",
     ),
     "no model": (
         {"architectures": ["pipeline"]},
-        f"names pipeline, which is not a model class of transformers {transformers.__version__}; {BERT_LINE}",
+        f"transformers {transformers.__version__} has no model class pipeline; {BERT_LINE}",
     ),
     "a call": (
         {"architectures": ["os.system"]},

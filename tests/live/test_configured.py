@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import socket
 import sys
 import textwrap
@@ -287,8 +286,6 @@ def test_error_about_a_missing_name_says_what_to_type(installed_transformers, st
     misspelt_error = statecli("inspect", "transformers:BertModl(config='bert')").err
     assert misspelt_error.startswith("statecli: bert: no such file or folder; give a config.json, its folder, or hf://")
     configure("bert", **BERT)
-    misspelt_error = statecli("inspect", "transformers:BertModl(config='bert')").err
-    assert misspelt_error.endswith("; did you mean BertModel? write \"transformers:BertModel('bert/config.json')\"\n")
     expected_advice = "write the module and a colon before the name: \"transformers:BertModel(config='bert')\"\n"
     assert statecli("inspect", "BertModel(config='bert')").err.endswith(expected_advice)
     assert statecli("inspect", "BertModel").err.endswith("write 'transformers:BertModel(config=BertConfig())'\n")
@@ -354,39 +351,24 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(working_folder):
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem", "expected_spec"),
+    ("fields", "problem"),
     [
         (
-            {"_class_name": "UNet2DModell", "width": 3},
-            "names UNet2DModell, which is not a model class of diffusers 1; did you mean UNet2DModel?",
-            "diffusers:UNet2DModel(config='bad/config.json')",
+            {"_class_name": "UNet2DModell"},
+            "names UNet2DModell, which is not a model class of diffusers 1",
         ),
         (
-            {"architecture": "resnet19", "num_classes": 5},
-            "architecture is 'resnet19', which is not a model of timm 1; did you mean resnet",
-            "timm:resnet18(num_classes=5)",
+            {"architecture": "resnet19"},
+            "which is not a model of timm 1; did you mean resnet",
         ),
-        (
-            {**BERT, "architectures": ["BertModl"], "model_type": "brt"},
-            "names BertModl, which is not a model class of transformers",
-            "transformers:BertModel('bad/config.json')",
-        ),
-        (
-            {**BERT, "architectures": None, "model_type": "brt"},
-            "model_type 'brt' is unknown; did you mean bert?",
-            "transformers:BertModel('bad/config.json')",
-        ),
+        ({"architectures": ["BertModl"], "model_type": "brt"}, "has no model class BertModl; name the class: file.py"),
     ],
 )
-def test_a_configuration_with_an_unknown_name_has_the_nearest(working_folder, statecli, fields, problem, expected_spec):
-    """The error has the name in the file, and the line that builds the model without an edit of the file."""
+def test_a_configuration_with_an_unknown_name_is_refused(working_folder, statecli, fields, problem):
+    """The error has the name in the file."""
     pytest.importorskip("transformers")
     configure("bad", **fields)
-    error = statecli("inspect", "bad").err
-    assert problem in error
-    assert shlex.split(error.rpartition("write ")[2]) == [expected_spec]
-    result = statecli("inspect", expected_spec)
-    assert result.code == 0, result.err
+    assert problem in statecli("inspect", "bad").err
 
 
 def test_the_modules_of_sentence_transformers_are_built_in_their_order(working_folder):
@@ -682,8 +664,8 @@ def test_config_file_that_does_not_fit_is_a_one_line_error(net, statecli, text, 
             '{"architectures": ["\\u001b[31mEvil"]}',
             r"architectures has '\x1b[31mEvil', which is not the name of a class",
         ),
-        ('{"architectures": ["os"]}', "names os, which is not a model class of transformers"),
-        ('{"architectures": ["PreTrainedModel"]}', "names PreTrainedModel, which is not a model class"),
+        ('{"architectures": ["os"]}', "has no model class os"),
+        ('{"architectures": ["PreTrainedModel"]}', "has no model class PreTrainedModel"),
         ('{"architectures": ["BertModel"], "model_type": "bert", "hidden_act": "os.system"}', "KeyError: 'os.system'"),
         ('{"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 10000000000000000000}', "hostile"),
         ('{"model_type": "nonsense"}', "architectures does not name a class; name the class: file.py:Class"),
@@ -804,17 +786,16 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
     [
         (
             "wrong",
-            "wrong/config.json: names BertForNothing, which is not a model class of transformers {}; for this "
-            "model_type, write \"transformers:BertModel('wrong/config.json')\"",
+            "wrong/config.json: transformers {} has no model class BertForNothing; for this model_type, "
+            "write \"transformers:BertModel('wrong/config.json')\"",
         ),
         (
             "unknown",
-            "unknown/config.json: names FooModel, which is not a model class of transformers {}, and its model_type "
-            "'foo' is unknown; name the class: file.py:Class",
+            "unknown/config.json: transformers {} has no model class FooModel; name the class: file.py:Class",
         ),
         (
             "transformers:BertModl('bert')",
-            "transformers:BertModl: is not a model class of transformers {}; did you mean BertModel? write "
+            "bert/config.json: transformers {} has no model class BertModl; for this model_type, write "
             "\"transformers:BertModel('bert/config.json')\"",
         ),
         (
