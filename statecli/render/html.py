@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import msgspec
 
 from statecli.core import escaping
 from statecli.core.json_text import encode_json
@@ -85,7 +81,6 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         quiet=quiet,
         charts=[_build_picture(chart) for chart in charts if chart not in flat],
         flat_curves=flat,
-        bar_scale=_BarScale.build(page),
         values_command=tensor_list.values_command if tensor_list is not None else "",
         find_row=links.find_row,
         find_row_id=links.find_row_id,
@@ -139,39 +134,12 @@ class _Links:
         return any(map(self.find_row, tensors))
 
 
-class _BarScale(msgspec.Struct, frozen=True):
-    """Scale of the bars in rows. It spans the measures of all rows, extended to whole decades."""
-
-    low: int
-    high: int
-
-    @staticmethod
-    def build(page: Page) -> _BarScale | None:
-        """Return the scale of the bars, or None if no column has bars."""
-        if not any(column.has_bars for column in page.columns):
-            return None
-        measures = [
-            math.log10(line.measure) for group in page.groups for line in group.lines if 0 < line.measure < math.inf
-        ]
-        limit = sys.float_info.max_10_exp  # 10 to a larger power is beyond float64
-        low = min(limit - 1, math.floor(min(measures, default=0.0)))
-        return _BarScale(low, min(limit, max(low + 1, math.ceil(max(measures, default=0.0)))))
-
-    @property
-    def text(self) -> str:
-        return " to ".join(format_number(10.0**exponent) for exponent in (self.low, self.high))
-
-    def measure_width(self, measure: float) -> float:
-        """Return the width of a bar in percent, at least 2, so that a bar at the lower end is visible."""
-        return max(2.0, min(100.0, 100 * (math.log10(measure) - self.low) / (self.high - self.low)))
-
-
 def _label_cells(columns: Sequence[ReportColumn]) -> str:
     """Return CSS that puts the name of the column before each cell on a phone, where a row takes several lines."""
     rules = (
         f".facts td:nth-child({n}):not(:empty)::before {{ content: {_quote_css(column.name + ' ')}; }}"
         for n, column in enumerate(columns, 1)
-        if n > 1 and column.name and not column.has_bars
+        if n > 1 and column.name and not column.optional
     )
     return "@media (max-width: 46rem) {\n" + "\n".join(rules) + "\n}\n"
 

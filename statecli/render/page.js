@@ -43,7 +43,7 @@ for (const table of document.querySelectorAll("table[data-sorts]")) {
   };
 
   heads.forEach((head, column) => {
-    if (!head.textContent || head.classList.contains("meter")) return; // the bars are the column before
+    if (!head.textContent || head.classList.contains("sign")) return; // the bars are the column before
     const button = document.createElement("button");
     button.type = "button";
     button.append(...head.childNodes);

@@ -49,8 +49,8 @@ class ReportColumn(msgspec.Struct, frozen=True):
 
     A narrow table may write `shared_format`, "all {}", instead of a column with the same value in all rows. It may
     write `ordinary_values` by group, "saved: ✓ parameters, – unregistered", because readers do not look for them.
-    `detail` marks a column of the flat table for programs only. `optional` marks a column that a narrow table leaves
-    out to make room for all names. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
+    `detail` marks a column of the flat table for programs only. `optional` marks a column of drawings, bars made of
+    blocks, which a narrow table leaves out to make room for all names.
     """
 
     name: str
@@ -59,7 +59,6 @@ class ReportColumn(msgspec.Struct, frozen=True):
     ordinary_values: frozenset[str] = frozenset()
     detail: bool = False
     optional: bool = False
-    has_bars: bool = False
 
 
 #: A fact in the flat table, or None. Numbers stay numbers, because each output formats them in its own way.
@@ -129,8 +128,6 @@ class Table(msgspec.Struct, frozen=True):
 class Line(msgspec.Struct, frozen=True, gc=False):
     """Human-readable row: its cells, a remark, and the word that sets its colour, such as "bad".
 
-    `measure` is a positive number that a page draws as a bar in the column of bars, on a logarithmic scale of all rows.
-
     `mood` is "", "good", "bad", "warn", "info", "dim" or "strong". A page sorts the lines of a group by `sort_key`;
     other outputs keep their order. `tensors` are the section and name of each tensor of the row, for links to the row.
     """
@@ -140,7 +137,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     mood: str = ""
     sort_key: tuple[float, ...] = ()
     tensors: tuple[TensorKey, ...] = ()
-    measure: float = 0.0
 
 
 class Fix(msgspec.Struct, frozen=True):

@@ -242,7 +242,7 @@ def _describe_statistics(delta: Delta) -> list[str]:
 
 
 #: Column of `draw_bar`; its heading is the scale.
-BAR_COLUMN = ReportColumn(BAR_SCALE, optional=True, has_bars=True)
+BAR_COLUMN = ReportColumn(BAR_SCALE, optional=True)
 
 # Sums by module.
 
@@ -309,7 +309,7 @@ def _build_leaf_line(indent: str, name: str, own_changes: Sequence[Change]) -> L
 def _build_line(heading: str, summary: str, changes: Sequence[Change], remark: str, mood: str) -> Line:
     combined = combine_relative_change(changes)
     relative = "" if combined is None else format_number(combined, digits=2)
-    return Line((heading, summary, relative, draw_bar(combined)), remark, mood, measure=combined or 0.0)
+    return Line((heading, summary, relative, draw_bar(combined)), remark, mood)
 
 
 def has_new_not_finite(change: Change) -> bool:

@@ -228,7 +228,7 @@ def _build_line(line: Line, rows: list[Change], is_measured: bool, view: DiffVie
         return Line((name, "", "", "", ""), remark, line.mood)
     measures = (format_relative_change(values) or without_measure, draw_bar(max(values, default=None)))
     cells = (name, format_changed_count(rows), format_largest_change(rows), *measures)
-    return Line(cells, remark, line.mood, measure=max(values, default=0.0))
+    return Line(cells, remark, line.mood)
 
 
 def build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[ReportColumn, ...], view: DiffView) -> Group:
