@@ -27,8 +27,6 @@ MAX_NAMED_BARS = 40
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
 #: Width of a digit on an axis in units, and smallest gap between two numbers there.
 DIGIT_WIDTH, MIN_TICK_GAP = 7.0, 9.0
-#: Largest number of named bars outside of the layers, and largest number of characters of such a name.
-MAX_OTHER_NAMES, MAX_OTHER_LENGTH = 8, 12
 #: Smallest height of a bar, height of a zero, and height of a bar without a measure, which is drawn from the top.
 MIN_HEIGHT, ZERO_HEIGHT, BOUNDLESS_HEIGHT = 1.5, 4.0, 7.0
 #: Largest width of a bar, for charts with few bars.
@@ -217,8 +215,6 @@ def _build_bar_chart(chart: Bars) -> Picture:
     axis_title, ticks = (
         ("", _build_name_ticks(chart.labels, plot)) if has_names else _build_layer_ticks(chart.labels, plot)
     )
-    if chart.unusual and axis_title:
-        ticks = _add_other_names(ticks, chart.labels, axis_title.removesuffix("N"), plot)
     label_height = 12 + NAME_WIDTH * max((len(tick.text) for tick in ticks), default=0) if has_names else 40.0
     return Picture(
         title=chart.title,
@@ -337,28 +333,6 @@ def _build_layer_ticks(labels: Sequence[str], plot: PlotBox) -> tuple[str, tuple
         if x - DIGIT_WIDTH * len(layer) / 2 >= previous_end + MIN_TICK_GAP:
             ticks.append(Tick(x, layer))
     return truncate_middle(prefix, 90) + "N", tuple(ticks)
-
-
-def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: PlotBox) -> tuple[Tick, ...]:
-    """Add the names of bars outside of the layers to the ticks. A name replaces the layer numbers that it would cover.
-
-    Names without room are left out. If there are many names, all of them are left out.
-    """
-    outside_bars = [
-        (n, label) for n, label in enumerate(labels) if not (label.startswith(prefix) and _LAYER.search(label))
-    ]
-    kept_ticks: list[Tick] = []
-    for n, label in outside_bars if len(outside_bars) <= MAX_OTHER_NAMES else ():
-        tick = Tick(plot.to_x((n + 0.5) / len(labels)), truncate_middle(label.rpartition(".")[2], MAX_OTHER_LENGTH))
-        if not any(_are_close(tick, kept_tick) for kept_tick in kept_ticks):
-            kept_ticks.append(tick)
-    numbers = [tick for tick in ticks if not any(_are_close(tick, kept_tick) for kept_tick in kept_ticks)]
-    return tuple(sorted((*numbers, *kept_ticks), key=lambda tick: tick.at))
-
-
-def _are_close(tick: Tick, other: Tick) -> bool:
-    width = DIGIT_WIDTH * (len(tick.text) + len(other.text)) / 2
-    return abs(tick.at - other.at) < width + MIN_TICK_GAP
 
 
 # Spread: how often each value occurs.

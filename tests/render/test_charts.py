@@ -103,17 +103,6 @@ def test_few_bars_have_their_names():
     assert len(picture.x_ticks[1].text) < 30
 
 
-def test_bars_outside_of_the_layers_have_their_names():
-    """The names are next to the numbers of many layers; a number gives way, and no text covers another."""
-    labels = ("model.inp", *(f"model.h.{n}" for n in range(60)), "model.norm", "model.classifier")
-    picture = build_picture(Bars("t", labels, (1.0,) * 63, "u", unusual=(False,) * 63))
-    texts = [tick.text for tick in picture.x_ticks]
-    assert (texts[0], texts[-1]) == ("inp", "norm")
-    assert picture.below == "model.h.N"
-    for first, second in itertools.pairwise(picture.x_ticks):
-        assert second.at - first.at >= 7 * (len(first.text) + len(second.text)) / 2 + 5
-
-
 @given(st.lists(st.one_of(st.floats(), st.just(0.0)), max_size=60).flatmap(lambda v: st.just(v * 11)))
 def test_bars_of_any_values_are_inside_the_plot(values):
     """From the least denormal to the greatest float, signed or not: finite coordinates in the plot, in order."""
