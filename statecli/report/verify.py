@@ -12,7 +12,6 @@ from statecli import report
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
 from statecli.core.finding import Finding, Severity, select_unreported
 from statecli.core.grouping import group_by
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, NoteKind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
@@ -21,7 +20,6 @@ from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_s
 from statecli.report import (
     Case,
     CaseOutcome,
-    Fix,
     Group,
     Line,
     Page,
@@ -270,14 +268,13 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
             for column in proof_columns
         ),
     )
-    proofs, fixes = _extract_inputs([_build_proof_line(check, fqns) for check in verification.checks])
+    proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
     verdict = _format_verdict(verification, problems)
     return Page(
         subtitle=f"{verification.state.format}, {describe_size(verification.state.tensors)}",
         columns=columns,
         groups=_build_groups(verification, proof_columns, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
-        fixes=fixes,
         problems=problems,
         verdict=verdict,
         outcomes=Group("checks", _format_verdict_counts(verification.checks), proofs),
@@ -289,28 +286,6 @@ def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
-
-
-#: End of a reason that suggests an `--input` option.
-_INPUT_TO_TYPE = compile_on_use(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']*'|\S+))\Z")
-
-
-def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:
-    """Move suggested `--input` options from the lines of the checks to fixes. Return the lines and the fixes."""
-    fixes: dict[Fix, None] = {}
-    first: dict[str, str] = {}
-    shortened_lines = []
-    for line in lines:
-        match = _INPUT_TO_TYPE.search(line.remark)
-        if match:
-            fixes[Fix(match["what"], match["option"])] = None
-            reason = line.remark[: match.start()]
-            name = first.setdefault(reason.replace(" in train mode", ""), line.cells[0])
-            line = msgspec.structs.replace(
-                line, remark=reason if name == line.cells[0] else f"same reason as for {name.partition(' ')[2]}"
-            )
-        shortened_lines.append(line)
-    return tuple(shortened_lines), tuple(fixes)
 
 
 def _build_groups(verification: Verification, proof_columns: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
