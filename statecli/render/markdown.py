@@ -76,7 +76,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     closing_text = _format_list("Problems", problems, below_budget)
     if not options.quiet:
         notes = [f"- {_escape_text(note.message)}\n" for note in report.notes]
-        closing_text += _format_fixes(page, below_budget) + _format_list("Notes", notes, below_budget)
+        closing_text += _format_list("Notes", notes, below_budget)
     row_budget = _CharacterBudget(limit - len(head) - len(closing_text))
     sink.text(head)
     # With a verdict in its first line, a report can be read without the tables.
@@ -163,15 +163,6 @@ def _format_group(group: Group, columns: tuple[ReportColumn, ...], budget: _Char
 def _format_row(cells: tuple[str, ...], remark: str | None) -> str:
     texts = [_format_name(cells[0]), *map(_escape_text, cells[1:]), *([] if remark is None else [_escape_text(remark)])]
     return f"| {' | '.join(texts)} |\n"
-
-
-def _format_fixes(page: Page, budget: _CharacterBudget) -> str:
-    if not page.fixes:
-        return ""
-    first, *lines, last = _format_block(
-        [line for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
-    )
-    return f"\n**Fix**\n\n{first}\n" + budget.fit_lines(f"{line}\n" for line in lines) + f"{last}\n"
 
 
 def _format_block(lines: Iterable[str], language: str = "python") -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import cast
 
@@ -14,7 +14,7 @@ from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
 from statecli.render import RenderOptions, Sink
 from statecli.render._ansi import get_patch_style, paint
-from statecli.report import Cell, Fix, Page, Problem, Report, ReportColumn, Table, build_problem, limit_findings
+from statecli.report import Cell, Page, Problem, Report, ReportColumn, Table, build_problem, limit_findings
 from statecli.report.problems import format_result
 
 #: Largest width of a padded column; longer cells exceed the column.
@@ -24,11 +24,6 @@ MAX_PADDING = 100
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     def write_line(text: str, style: str = "") -> None:
         sink.text(paint(escape_line(text), style, options.color) + "\n")
-
-    def write_fixes(fixes: Iterable[Fix]) -> None:
-        for fix in fixes:
-            for code in fix.text.splitlines():
-                write_line(f"fix: {fix.place}: {code}")
 
     if report.listing is not None:
         for parts in report.listing():
@@ -49,15 +44,11 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         sink.text("\n" if table.rows else "")
         if page.verdict and options.exit_status is not None:
             result = format_result(report, page, options.exit_status)
-        fixes = iter(page.fixes)
         for total in page.totals:
-            if total == page.verdict:
-                write_fixes(fixes)
             if total != page.verdict or not result.startswith(total):  # otherwise the last line repeats the verdict
                 write_line(escape_sentence(total))
         for note in report.notes:
             write_line(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
-        write_fixes(fixes)  # a page without a verdict has its fixes here
     problems = list(_list_problems(report, page, quiet=options.quiet))
     for problem in problems:
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""

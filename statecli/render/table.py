@@ -39,7 +39,6 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         page.write_patch()
         page.write_groups()
         page.write_outcomes()
-        page.write_fixes()
         page.write_notes()
     page.write_problems()
     if not options.quiet:
@@ -393,16 +392,6 @@ class _PageWriter:
         has_cells = any(line.cells[c] for c in self.layout.columns)
         widths = [self.layout.widths[c] for c in self.layout.columns] if has_cells else []
         return INDENT + self.layout.name_width + sum(width + self.layout.gap for width in widths) + GAP
-
-    def write_fixes(self) -> None:
-        if not self.page.fixes:
-            return
-        self.write_line(("", ""))
-        self.write_line(("fix", "bold"))
-        for fix in self.page.fixes:
-            self.write_line((" " * INDENT + fix.place, "cyan"))
-            for line in fix.text.splitlines():
-                self.write_line((" " * (INDENT + 2) + line, ""))
 
     def write_notes(self) -> None:
         if self.report.notes:

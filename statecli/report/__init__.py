@@ -139,13 +139,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     tensors: tuple[TensorKey, ...] = ()
 
 
-class Fix(msgspec.Struct, frozen=True):
-    """Lines to paste into a file, and the place to paste them, such as `net.py:9`."""
-
-    place: str
-    text: str
-
-
 class Problem(msgspec.Struct, frozen=True):
     """Findings that a single change would fix.
 
@@ -300,13 +293,12 @@ class NamedTensors(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The human-readable page: groups of rows under the same columns, then fixes."""
+    """The human-readable page: groups of rows under the same columns, then problems."""
 
     subtitle: str
     columns: tuple[ReportColumn, ...]
     groups: tuple[Group, ...]
     totals: tuple[str, ...]
-    fixes: tuple[Fix, ...] = ()
     #: The problems that the findings are grouped into; `Report.findings` has all of them.
     problems: tuple[Problem, ...] = ()
     #: The summary of the page in a line, below the title.

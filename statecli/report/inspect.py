@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,11 +18,10 @@ from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo, TensorKey
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import match_optimizer_entries
-from statecli.core.units import format_fqn, format_origin, plural
+from statecli.core.units import format_fqn, plural
 from statecli.report import (
     Case,
     CaseOutcome,
-    Fix,
     Group,
     Page,
     Problem,
@@ -162,8 +160,7 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem], fail_on: S
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:
-    """Return the page. Accepted findings add no fixes. Without `has_rows`, the page has no rows and no subtitle."""
-    fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
+    """Return the page. Without `has_rows`, the page has no rows and no subtitle."""
     verdict = _format_page_verdict(problems, inspection)
     subtitle = format_subtitle(inspection) if has_rows else ""
     unusual = list_unusual_values(inspection.state)
@@ -190,7 +187,6 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
             *(sentence.text for sentence in unusual),
             *((verdict,) if problems else ()),
         ),
-        fixes=report.problems.select_fixes(fixes, problems),
         problems=problems,
         verdict=verdict,
         unusual=unusual,
@@ -272,29 +268,3 @@ def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
     hidden_kinds = {OddityKind.FOREIGN_GLOBALS} if any(finding.rule == UNSAFE_GLOBAL for finding in findings) else ()
     unreported = select_unreported(inspection.state.oddities, findings)
     return [oddity for oddity in unreported if oddity.kind not in hidden_kinds]
-
-
-def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[TensorInfo]:
-    """Return the tensors with a finding or, with `-v`, also the others. Leave out tensors with accepted findings."""
-    reported = {finding.fqn for finding in inspection.findings}
-    accepted_names = {entry.finding.fqn for entry in inspection.accepted}
-    if not (reported or view.verbose):
-        return []
-    return [
-        tensor
-        for tensor in inspection.state.tensors
-        if tensor.fqn not in accepted_names and (view.verbose or tensor.fqn in reported)
-    ]
-
-
-def _list_fixes(tensors: Sequence[TensorInfo]) -> tuple[Fix, ...]:
-    """Return each fix once, because repeated layers have the same fix. If a line has several fixes, add names."""
-    fixes: dict[Fix, str] = {}
-    for t in tensors:
-        if t.fix:
-            fixes.setdefault(Fix(format_origin(t.origin) if t.origin else t.fqn, t.fix), t.fqn)
-    fixes_by_place = Counter(fix.place for fix in fixes)
-    return tuple(
-        replace(fix, place=f"{fix.place}: {fqn}") if fixes_by_place[fix.place] > 1 else fix
-        for fix, fqn in fixes.items()
-    )

@@ -28,7 +28,7 @@ from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked, has_unread_tensors
 from statecli.core.severity import find_worst_severity, is_trainable
 from statecli.core.units import format_shape, join_names, plural
-from statecli.report import Fix, Line, Page, Problem, Report, RuleText, fold, rule_texts
+from statecli.report import Line, Page, Problem, Report, RuleText, fold, rule_texts
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
 
@@ -115,16 +115,6 @@ def group_findings(
         else:
             problems.append(_build_problem(group, rules))
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
-
-
-def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
-    """Return the fixes that are not part of a problem's help."""
-    help_texts = [problem.help for problem in problems if problem.help]
-    return tuple(
-        fix
-        for fix in fixes
-        if not any(_strip_comment_signs(fix.text.removeprefix(_get_place(fix.text))) in help for help in help_texts)
-    )
 
 
 def group_accepted(
@@ -264,7 +254,7 @@ def _build_import_problem(findings: Sequence[Finding], rules: Mapping[str, RuleT
 
 
 def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Problem:
-    fixes = list(dict.fromkeys(row.fix for row in rows if row.fix))[:MAX_NAMES]
+    fixes = list(dict.fromkeys(row.fix for row in rows if row.fix))
     helps = list(dict.fromkeys(help for finding in findings if (help := finding.strip_line())))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
     rows_in_modules = [row for row in rows if row.within]

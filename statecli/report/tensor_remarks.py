@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from statecli.core.model_state import Kind, NoteKind, TensorInfo
-from statecli.core.units import COUNT_FIELDS, format_origin, join_names
+from statecli.core.units import COUNT_FIELDS, format_fix_in_line, format_origin, join_names
 from statecli.report import RowView
 
 #: Words for tensors with unusual values, in `list_problem_words` and in the verdict.
@@ -77,7 +77,7 @@ def describe_status(tensor: TensorInfo, is_live: bool) -> str:
 def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
     """Return the facts about a tensor that have no column, with the most important first.
 
-    For a reported tensor, leave out source line and unregistered module, because its problem shows both.
+    For a reported tensor, leave out source line, unregistered module and fix, because its problem shows them.
     """
     parts = [status]
     if tensor.stats is not None:
@@ -93,18 +93,20 @@ def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_report
     if tensor.note and not (is_reported and tensor.note_kind is NoteKind.IN_UNREGISTERED_MODULE):
         parts.append(tensor.note)
     if view.verbose:
-        parts.extend(_describe_details(tensor))
+        parts.extend(_describe_details(tensor, is_reported=is_reported))
     elif tensor.kind is Kind.UNREGISTERED and tensor.origin and not is_reported:
         parts.append(format_origin(tensor.origin))
     return ", ".join(part for part in parts if part)
 
 
-def _describe_details(tensor: TensorInfo) -> list[str]:
+def _describe_details(tensor: TensorInfo, *, is_reported: bool) -> list[str]:
     parts = [f"evidence: {tensor.evidence.value}"]
     if tensor.aliases:
         parts.append(f"also {join_names(tensor.aliases)}")
     if tensor.origin:
         parts.append(format_origin(tensor.origin))
+    if tensor.fix and not is_reported:
+        parts.append(f"fix: {format_fix_in_line(tensor.fix)}")
     place = tensor.data.storage.place if tensor.data is not None else None
     if place is not None:
         parts.append(f"bytes {place.offset}+{place.length}")

@@ -16,7 +16,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Fix, Group, Line, Page, Problem, Report, ReportColumn, Table, label_help
+from statecli.report import Group, Line, Page, Problem, Report, ReportColumn, Table, label_help
 
 from ..audits import accept_findings, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
@@ -78,9 +78,7 @@ def report(text, outline=False):
         title=text,
         document=error.__copy__,
         table=lambda: Table(columns, (row, row)),
-        page=lambda: Page(
-            text, columns, (group, group), (text, text), (Fix(text, text),), (problem,), text, None, group
-        ),
+        page=lambda: Page(text, columns, (group, group), (text, text), (problem,), text, None, group),
         findings=(error,),
         notes=(Oddity(text, text),),
         outline=outline,
@@ -111,7 +109,7 @@ def test_line_breaks_of_a_text_add_no_lines(output, text, outline):
     extra_lines = len(text.splitlines()) - 1 if text.splitlines() else 0
     is_block = output is Output.MARKDOWN and extra_lines and label_help(text.replace(" ", "_")).startswith("fix")
     block = 4 if is_block else 0  # a blank line, two fences, and the label's own line
-    assert line_counts[1] - line_counts[0] == 2 * extra_lines + block  # of the fix, and of the problem's
+    assert line_counts[1] - line_counts[0] == extra_lines + block  # of the problem's help
 
 
 def test_colour_codes_of_a_text_are_escaped():

@@ -23,7 +23,7 @@ from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Bars, Fix, Group, Line, Page, Problem, Report, ReportColumn, Spread, Table, build_problem
+from statecli.report import Bars, Group, Line, Page, Problem, Report, ReportColumn, Spread, Table, build_problem
 from statecli.report.problems import group_findings
 
 #: HTML's elements without content.
@@ -116,7 +116,6 @@ def fill_report(text, bar_count=501):
         columns=(ReportColumn(text), ReportColumn(text, right=True)),
         groups=(Group(text, text, (Line((text, text), text, "bad"),)),),
         totals=(text,),
-        fixes=(Fix(text, text),),
         problems=(Problem(text, Severity.ERROR, text, text, (finding,), (text,), text, Origin(text, 7), text),),
     )
     charts = (Bars(text, (text, text), (1.0, math.nan), text), Spread(text, (-1.0, 0.0, 1.0), (3, 4), text))
@@ -125,15 +124,15 @@ def fill_report(text, bar_count=501):
 
 
 def test_page_has_all_texts_of_the_report():
-    """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are texts of the page."""
+    """Title, subtitle, totals, each cell, remark, finding with its help, and note are texts of the page."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
-    content = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
+    content = page(problems=group_findings([finding]))
     actual_tree = tree(report(content, notes=(Oddity("prefix", "module. is looked through"),)))
     page_text = "".join(text for _, text in actual_tree.texts)
     for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
         assert text in page_text
     assert "module. is looked through" in page_text
-    assert actual_tree.texts_in("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
+    assert actual_tree.texts_in("pre") == ["register it\n"]
     assert actual_tree.rows[0] == ["name", "dtype", "size", "remark"]
     assert actual_tree.rows[1:] == [
         ["parameters 2 tensors"],

@@ -79,7 +79,7 @@ def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, in_tmp_path):
         "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
         "        self.eps = torch.tensor(1e-5)\n"
     )
-    assert "\nfix\n" not in statecli("inspect", "net.py:Net", "-f", "table").out
+    assert "register_buffer" not in statecli("inspect", "net.py:Net", "-f", "table").out
     assert 'self.register_buffer("eps"' in statecli("inspect", "net.py:Net", "-f", "table", "-v").out
 
 
