@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -12,7 +12,7 @@ from statecli.core.errors import FilteredOut
 from statecli.core.escaping import escape
 from statecli.core.model_state import ModelState, TensorInfo, TensorKey
 from statecli.core.selection import Selection, glob_names, select
-from statecli.report import fold
+from statecli.report import Line, fold
 
 #: Rows of quantized weights by section and name of their tensors, as `select` takes them.
 RowsByPart = Mapping[TensorKey, TensorInfo]
@@ -48,7 +48,7 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
     covering_globs = _cover(names, marked)
     attempts = (
         _join_numbers(covering_globs),
-        [glob for _, glob in covering_globs],
+        covering_globs,
         [_escape_glob(names[position]) for position in sorted(marked)],
     )
     extra = 0
@@ -85,8 +85,8 @@ def _escape_glob(name: str) -> str:
     )
 
 
-def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
-    """Return globs that cover the marked names, each with the position of its first name.
+def _cover(names: Sequence[str], marked: Set[int]) -> list[str]:
+    """Return globs that cover the marked names, in the order of their first names.
 
     Each completely marked module or set of repeated layers gets one glob. Globs for the most names are tried first.
     """
@@ -104,34 +104,21 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
             globs.append((positions[0], glob))
             missing.difference_update(positions)
     globs.extend((position, _escape_glob(names[position])) for position in missing)
-    return sorted(globs)
+    return [glob for _, glob in sorted(globs)]
 
 
-def _join_numbers(globs: Sequence[tuple[int, str]]) -> list[str]:
-    """Join globs that differ only in a number with braces: `layers.{3..5}.*`. Return all globs."""
-    max_numbers = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
-    joined_globs = list(globs)
-    for axis in range(max_numbers - 1, -1, -1):
-        groups: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
-        for position, glob in joined_globs:
-            numbers = [str(number) for number in fold.split_numbers(glob)[1]]
-            if axis < len(numbers):
-                template = fold.insert_numbers(glob, ["#" if n == axis else text for n, text in enumerate(numbers)])
-                groups.setdefault((template,), []).append((position, int(numbers[axis]), glob))
-            else:
-                groups.setdefault((glob, ""), []).append((position, 0, glob))
-        joined_globs = sorted(_join_group(group, axis) for group in groups.values())
-    return [glob for _, glob in joined_globs]
+def _join_numbers(globs: Sequence[str]) -> list[str]:
+    """Join globs that differ only in numbers with braces: `layers.{3..5}.*`. Return all globs."""
+    joined_globs = []
+    for _, positions in fold.fold_rows([Line((glob,)) for glob in globs]):
+        numbers = zip(*(fold.split_numbers(globs[position])[1] for position in positions), strict=True)
+        joined_globs.append(fold.insert_numbers(globs[positions[0]], map(_format_numbers, numbers)))
+    return joined_globs
 
 
-def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, str]:
-    position, _, glob = min(group)
-    if len(group) == 1:
-        return position, glob
-    texts = [str(number) for number in fold.split_numbers(glob)[1]]
-    runs = fold.list_runs(sorted(number for _, number, _ in group))
-    texts[axis] = f"{{{','.join(runs)}}}"
-    return position, fold.insert_numbers(glob, texts)
+def _format_numbers(numbers: Iterable[int]) -> str:
+    runs = fold.list_runs(sorted(set(numbers)))
+    return runs[0] if len(runs) == 1 and runs[0].isdecimal() else f"{{{','.join(runs)}}}"
 
 
 def _list_wider_globs(name: str) -> Iterator[str]:

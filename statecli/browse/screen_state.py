@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -18,7 +18,6 @@ from statecli.browse.peek import Peek
 from statecli.browse.unusual import UnusualValues, describe_count
 from statecli.core import sizes
 from statecli.core.escaping import escape_name
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.natural_order import make_natural_key
 from statecli.core.parameter_or_buffer import match_optimizer_entries
@@ -27,6 +26,7 @@ from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
 from statecli.core.units import format_count, format_fqn, format_kind, format_number, format_shape, format_size
 from statecli.report import fold
 from statecli.report.layer_roles import Role, list_roles
+from statecli.report.row_order import arrange_naturally
 
 if TYPE_CHECKING:
     from statecli.browse.difference import Difference
@@ -44,9 +44,6 @@ _MIN_NAME_CHARACTERS = 12
 _DIGITS_OF_STATISTICS = 4
 #: Sort key of an unknown value, which comes last.
 _UNKNOWN_SORT_KEY = (2, 0.0)
-
-#: Number in a name; longer numbers are split, because `int` refuses very long texts.
-_DIGITS = compile_on_use(r"([0-9]{1,18})")
 _Description = TypeVar("_Description")
 
 
@@ -395,25 +392,10 @@ class ScreenModel:
         return number
 
     @cached_property
-    def _ranks(self) -> list[int]:
-        """Rank of each tensor in lists. The order is the target's, but numbers in names ascend (2 before 10)."""
-        first_places: dict[tuple[int, str], int] = {}
-
-        @cache  # modules, and the last parts of names, are few
-        def make_key(text: str) -> tuple[int, ...]:
-            return tuple(
-                int(part) if n % 2 else first_places.setdefault((n, part), len(first_places))
-                for n, part in enumerate(_DIGITS.split(text))
-            )
-
-        keys = []
-        for tensor in self.tensors:
-            module, _, leaf = tensor.fqn.rpartition(".")
-            keys.append(make_key(tensor.section) + make_key(module) + make_key(leaf))
-        ranks = [0] * len(keys)
-        for rank, position in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
-            ranks[position] = rank
-        return ranks
+    def _ranks(self) -> Mapping[int, int]:
+        """Rank of each position in lists. The order is the target's, but numbers in names ascend (2 before 10)."""
+        positions = {id(tensor): position for position, tensor in enumerate(self.tensors)}
+        return {positions[id(tensor)]: rank for rank, tensor in enumerate(arrange_naturally(self.tensors))}
 
     def _measure_label(self, node: OutlineNode) -> int:
         owner = self.get_owner(node.tensor) if node.tensor is not None else None
