@@ -154,20 +154,6 @@ def test_hidden_rows_are_counted(statecli, checkpoints):
     assert "… and 12 more (--top 1)" in statecli("inspect", "before.pt", "--top", "1", "-f", "plain").out
 
 
-@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
-def test_a_tie_at_the_end_of_the_largest_tensors_is_counted(statecli, in_tmp_path, output):
-    """Equal tensors are in the order of the file; without the count a reader would take this order for a rank."""
-    torch.save({"big": torch.zeros(9), **{f"l.{n}": torch.zeros(4) for n in range(4)}, "small": torch.zeros(1)}, "a.pt")
-
-    def show(*options):
-        return statecli("inspect", "a.pt", "-f", output, *options).out
-
-    assert "; 2 more are as large as the last" in show("--top", "3")
-    assert "; 1 more is as large as the last" in show("--top", "4")
-    for options in (("--top", "1"), ("--top", "5"), ("--top", "2", "--sort", "name")):
-        assert "of the last" not in show(*options)
-
-
 def test_top_lists_the_largest_tensors_of_all_sections(statecli):
     """--top ignores sections and kinds; the rows contain them."""
     model = torch.nn.Linear(8, 8)

@@ -27,7 +27,6 @@ from statecli.core.units import (
     plural,
 )
 from statecli.report import Group, Line, ReportColumn, RowView, fold, folder_settings
-from statecli.report.inspect_table import format_equal_size
 from statecli.report.inspect_totals import count_hidden_parts, describe_count, has_stats, list_weights_by_row
 from statecli.report.row_order import arrange_tensors
 from statecli.report.tensor_remarks import choose_mood, describe_remark, describe_status
@@ -211,7 +210,7 @@ def _build_top_group(
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
     share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
     noun = "row" if count_hidden_parts(inspection) else "tensor"
-    summary = f"{len(tensors):,} of {plural(len(state.tensors), noun)}{share}{format_equal_size(inspection, view)}"
+    summary = f"{len(tensors):,} of {plural(len(state.tensors), noun)}{share}"
     return Group(heading, summary, tuple(lines))
 
 

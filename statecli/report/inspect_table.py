@@ -11,7 +11,6 @@ import msgspec
 
 from statecli.commands.inspect.run import Inspection
 from statecli.core.model_state import TensorInfo
-from statecli.core.output import TensorOrder
 from statecli.core.units import STATS_FIELDS, format_kind_with_evidence, format_origin, format_shape, format_yes_no
 from statecli.report import Cell, CellRows, ReportColumn, RowView, Table
 from statecli.report.inspect_totals import has_stats
@@ -80,19 +79,4 @@ def describe_hidden_tensors(inspection: Inspection, view: RowView) -> tuple[str,
     if view.tree or not view.hides_rows:
         return ()
     hidden_count = len(inspection.state.tensors) - len(list_shown_tensors(inspection, view))
-    return tuple(line + format_equal_size(inspection, view) for line in format_hidden_count(hidden_count, view))
-
-
-def format_equal_size(inspection: Inspection, view: RowView) -> str:
-    """Return `; 5 more are as large as the last` if `--top` hides tensors as large as the last row, or else ""."""
-    top_tensors = list_shown_tensors(inspection, view)
-    if view.top is None or view.sort is TensorOrder.NAME or not top_tensors:
-        return ""
-    last = top_tensors[-1].nbytes
-    equal = [sum(tensor.nbytes == last for tensor in tensors) for tensors in (inspection.state.tensors, top_tensors)]
-    further_count = equal[0] - equal[1]
-    return (
-        f"; {further_count:,} more {'is' if further_count == 1 else 'are'} as large as the last"
-        if further_count
-        else ""
-    )
+    return format_hidden_count(hidden_count, view)
