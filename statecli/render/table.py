@@ -78,12 +78,10 @@ class _Layout:
         self.columns = list(range(1, len(page.columns)))
         self.shared_texts: list[str] = []
         self.widths = [self._measure_column(c) for c in range(len(page.columns))]
-        #: Columns by the values that they share in each group; these columns are shown above the table.
-        self.by_group: dict[tuple[str, ...], list[str]] = {}
         #: Values shared by all rows of a group, which are shown in the heading of the group.
         self.group_texts: list[list[str]] = [[] for _ in page.groups]
         while self._measure_name_width() < self.widths[0] and (
-            self._hoist_shared_column() or self._hoist_grouped_column() or self._hoist_column_of_each_group()
+            self._hoist_shared_column() or self._hoist_column_of_each_group()
         ):
             pass
         self._drop_optional_columns()
@@ -117,18 +115,6 @@ class _Layout:
                 return True
         return False
 
-    def _hoist_grouped_column(self) -> bool:
-        """Replace a column with one ordinary value per group by a text on top. Return False if no column qualifies."""
-        for c in reversed(self.columns):
-            values = [{line.cells[c] for line in lines} for lines in self.group_lines]
-            column = self.page.columns[c]
-            if all(len(group_values) == 1 and group_values <= column.ordinary_values for group_values in values):
-                key = tuple(group_values.pop() for group_values in values)
-                self.by_group.setdefault(key, []).insert(0, column.name)
-                self.columns.remove(c)
-                return True
-        return False
-
     def _hoist_column_of_each_group(self) -> bool:
         """Replace a column with one value per group by texts in the headings. Return False if no column qualifies."""
         for c in reversed(self.columns):
@@ -156,15 +142,6 @@ class _Layout:
             names_by_value.setdefault(separator + value, []).append(name)
         for value, names in names_by_value.items():
             yield ", ".join(names) + value.replace(" ", _NO_BREAK_SPACE)
-
-    def format_grouped_values(self) -> Iterator[str]:
-        """Yield the texts that replace grouped columns: `saved, restored: ✓ parameters and buffers, – unregistered`."""
-        for values, names in self.by_group.items():
-            groups: dict[str, list[str]] = {}
-            for value, group in zip(values, self.page.groups, strict=True):
-                groups.setdefault(value, []).append(group.heading)
-            texts = [f"{value} {' and '.join(headings)}" for value, headings in groups.items()]
-            yield f"{', '.join(names)}: {', '.join(texts)}"
 
     def _split_columns(self) -> list[list[int]]:
         rows: list[list[int]] = [[]]
@@ -290,8 +267,7 @@ class _PageWriter:
             self.write_wrapped(self.page.verdict, "bold", "")
         for sentence in self.page.unusual:
             self.write_wrapped(sentence.text, "bold", "")
-        texts = () if self.has_columns_of_checks() else self.layout.format_shared_texts()
-        shared_texts = (("; " if ":" in text else ", ") + text for text in texts)
+        shared_texts = (("; " if ":" in text else ", ") + text for text in self.layout.format_shared_texts())
         if self.page.subtitle:
             self.write_wrapped("".join([self.page.subtitle, *shared_texts]), "dim", "")
 
@@ -315,21 +291,12 @@ class _PageWriter:
         for line in self.report.patch:
             self.write_line((line.removesuffix("\r").expandtabs(), get_patch_style(line)))
 
-    def has_columns_of_checks(self) -> bool:
-        """Return True if columns of the table show results of the checks that `write_outcomes` lists."""
-        return self.page.outcomes is not None and any(column.ordinary_values for column in self.page.columns)
-
     def write_outcomes(self) -> None:
         group = self.page.outcomes
         if group is None or not group.lines:
             return
         self.write_line(("", ""))
-        summary = [group.summary]
-        if self.has_columns_of_checks():
-            summary += [*self.layout.format_shared_texts(), *self.layout.format_grouped_values()]
-        self.write_heading(
-            escape_name(group.heading), escape_sentence("; ".join(summary)).replace(_NO_BREAK_SPACE, " ")
-        )
+        self.write_heading(escape_name(group.heading), escape_sentence(group.summary))
         widths = [self.layout.cell_len(escape_name(row.cells[0])) for row in group.lines]
         remark_column = INDENT + max([0, *(width for width in widths if width <= self.width // 2)]) + GAP
         for row, width in zip(group.lines, widths, strict=True):

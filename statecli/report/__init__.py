@@ -47,16 +47,14 @@ else:
 class ReportColumn(msgspec.Struct, frozen=True):
     """Column of a table. `name` is the heading; `right` aligns the cells to the right.
 
-    A narrow table may write `shared_format`, "all {}", instead of a column with the same value in all rows. It may
-    write `ordinary_values` by group, "saved: ✓ parameters, – unregistered", because readers do not look for them.
-    `detail` marks a column of the flat table for programs only. `optional` marks a column of drawings, bars made of
-    blocks, which a narrow table leaves out to make room for all names.
+    A narrow table may write `shared_format`, "all {}", instead of a column with the same value in all rows of the table
+    or of each group. `detail` marks a column of the flat table for programs only. `optional` marks a column of
+    drawings, bars made of blocks, which a narrow table leaves out to make room for all names.
     """
 
     name: str
     right: bool = False
     shared_format: str | None = None
-    ordinary_values: frozenset[str] = frozenset()
     detail: bool = False
     optional: bool = False
 

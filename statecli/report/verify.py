@@ -39,9 +39,6 @@ from statecli.targets.location import add_places
 #: Sign of each verdict; a tensor without a cell gets the sign of SKIPPED.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
 
-#: Signs that a narrow table may show by group; columns with another sign stay.
-ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
-
 
 class ProofColumn(msgspec.Struct, frozen=True):
     """Column of a check, and its name in the table.
@@ -261,12 +258,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
     fqns = frozenset(row.fqn for row in verification.state.tensors)
     columns = (
         report.ReportColumn("name"),
-        *(
-            report.ReportColumn(
-                column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS
-            )
-            for column in proof_columns
-        ),
+        *(report.ReportColumn(column.name, shared_format=_get_shared_format(column, fqns)) for column in proof_columns),
     )
     proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
     verdict = _format_verdict(verification, problems)
