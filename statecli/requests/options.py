@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from statecli.core.compared_fields import Field
 from statecli.core.digest_algorithm import Algorithm
-from statecli.core.early_flags import COLOR_FLAG, PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.option_defaults import (
@@ -69,7 +68,6 @@ class Option(msgspec.Struct, frozen=True):
     """Flags and help of an option, or of a target.
 
     Attributes:
-        flags: Spellings, the full spelling first; () for a target.
         help: A phrase.
         command_help: Phrases for the commands for which `help` is not exact, by the name of the command.
         metavar: Placeholder of the value in the help; "" for a flag, a number or a choice of few words.
@@ -80,16 +78,21 @@ class Option(msgspec.Struct, frozen=True):
         suggestions: Values that completion offers; other values are possible too.
         aliases: Older spellings, which still work and are not listed.
         hidden: True for an accepted but unlisted option.
+        short: Short flag, such as -i. The full flag is the name of the field, with dashes.
+        flag: Full flag, if not the name of the field.
+        is_target: True for a word of the command line without a flag.
         minimum: Smallest number; None for any number.
         names: What the value names, for completion. An output never replaces a file that the command reads.
         may_be_empty: True for a glob or an expression on names of tensors, where an empty name is possible.
         contradicts_shard: True if a value other than the default contradicts `--shard`.
     """
 
-    flags: tuple[str, ...]
     help: str
     metavar: str = ""
     group: OptionGroup = OptionGroup.TASK
+    short: str = ""
+    flag: str = ""
+    is_target: bool = False
     argument: str | None = None
     python_type: str = ""
     shell_only: tuple[str, ...] = ()
@@ -118,7 +121,13 @@ def build_target(
 ) -> Option:
     """Return the `Option` of a target, which is a word of the command line without a flag."""
     return Option(
-        (), help_text, metavar, names=names, argument=argument, python_type=python_type, may_be_empty=may_be_empty
+        help_text,
+        metavar,
+        is_target=True,
+        names=names,
+        argument=argument,
+        python_type=python_type,
+        may_be_empty=may_be_empty,
     )
 
 
@@ -127,59 +136,46 @@ def build_target(
 Include = Annotated[
     tuple[str, ...],
     Option(
-        ("--include", "-i"),
         "Use only tensors whose name matches GLOB, such as 'encoder.*' (repeatable).",
         "GLOB",
         OptionGroup.TENSORS,
         may_be_empty=True,
         shell_only=("audit",),
+        short="-i",
     ),
 ]
 Exclude = Annotated[
     tuple[str, ...],
     Option(
-        ("--exclude", "-x"),
         "Leave out tensors whose name matches GLOB (repeatable).",
         "GLOB",
         OptionGroup.TENSORS,
         may_be_empty=True,
         shell_only=("audit",),
+        short="-x",
     ),
 ]
 Kinds = Annotated[
     tuple[Kind, ...],
     Option(
-        ("--kind",),
         "Use only tensors of this kind: parameter, buffer, unregistered, optimizer or other (repeatable).",
         "KIND",
         OptionGroup.TENSORS,
         shell_only=("audit",),
     ),
 ]
-_DTYPE = Option(
-    ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", OptionGroup.TENSORS
-)
+_DTYPE = Option("Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", OptionGroup.TENSORS)
 Dtypes = Annotated[tuple[str, ...], _DTYPE]
 Shapes = Annotated[
     tuple[str, ...],
-    Option(
-        ("--shape",),
-        "Use only tensors of this shape, such as 768x3072 or *x768 (repeatable).",
-        "SHAPE",
-        OptionGroup.TENSORS,
-    ),
+    Option("Use only tensors of this shape, such as 768x3072 or *x768 (repeatable).", "SHAPE", OptionGroup.TENSORS),
 ]
 _DEVICE = Option(
-    ("--device",),
-    "Compare values on DEVICE: cpu, cuda or cuda:N.",
-    "DEVICE",
-    OptionGroup.VALUES,
-    suggestions=("cpu", "cuda"),
+    "Compare values on DEVICE: cpu, cuda or cuda:N.", "DEVICE", OptionGroup.VALUES, suggestions=("cpu", "cuda")
 )
 InitDevice = Annotated[
     str | None,
     Option(
-        ("--init-device",),
         "Build the model on DEVICE. Use meta for a model that does not fit in memory. "
         "[default: cpu; meta for a model that is built from a config.json]",
         "DEVICE",
@@ -191,7 +187,6 @@ InitDevice = Annotated[
 FromConfig = Annotated[
     bool,
     Option(
-        ("--from-config",),
         "Build the model from config.json, without its weights. Use this for a folder or repository that has both a "
         "config.json and weights.",
         argument="as_class",
@@ -203,7 +198,6 @@ FromConfig = Annotated[
 ConfigJson = Annotated[
     str | None,
     Option(
-        ("--config-json",),
         "Build the model with the settings in FILE (JSON). Use this for a class whose constructor takes a config "
         "object: a dataclass or a config class.",
         "FILE",
@@ -214,7 +208,6 @@ ConfigJson = Annotated[
 TrustRemoteCode = Annotated[
     bool,
     Option(
-        ("--trust-remote-code",),
         "Run the Python files that come with a checkpoint (auto_map in its config.json). Use this only if you trust "
         "the author; without this option, such files never run.",
         group=OptionGroup.PROCESS,
@@ -223,24 +216,17 @@ TrustRemoteCode = Annotated[
 All = Annotated[
     bool,
     Option(
-        ("--all",),
         "Show each tensor and each finding on its own line. By default, similar ones share a line.",
         group=OptionGroup.ROWS,
     ),
 ]
 Tree = Annotated[
-    bool,
-    Option(
-        ("--tree",), "Show a tree of modules, each with its number of tensors and its size.", group=OptionGroup.ROWS
-    ),
+    bool, Option("Show a tree of modules, each with its number of tensors and its size.", group=OptionGroup.ROWS)
 ]
-Unchanged = Annotated[
-    bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=OptionGroup.ROWS)
-]
+Unchanged = Annotated[bool, Option("Also list the tensors that did not change.", group=OptionGroup.ROWS)]
 NameOnly = Annotated[
     bool,
     Option(
-        ("--name-only",),
         "Print only the names of the changed tensors. With --unchanged, print only the names of the others.",
         group=OptionGroup.ROWS,
     ),
@@ -248,7 +234,6 @@ NameOnly = Annotated[
 NameStatus = Annotated[
     bool,
     Option(
-        ("--name-status",),
         "Print only the name of each changed tensor, after a letter: A added, D deleted, M modified, R renamed.",
         group=OptionGroup.ROWS,
     ),
@@ -256,17 +241,16 @@ NameStatus = Annotated[
 Lines = Annotated[
     int | None,
     Option(
-        ("--lines", "-n"),
         "For each section and each kind of tensor, show at most N lines, the largest first.",
         "N",
         OptionGroup.ROWS,
         minimum=0,
+        short="-n",
     ),
 ]
 Top = Annotated[
     int | None,
     Option(
-        ("--top",),
         "Show only the N largest tensors, in one list; in diff, the N largest changes.",
         "N",
         OptionGroup.ROWS,
@@ -274,22 +258,21 @@ Top = Annotated[
         command_help={"log": "Show only the N modules that changed most during the run."},
     ),
 ]
-_SORT = Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=OptionGroup.ROWS)
+_SORT = Option("Sort tensors by name, or by size with the largest first.", group=OptionGroup.ROWS)
 Quiet = Annotated[
     bool,
     Option(
-        ("--quiet", "-q"),
         "Print only the reasons for a failure, and what was not checked. The formats json, jsonl, csv, sarif, junit "
         "and gitlab are always complete.",
         group=OptionGroup.ROWS,
         command_help={"lock": "Do not print notes on standard error."},
+        short="-q",
     ),
 ]
 _TENSOR_DETAILS = "Also show why each tensor counts as parameter or buffer, its other names and its source line."
 Verbose = Annotated[
     bool,
     Option(
-        VERBOSE_FLAGS,
         "Show all notes, even if there are many of the same kind.",
         group=OptionGroup.ROWS,
         command_help={
@@ -302,6 +285,7 @@ Verbose = Annotated[
             "log": "Also show which settings changed from each checkpoint to the next.",
             "merge": "Show the details that -v shows in the command that you ran with --shard.",
         },
+        short="-v",
     ),
 ]
 
@@ -342,29 +326,22 @@ class WatchFormat(str, enum.Enum):
 
 
 _FORMAT = Option(
-    ("--output-format", "-f"),
     "Write the result in this format. By default, the suffix of -o FILE decides (html, json, jsonl, csv, md, sarif); "
     "otherwise a terminal gets a table, and a pipe gets plain rows.",
     "FORMAT",
     OptionGroup.OUTPUT,
     command_help={"watch": "Write each line in this format."},
+    short="-f",
 )
 OutputFormat = Annotated[Output | None, _FORMAT]
 ListFormat = Annotated[ListOutput | None, replace(_FORMAT, help=_FORMAT.help.replace(", md, sarif)", ", md)"))]
 OutputFile = Annotated[
     str | None,
-    Option(
-        ("--output", "-o"),
-        "Write to FILE instead of standard output.",
-        "FILE",
-        OptionGroup.OUTPUT,
-        names=NamedKind.OUTPUT,
-    ),
+    Option("Write to FILE instead of standard output.", "FILE", OptionGroup.OUTPUT, names=NamedKind.OUTPUT, short="-o"),
 ]
 Reports = Annotated[
     tuple[str, ...],
     Option(
-        ("--report",),
         "Also write the result to FILE in FORMAT, such as sarif=out.sarif (repeatable).",
         "FORMAT=FILE",
         OptionGroup.OUTPUT,
@@ -373,25 +350,17 @@ Reports = Annotated[
 ]
 Colors = Annotated[
     Color,
-    Option(
-        (COLOR_FLAG,),
-        "Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.",
-        group=OptionGroup.OUTPUT,
-    ),
+    Option("Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.", group=OptionGroup.OUTPUT),
 ]
 NoProgress = Annotated[
     bool,
     Option(
-        ("--no-progress",),
-        "Do not show a progress bar on standard error.",
-        group=OptionGroup.PROCESS,
-        shell_only=COMMANDS_WITH_FUNCTION,
+        "Do not show a progress bar on standard error.", group=OptionGroup.PROCESS, shell_only=COMMANDS_WITH_FUNCTION
     ),
 ]
 Timeout = Annotated[
     float | None,
     Option(
-        (TIMEOUT_FLAG,),
         "Stop the command after SECONDS, with exit status 2.",
         "SECONDS",
         OptionGroup.PROCESS,
@@ -399,28 +368,21 @@ Timeout = Annotated[
     ),
 ]
 Debug = Annotated[
-    bool,
-    Option(
-        ("--debug",),
-        "Show the Python traceback of an error.",
-        group=OptionGroup.PROCESS,
-        shell_only=COMMANDS_WITH_FUNCTION,
-    ),
+    bool, Option("Show the Python traceback of an error.", group=OptionGroup.PROCESS, shell_only=COMMANDS_WITH_FUNCTION)
 ]
 Jobs = Annotated[
     int,
     Option(
-        ("--jobs", "-j"),
         "Read tensor values with N processes (threads for URLs); 0 means one per core.",
         "N",
         OptionGroup.VALUES,
         minimum=0,
+        short="-j",
     ),
 ]
 Executor = Annotated[
     Any,
     Option(
-        ("--executor",),
         "Read tensor values with ENGINE: threads, processes:4, dask:tcp://HOST:PORT, mpi or ray. Use dask, mpi or ray "
         "to read on several machines.",
         "ENGINE",
@@ -432,7 +394,6 @@ Executor = Annotated[
 Shard = Annotated[
     str | None,
     Option(
-        ("--shard",),
         "Read only part I of N of the tensor values, and write a part file. Run the N parts as separate jobs, then "
         "join the files with statecli merge.",
         "I/N",
@@ -443,17 +404,15 @@ Shard = Annotated[
 Config = Annotated[
     str | None,
     Option(
-        ("--config",),
         "Use this configuration file instead of the nearest statecli.toml or pyproject.toml.",
         "FILE",
         names=NamedKind.INPUT,
     ),
 ]
-NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration files.")]
+NoConfig = Annotated[bool, Option("Ignore all configuration files.")]
 Plugins = Annotated[
     tuple[str, ...],
     Option(
-        (PLUGIN_FLAG,),
         "Also use your own rules in MODULE, a Python module or file (repeatable).",
         "MODULE",
         argument="plugins",
@@ -463,7 +422,6 @@ Plugins = Annotated[
 TensorsOnly = Annotated[
     bool,
     Option(
-        ("--tensors-only",),
         "Check only the tensors against the lock file, not settings and other files.",
         argument="weights_only",
         aliases=("--weights-only",),
@@ -478,13 +436,10 @@ Targets = Annotated[
 
 
 _FAIL_ON = Option(
-    ("--fail-on",),
-    "Exit with status 1 if a finding has this severity or a higher one.",
-    shell_only=("inspect", "verify"),
+    "Exit with status 1 if a finding has this severity or a higher one.", shell_only=("inspect", "verify")
 )
 FailOn = Annotated[Severity, _FAIL_ON]
 _IGNORE = Option(
-    ("--ignore",),
     "Do not report findings of this rule or rule group (repeatable).",
     "RULE",
     names=NamedKind.RULE,
@@ -494,7 +449,6 @@ IgnoredRules = Annotated[tuple[str, ...], _IGNORE]
 BaselineFile = Annotated[
     str | None,
     Option(
-        ("--baseline",),
         "Accept the findings listed in FILE: they do not make the command fail.",
         "FILE",
         names=NamedKind.INPUT,
@@ -504,7 +458,6 @@ BaselineFile = Annotated[
 WriteBaseline = Annotated[
     str | None,
     Option(
-        ("--write-baseline",),
         "Write all findings of this run to FILE (requires --reason). Give later runs --baseline FILE to accept them.",
         "FILE",
         names=NamedKind.OUTPUT,
@@ -515,7 +468,6 @@ WriteBaseline = Annotated[
 ForwardInputs = Annotated[
     tuple[str, ...],
     Option(
-        ("--input",),
         "Call forward with a tensor of SHAPE, such as 2x3x224x224 (repeatable: one per argument). Write "
         "'int64:2x16<30522' for integers below 30522, and name=2x3 for the argument called name.",
         "SHAPE",
@@ -530,7 +482,6 @@ ForwardInputs = Annotated[
 ForwardInputsFrom = Annotated[
     str | None,
     Option(
-        ("--input-from",),
         "Call forward with the arguments that the function MAKE in FILE.PY returns. Use this if --input cannot "
         "describe the arguments.",
         "FILE.PY:MAKE",
@@ -545,13 +496,7 @@ ForwardInputsFrom = Annotated[
     ),
 ]
 Reason = Annotated[
-    str | None,
-    Option(
-        ("--reason",),
-        "Reason to record with --write-baseline.",
-        "TEXT",
-        shell_only=COMMANDS_WITH_FUNCTION,
-    ),
+    str | None, Option("Reason to record with --write-baseline.", "TEXT", shell_only=COMMANDS_WITH_FUNCTION)
 ]
 
 
@@ -568,7 +513,6 @@ InspectedTarget = Annotated[
 ModelClass = Annotated[
     str | None,
     Option(
-        ("--model",),
         "Compare the checkpoint with this model class, which also shows which tensors are parameters and which are "
         "buffers. auto: the class named in config.json.",
         "SPEC",
@@ -582,7 +526,6 @@ ModelClass = Annotated[
 Stats = Annotated[
     bool,
     Option(
-        ("--stats",),
         "Read the values, and show min, max, mean, std and the number of zeros, NaN and Inf.",
         command_help={
             "report": "Read the values, and show a histogram, quantiles and the first values of each tensor. The "
@@ -593,7 +536,6 @@ Stats = Annotated[
 Spectra = Annotated[
     bool,
     Option(
-        ("--spectra",),
         "Add the singular values of the model's matrices to JSON and HTML. Starts with the smallest matrix, and "
         "leaves out the matrices that are not done after about a minute. Includes --stats.",
         command_help={
@@ -666,7 +608,6 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     to: Annotated[
         str | None,
         Option(
-            ("--to",),
             "Move the tensors to DEVICE, and report each tensor that does not move. Use meta to check without a GPU.",
             "DEVICE",
             suggestions=("cuda", "cpu", "meta"),
@@ -674,22 +615,15 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             python_type="str | torch.device | None",
         ),
     ] = None
-    cuda: Annotated[
-        bool,
-        Option(
-            ("--cuda",),
-            "Same as --to cuda.",
-            contradicts_shard=True,
-            shell_only=COMMANDS_WITH_FUNCTION,
-        ),
-    ] = False
+    cuda: Annotated[bool, Option("Same as --to cuda.", contradicts_shard=True, shell_only=COMMANDS_WITH_FUNCTION)] = (
+        False
+    )
     from_config: FromConfig = False
     model: ModelClass = None
     stats: Stats = False
     distributions: Annotated[
         bool,
         Option(
-            ("--distributions",),
             "Add a histogram, quantiles and the first values of each tensor to JSON and HTML. Reads the values twice, "
             "and includes --stats.",
             shell_only=COMMANDS_WITH_FUNCTION,
@@ -699,7 +633,6 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     parts: Annotated[
         bool,
         Option(
-            ("--parts",),
             "Below each quantized weight, list its tensors: codes, scales, zero points and others.",
             group=OptionGroup.ROWS,
         ),
@@ -745,7 +678,6 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     map: Annotated[
         tuple[str, ...],
         Option(
-            ("--map",),
             "Replace REGEX by REPLACEMENT in the tensor names of BEFORE (repeatable). Use this if tensors have other "
             "names in AFTER.",
             "REGEX=REPLACEMENT",
@@ -757,27 +689,19 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         replace(_IGNORE, help="Ignore differences in this field (repeatable).", metavar="FIELD", names=None),
     ] = ()
     bitwise: Annotated[
-        bool,
-        Option(
-            ("--bitwise",),
-            "Compare the bits of values: -0.0 differs from 0.0, and NaN differs from a NaN with other bits.",
-        ),
+        bool, Option("Compare the bits of values: -0.0 differs from 0.0, and NaN differs from a NaN with other bits.")
     ] = False
     atol: Annotated[
-        float,
-        Option(("--atol",), "Absolute tolerance: treat values as equal if |after - before| <= ATOL + RTOL * |before|."),
+        float, Option("Absolute tolerance: treat values as equal if |after - before| <= ATOL + RTOL * |before|.")
     ] = 0.0
-    rtol: Annotated[float, Option(("--rtol",), "Relative tolerance; see --atol.")] = 0.0
+    rtol: Annotated[float, Option("Relative tolerance; see --atol.")] = 0.0
     metadata_only: Annotated[
-        bool, Option(("--metadata-only",), "Compare only names, dtypes, shapes and other metadata; do not read values.")
+        bool, Option("Compare only names, dtypes, shapes and other metadata; do not read values.")
     ] = False
-    no_renames: Annotated[
-        bool, Option(("--no-renames",), "Do not detect renamed tensors; show them as deleted and added.")
-    ] = False
+    no_renames: Annotated[bool, Option("Do not detect renamed tensors; show them as deleted and added.")] = False
     may_change: Annotated[
         tuple[str, ...],
         Option(
-            ("--may-change",),
             "Let only tensors that match GLOB change, and fail if another tensor changed (repeatable: it is enough to "
             "match one GLOB).",
             "GLOB",
@@ -789,7 +713,6 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     must_not_change: Annotated[
         tuple[str, ...],
         Option(
-            ("--must-not-change",),
             "Fail if a tensor that matches GLOB changed. Other tensors may change (repeatable).",
             "GLOB",
             argument="frozen",
@@ -800,7 +723,6 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     must_change: Annotated[
         tuple[str, ...],
         Option(
-            ("--must-change",),
             "Fail if no tensor that matches GLOB changed. Other tensors may change (repeatable: each GLOB must match a "
             "changed tensor).",
             "GLOB",
@@ -810,13 +732,11 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         ),
     ] = ()
     cast: Annotated[
-        bool,
-        Option(("--cast",), "Allow casts, and fail if a tensor differs by more than the rounding to the new dtype."),
+        bool, Option("Allow casts, and fail if a tensor differs by more than the rounding to the new dtype.")
     ] = False
     adapter: Annotated[
         str | None,
         Option(
-            ("--adapter",),
             "Check a merge: fail unless AFTER equals BEFORE plus this LoRA adapter, up to rounding.",
             "ADAPTER",
             names=NamedKind.TARGET,
@@ -852,7 +772,6 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     check: Annotated[
         tuple[Name, ...],
         Option(
-            ("--check",),
             f"Run only this check (repeatable). [default: {', '.join(name.value for name in DEFAULT_PROOFS)}]",
             "CHECK",
             argument="checks",
@@ -883,7 +802,6 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     optimizer: Annotated[
         Any,
         Option(
-            ("--optimizer",),
             f"Train with this optimizer of torch.optim, such as adamw. [default: {STEP_OPTIMIZER} for the check step, "
             f"{RESUME_OPTIMIZER} for the check resume]",
             "NAME",
@@ -906,7 +824,7 @@ class FixOptions(OutputOptions, frozen=True, kw_only=True):
     target: Annotated[
         str, build_target("MODEL", "A model class in a file that you can edit: file.py:Class, package.module:Class.")
     ]
-    write: Annotated[bool, Option(("--write",), "Write the fixes to the files.")] = False
+    write: Annotated[bool, Option("Write the fixes to the files.")] = False
     input: ForwardInputs = ()
     input_from: ForwardInputsFrom = None
     init_device: InitDevice = None
@@ -920,8 +838,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     targets: Targets
     model: ModelClass = None
     select: Annotated[
-        tuple[str, ...],
-        Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE", names=NamedKind.RULE),
+        tuple[str, ...], Option("Run only this rule or rule group (repeatable).", "RULE", names=NamedKind.RULE)
     ] = ()
     ignore: IgnoredRules = ()
     plugin: Plugins = ()
@@ -931,34 +848,21 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     values: Annotated[
         bool,
         Option(
-            ("--values",),
             "Read the values of all tensors. [default: only of local files with at most "
             f"{DEFAULT_VALUE_BYTES // 10**6} MB and {DEFAULT_VALUE_TENSORS:,} tensors]",
             group=OptionGroup.VALUES,
         ),
     ] = False
     no_values: Annotated[
-        bool,
-        Option(
-            ("--no-values",),
-            "Do not read the values of tensors.",
-            group=OptionGroup.VALUES,
-            shell_only=COMMANDS_WITH_FUNCTION,
-        ),
+        bool, Option("Do not read the values of tensors.", group=OptionGroup.VALUES, shell_only=COMMANDS_WITH_FUNCTION)
     ] = False
     lock: Annotated[
         str | None,
-        Option(
-            ("--lock",),
-            "Check that the targets match this lock file, written by statecli lock.",
-            "FILE",
-            names=NamedKind.INPUT,
-        ),
+        Option("Check that the targets match this lock file, written by statecli lock.", "FILE", names=NamedKind.INPUT),
     ] = None
     frozen_only: Annotated[
         bool,
         Option(
-            ("--frozen-only",),
             "Compare only frozen tensors with the lock file. These are parameters with requires_grad=False, and "
             "tensors that match policy.frozen in the configuration.",
             shell_only=COMMANDS_WITH_FUNCTION,
@@ -968,7 +872,6 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     against: Annotated[
         str | None,
         Option(
-            ("--against",),
             "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.",
             "CHECKPOINT",
             names=NamedKind.TARGET,
@@ -980,11 +883,10 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     reason: Reason = None
     config: Config = None
     no_config: NoConfig = False
-    allow_empty: Annotated[bool, Option(("--allow-empty",), "Exit with status 0 if there is nothing to audit.")] = False
+    allow_empty: Annotated[bool, Option("Exit with status 0 if there is nothing to audit.")] = False
     as_found: Annotated[
         bool,
         Option(
-            ("--as-found",),
             "For pre-commit: if a file is a shard of a model, audit the whole model of its folder, not only the file.",
             hidden=True,
         ),
@@ -1014,7 +916,7 @@ class LockOptions(Options, frozen=True, kw_only=True):
     """Print a lock file: the digest of each tensor. -o FILE saves the lock file. To compare: audit --lock FILE."""
 
     targets: Targets
-    digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
+    digest: Annotated[Algorithm, Option("Hash algorithm for tensor values.")] = Algorithm.BLAKE3
     tensors_only: TensorsOnly = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -1039,12 +941,7 @@ class LockOptions(Options, frozen=True, kw_only=True):
 
 
 NoCache = Annotated[
-    bool,
-    Option(
-        ("--no-cache",),
-        "Read all values again; do not use or update the cache of statistics.",
-        group=OptionGroup.VALUES,
-    ),
+    bool, Option("Read all values again; do not use or update the cache of statistics.", group=OptionGroup.VALUES)
 ]
 RunTargets = Annotated[
     tuple[str, ...],
@@ -1068,7 +965,6 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
     condition: Annotated[
         str | None,
         Option(
-            ("--condition",),
             "Find the first checkpoint where CONDITION is true (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. "
             "'changed GLOB' and 'cosine<0.9' compare with the first checkpoint of the run: true if a matching tensor "
             "changed, or if the cosine of all weights is below 0.9.",
@@ -1094,11 +990,7 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
     ]
     steps: Annotated[
         int,
-        Option(
-            ("--steps",),
-            "Train N optimizer steps, then resume from the checkpoint of step N/2 and compare (N is even).",
-            "N",
-        ),
+        Option("Train N optimizer steps, then resume from the checkpoint of step N/2 and compare (N is even).", "N"),
     ] = 4
 
 
@@ -1106,21 +998,11 @@ class WatchOptions(Options, frozen=True, kw_only=True):
     """Print a line for each new checkpoint once it is fully written. The command runs until Ctrl-C or --count lines."""
 
     targets: RunTargets
-    interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS")] = 5.0
-    count: Annotated[int | None, Option(("--count",), "Exit after N lines.", "N", minimum=1)] = None
-    history: Annotated[
-        bool,
-        Option(
-            ("--history",),
-            "First print all checkpoints that exist already, not only the last one.",
-        ),
-    ] = False
+    interval: Annotated[float, Option("Look for new files every SECONDS.", "SECONDS")] = 5.0
+    count: Annotated[int | None, Option("Exit after N lines.", "N", minimum=1)] = None
+    history: Annotated[bool, Option("First print all checkpoints that exist already, not only the last one.")] = False
     fail_on_nan: Annotated[
-        bool,
-        Option(
-            ("--fail-on-nan",),
-            "Exit with status 1 as soon as a tensor gets NaN or infinite values for the first time.",
-        ),
+        bool, Option("Exit with status 1 as soon as a tensor gets NaN or infinite values for the first time.")
     ] = False
     no_cache: NoCache = False
     output_format: Annotated[WatchFormat, _FORMAT] = WatchFormat.PLAIN
@@ -1152,7 +1034,6 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     allow_code: Annotated[
         tuple[str, ...],
         Option(
-            ("--allow-code",),
             "Allow merge to import and run this model class or plugin (repeatable). Give this if the command with "
             "--shard used a class or plugin.",
             "SPEC",
@@ -1165,7 +1046,6 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     url: Annotated[
         tuple[str, ...],
         Option(
-            ("--url",),
             "Give the full URL of a checkpoint (repeatable). Part files do not contain passwords and signatures, so "
             "give URLs with a password or signature here.",
             "URL",
@@ -1175,7 +1055,6 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     copies: Annotated[
         bool,
         Option(
-            ("--copies",),
             "Accept parts that were made from separate copies of the files. Compares only the sizes and some bytes of "
             "the copies.",
             group=OptionGroup.DISTRIBUTION,
@@ -1254,8 +1133,8 @@ class SamplesOptions(Options, frozen=True, kw_only=True):
 class GitSetupOptions(Options, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
-    everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
-    remove: Annotated[bool, Option(("--remove",), "Remove the settings that 'statecli git setup' wrote.")] = False
+    everywhere: Annotated[bool, Option("Set up git for all your repositories.", flag="--global")] = False
+    remove: Annotated[bool, Option("Remove the settings that 'statecli git setup' wrote.")] = False
     debug: Debug = False
 
 
@@ -1268,7 +1147,6 @@ class GitTextconvOptions(Options, frozen=True, kw_only=True):
     made_by: Annotated[
         str,
         Option(
-            ("--made-by",),
             "Set by `statecli git setup`, not by hand: the version of statecli. A new version makes git discard its "
             "cached diff text.",
             "TEXT",

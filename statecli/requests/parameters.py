@@ -23,6 +23,7 @@ class Parameter(Option, frozen=True, kw_only=True):
 
     Attributes:
         field: Field of the options.
+        flags: The full flag and the short flag; () for a target.
         argument: Argument in Python.
         type: Type of a value on the command line: bool, str, int, float or an Enum; str for a field of type Any.
         repeatable: True if the command line may give several values; the field is then a tuple.
@@ -31,15 +32,11 @@ class Parameter(Option, frozen=True, kw_only=True):
     """
 
     field: str
+    flags: tuple[str, ...]
     argument: str
     type: Any
     repeatable: bool
     default: Any
-
-    @property
-    def is_target(self) -> bool:
-        """True for a target, which has no flags."""
-        return not self.flags
 
     @property
     def is_flag(self) -> bool:
@@ -103,6 +100,9 @@ def _build_parameter(field: str, default: object, annotation: object, command: s
     row: dict[str, Any] = {
         **asdict(info),
         "field": field,
+        "flags": ()
+        if info.is_target
+        else tuple(filter(None, (info.flag or f"--{field.replace('_', '-')}", info.short))),
         "argument": info.argument or field,
         "type": str if plain_type is Any else plain_type,
         "repeatable": repeatable,
