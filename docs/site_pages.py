@@ -159,7 +159,7 @@ def format_help(page: object) -> str:
             title = section.title.capitalize() if section.title.isupper() else section.title
             parts.append(f"### {title}\n\n{format_table((kind, 'meaning'), rows)}")
     examples = "\n\n".join(
-        f"{escape(example.purpose).removesuffix('.')}:\n\n```sh\n{example.line}\n```" for example in page.examples
+        f"{escape(purpose).removesuffix('.')}:\n\n```sh\n{line}\n```" for line, purpose in page.examples
     )
     statuses = format_table(("status", "when"), ((status, escape(text)) for status, text in page.statuses))
     return "\n\n".join([*parts, f"## Examples\n\n{examples}", f"## Exit status\n\n{statuses}"]) + "\n"

@@ -29,7 +29,7 @@ from .forked_python import run_command
 
 PAGES = ("", *help_table.GROUPS, *COMMANDS)
 MANUALS = {"": manuals.ROOT, **manuals.GROUPS, **manuals.MANUALS}
-EXAMPLES = [(command, example.line) for command, manual in MANUALS.items() for example in manual.examples]
+EXAMPLES = [(command, line) for command, manual in MANUALS.items() for line in manual.examples]
 
 NET = """
 import torch
@@ -214,7 +214,7 @@ def test_defaults_are_shown(command, expected_text):
 def test_help_fits_the_requested_width(command):
     """Only a word, a usage or an example that cannot be broken may be wider."""
     page = help_table.build_page(command)
-    unbreakable = {example.line for example in page.examples}
+    unbreakable = {line for line, _ in page.examples}
     for width in (40, 60, 80, 100, 200):
         for line in render_help(command, width).splitlines():
             assert len(line) <= width or line.strip() in unbreakable or " " not in line.strip() or width == 40, line
@@ -444,7 +444,7 @@ def test_a_manual_page_has_all_that_the_help_has(sources, command):
     text = plain(sources["-".join(["statecli", *command.split()]) + ".1"])
     for section in filter(None, (page.operands, *page.options)):
         assert all(join_words(f"{term} {description}") in text for term, description in section.lines)
-    assert all(f"{example.line} {example.purpose}" in text for example in page.examples)
+    assert all(f"{line} {purpose}" in text for line, purpose in page.examples)
     assert all(f"{status} {meaning}" in text for status, meaning in page.statuses)
 
 

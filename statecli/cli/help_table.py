@@ -13,7 +13,6 @@ import msgspec
 
 from statecli.cli import manuals
 from statecli.cli.help_page import OTHER_COMMAND_NAMES
-from statecli.cli.manuals import Example
 from statecli.core.early_flags import HELP_FLAGS, VERSION_FLAGS
 from statecli.requests.options import COMMANDS, OptionGroup
 from statecli.requests.parameters import Parameter, parameters_of
@@ -48,7 +47,7 @@ class HelpPage(msgspec.Struct, frozen=True):
         summary: Purpose of the command.
         operands: The targets of a command, or the commands of a group; None without them.
         options: The options by group.
-        examples: Command lines.
+        examples: Command lines, each with its purpose.
         statuses: Each exit status and its meaning.
         hint: The last line; "" for none.
     """
@@ -58,7 +57,7 @@ class HelpPage(msgspec.Struct, frozen=True):
     summary: str
     operands: HelpSection | None
     options: tuple[HelpSection, ...]
-    examples: tuple[Example, ...]
+    examples: tuple[tuple[str, str], ...]
     statuses: tuple[tuple[str, str], ...]
     hint: str = ""
 
@@ -77,7 +76,7 @@ def build_page(name: str) -> HelpPage:
         summary=GROUPS[name] if name else SUMMARY,
         operands=HelpSection("COMMANDS", tuple(commands)),
         options=(HelpSection("OPTIONS", options),),
-        examples=manual.examples,
+        examples=tuple(manual.examples.items()),
         statuses=manual.list_statuses(),
         hint=f"Run {program} COMMAND --help for the options of a command.",
     )
@@ -115,7 +114,7 @@ def _build_command_page(name: str) -> HelpPage:
         summary=_describe(COMMANDS[name]),
         operands=HelpSection("ARGUMENTS", described_targets) if described_targets else None,
         options=tuple(_group_options(parameter for parameter in parameters if not parameter.is_target)),
-        examples=manual.examples,
+        examples=tuple(manual.examples.items()),
         statuses=manual.list_statuses(),
     )
 
@@ -171,7 +170,7 @@ def encode_page(page: HelpPage) -> str:
     """Return a page as lines: usage, summary, hint, and sections. A tab separates each term from its text."""
     sections = [
         *filter(None, (page.operands, *page.options)),
-        HelpSection("EXAMPLES", tuple((example.line, example.purpose) for example in page.examples)),
+        HelpSection("EXAMPLES", page.examples),
         HelpSection("EXIT STATUS", page.statuses),
     ]
     lines = [page.usage, page.summary, page.hint]

@@ -60,8 +60,8 @@ def _format_lists(page: HelpPage) -> Iterator[str]:
         yield from _format_section(section)
     if page.examples:
         yield ".SH EXAMPLES"
-    for example in page.examples:
-        yield from (".TP", f"\\fB{_escape(example.line)}\\fR", *_format_text(example.purpose))
+    for line, purpose in page.examples:
+        yield from (".TP", f"\\fB{_escape(line)}\\fR", *_format_text(purpose))
     if page.statuses:
         yield from (".SH EXIT STATUS", *_format_section(HelpSection("", page.statuses)))
 

@@ -10,21 +10,14 @@ import msgspec
 from statecli.core.installed_package import install_extra
 
 
-class Example(msgspec.Struct, frozen=True):
-    """Command line, and its purpose."""
-
-    line: str
-    purpose: str
-
-
 class Manual(msgspec.Struct, frozen=True):
-    """Examples and exit statuses of a command. `list_statuses` adds status 130, which every command has."""
+    """Examples (the purpose of each command line) and exit statuses of a command."""
 
-    examples: tuple[Example, ...]
+    examples: dict[str, str]
     statuses: dict[int, str]
 
     def list_statuses(self) -> tuple[tuple[str, str], ...]:
-        """Return each exit status with its meaning."""
+        """Return each exit status with its meaning, and status 130, which every command has."""
         statuses = self.statuses | {130: "The command was interrupted (Ctrl-C)."}
         return tuple((str(status), meaning) for status, meaning in sorted(statuses.items()))
 
@@ -33,13 +26,13 @@ _WRONG_LINE = "or the command line is wrong."
 
 #: Manual of statecli itself.
 ROOT = Manual(
-    (
-        Example("statecli inspect model.safetensors", "List the tensors of a checkpoint."),
-        Example("statecli diff old.pt new.safetensors", "Compare two checkpoints."),
-        Example("statecli verify net.py:Net --device fake-cuda", "Test a model class; this needs no GPU."),
-        Example("statecli audit checkpoints/", "Check all checkpoints of a folder."),
-        Example("statecli help audit", "Show the options of a command, with examples."),
-    ),
+    {
+        "statecli inspect model.safetensors": "List the tensors of a checkpoint.",
+        "statecli diff old.pt new.safetensors": "Compare two checkpoints.",
+        "statecli verify net.py:Net --device fake-cuda": "Test a model class; this needs no GPU.",
+        "statecli audit checkpoints/": "Check all checkpoints of a folder.",
+        "statecli help audit": "Show the options of a command, with examples.",
+    },
     {
         0: "Success: no differences, and no finding that reaches the severity of --fail-on.",
         1: "Differences, or a finding that reaches the severity of --fail-on.",
@@ -51,12 +44,12 @@ ROOT = Manual(
 #: Manual of each group of commands.
 GROUPS: dict[str, Manual] = {
     "git": Manual(
-        (
-            Example("statecli git setup", "Set up this repository."),
-            Example("git diff", "Show the tensors that changed since the last git add."),
-            Example("statecli git textconv model.safetensors", "Print the text that git diff compares."),
-            Example("statecli git difftool old.pt new.pt", "Compare two versions of a file."),
-        ),
+        {
+            "statecli git setup": "Set up this repository.",
+            "git diff": "Show the tensors that changed since the last git add.",
+            "statecli git textconv model.safetensors": "Print the text that git diff compares.",
+            "statecli git difftool old.pt new.pt": "Compare two versions of a file.",
+        },
         {
             0: "git was set up, or the text was printed.",
             2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
@@ -67,18 +60,15 @@ GROUPS: dict[str, Manual] = {
 #: Manual of each command in COMMANDS.
 MANUALS: dict[str, Manual] = {
     "inspect": Manual(
-        (
-            Example("statecli inspect model.safetensors", "List the tensors of a checkpoint."),
-            Example(
-                "statecli inspect train.ckpt#optimizer --stats", "List one section, with statistics of its values."
+        {
+            "statecli inspect model.safetensors": "List the tensors of a checkpoint.",
+            "statecli inspect train.ckpt#optimizer --stats": "List one section, with statistics of its values.",
+            "statecli inspect net.py:Net --to meta": "Show which tensors do not move with the model.",
+            "statecli inspect model.safetensors --model net.py:Net -f json": (
+                "Take the kinds of the tensors from a model class; write JSON."
             ),
-            Example("statecli inspect net.py:Net --to meta", "Show which tensors do not move with the model."),
-            Example(
-                "statecli inspect model.safetensors --model net.py:Net -f json",
-                "Take the kinds of the tensors from a model class; write JSON.",
-            ),
-            Example("statecli inspect model.safetensors --top 10", "List the ten largest tensors."),
-        ),
+            "statecli inspect model.safetensors --top 10": "List the ten largest tensors.",
+        },
         {
             0: "The target was listed, and no finding reaches the severity of --fail-on.",
             1: "A finding reaches the severity of --fail-on, such as a tensor that did not move with --to, or a pickle "
@@ -88,11 +78,11 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "report": Manual(
-        (
-            Example("statecli report model.safetensors -o report.html", "Write a report with all modules and tensors."),
-            Example("statecli report train.ckpt --stats -o report.html", "Read the values too, and show histograms."),
-            Example("statecli report net.py:Net -o report.html", "Write a report of a model class."),
-        ),
+        {
+            "statecli report model.safetensors -o report.html": "Write a report with all modules and tensors.",
+            "statecli report train.ckpt --stats -o report.html": "Read the values too, and show histograms.",
+            "statecli report net.py:Net -o report.html": "Write a report of a model class.",
+        },
         {
             0: "The report was written, and no finding is an error.",
             1: "At least one finding is an error, such as a parameter that is not registered.",
@@ -101,18 +91,15 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "diff": Manual(
-        (
-            Example("statecli diff old.pt new.safetensors", "Compare two checkpoints of any formats."),
-            Example(
-                "statecli diff old.pt new.pt --rtol 1e-5 --name-status",
-                "Ignore small differences; print only a letter and the name of each changed tensor.",
+        {
+            "statecli diff old.pt new.safetensors": "Compare two checkpoints of any formats.",
+            "statecli diff old.pt new.pt --rtol 1e-5 --name-status": (
+                "Ignore small differences; print only a letter and the name of each changed tensor."
             ),
-            Example("statecli diff old.pt new.pt --top 5", "Show the five tensors that changed most."),
-            Example(
-                "statecli diff base.pt finetuned.pt --may-change 'head.*'", "Fail if a tensor outside the head changed."
-            ),
-            Example("statecli diff model.safetensors net.py:Net", "Compare a checkpoint with a model class."),
-        ),
+            "statecli diff old.pt new.pt --top 5": "Show the five tensors that changed most.",
+            "statecli diff base.pt finetuned.pt --may-change 'head.*'": "Fail if a tensor outside the head changed.",
+            "statecli diff model.safetensors net.py:Net": "Compare a checkpoint with a model class.",
+        },
         {
             0: "Nothing differs, or the options allow all differences.",
             1: "Tensors or metadata differ. With --may-change, --must-not-change, --must-change, --cast or --adapter: "
@@ -121,20 +108,16 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "verify": Manual(
-        (
-            Example("statecli verify net.py:Net --device fake-cuda", "Run the default checks without a GPU."),
-            Example(
-                "statecli verify 'net.py:Net(hidden=8)' --check move", "Give arguments to the class; run one check."
+        {
+            "statecli verify net.py:Net --device fake-cuda": "Run the default checks without a GPU.",
+            "statecli verify 'net.py:Net(hidden=8)' --check move": "Give arguments to the class; run one check.",
+            "statecli verify net.py:Net --input 2x3 --dtype bfloat16": (
+                "Call forward with a 2x3 tensor; cast to bfloat16."
             ),
-            Example(
-                "statecli verify net.py:Net --input 2x3 --dtype bfloat16",
-                "Call forward with a 2x3 tensor; cast to bfloat16.",
+            "statecli verify net.py:Net --input-from net.py:make_batch --optimizer adamw": (
+                "Train with the inputs that make_batch returns."
             ),
-            Example(
-                "statecli verify net.py:Net --input-from net.py:make_batch --optimizer adamw",
-                "Train with the inputs that make_batch returns.",
-            ),
-        ),
+        },
         {
             0: "No finding reaches the severity of --fail-on, and no check is inconclusive.",
             1: "A finding reaches the severity of --fail-on, such as a parameter that does not move with the model.",
@@ -143,11 +126,11 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "fix": Manual(
-        (
-            Example("statecli fix net.py:Net", "Show the fixes as a unified diff."),
-            Example("statecli fix net.py:Net --input 2x3", "Also fix bugs that show when forward gets a 2x3 tensor."),
-            Example("statecli fix net.py:Net --write", "Write the fixes to net.py."),
-        ),
+        {
+            "statecli fix net.py:Net": "Show the fixes as a unified diff.",
+            "statecli fix net.py:Net --input 2x3": "Also fix bugs that show when forward gets a 2x3 tensor.",
+            "statecli fix net.py:Net --write": "Write the fixes to net.py.",
+        },
         {
             0: "No bug was found, or the fixes for all bugs were written.",
             1: "A bug is not fixed yet: the fix was shown but not written, or no fix passes verify.",
@@ -156,18 +139,15 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "audit": Manual(
-        (
-            Example("statecli audit checkpoints/", "Check all checkpoints of a folder."),
-            Example(
-                "statecli audit model.safetensors --model net.py:Net", "Check that a checkpoint fits a model class."
+        {
+            "statecli audit checkpoints/": "Check all checkpoints of a folder.",
+            "statecli audit model.safetensors --model net.py:Net": "Check that a checkpoint fits a model class.",
+            "statecli audit checkpoints/ --lock statecli.lock.json": "Check that no tensor has changed.",
+            "statecli audit model.safetensors --model net.py:Net --values -f github": (
+                "In CI: also read the values of large files, and annotate the pull request on GitHub."
             ),
-            Example("statecli audit checkpoints/ --lock statecli.lock.json", "Check that no tensor has changed."),
-            Example(
-                "statecli audit model.safetensors --model net.py:Net --values -f github",
-                "In CI: also read the values of large files, and annotate the pull request on GitHub.",
-            ),
-            Example("statecli audit checkpoints/ -f sarif -o audit.sarif", "Write a report for code scanning."),
-        ),
+            "statecli audit checkpoints/ -f sarif -o audit.sarif": "Write a report for code scanning.",
+        },
         {
             0: "All targets were checked, and no finding reaches the severity of --fail-on.",
             1: "A finding reaches the severity of --fail-on.",
@@ -175,16 +155,13 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "explain": Manual(
-        (
-            Example(
-                "statecli explain net.py:Net model.safetensors", "Print the cause, and Python code that loads the file."
+        {
+            "statecli explain net.py:Net model.safetensors": "Print the cause, and Python code that loads the file.",
+            "statecli explain net.py:Net old.pt -f json": "Write the cause and the code as JSON.",
+            "python train.py 2>&1 | statecli explain": (
+                "Explain the error message of load_state_dict in the output of train.py."
             ),
-            Example("statecli explain net.py:Net old.pt -f json", "Write the cause and the code as JSON."),
-            Example(
-                "python train.py 2>&1 | statecli explain",
-                "Explain the error message of load_state_dict in the output of train.py.",
-            ),
-        ),
+        },
         {
             0: "A strict load_state_dict loads the checkpoint into the class, without changes.",
             1: "The class does not load the checkpoint. The output has the cause and, if possible, Python "
@@ -193,26 +170,23 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "lock": Manual(
-        (
-            Example("statecli lock checkpoints/ -o statecli.lock.json", "Lock all checkpoints of a folder."),
-            Example("statecli lock model.safetensors --digest sha256", "Print a lock with SHA-256 digests."),
-            Example("statecli lock checkpoints/ --tensors-only -o weights.lock.json", "Lock tensors only."),
-        ),
+        {
+            "statecli lock checkpoints/ -o statecli.lock.json": "Lock all checkpoints of a folder.",
+            "statecli lock model.safetensors --digest sha256": "Print a lock with SHA-256 digests.",
+            "statecli lock checkpoints/ --tensors-only -o weights.lock.json": "Lock tensors only.",
+        },
         {
             0: "The lock file was written or printed.",
             2: f"A target could not be read, the lock file could not be written, {_WRONG_LINE}",
         },
     ),
     "log": Manual(
-        (
-            Example("statecli log checkpoints/", "Show a line for each checkpoint of a run."),
-            Example("statecli log 'checkpoints/*.pt' --top 5", "Show the five modules that changed most."),
-            Example("statecli log checkpoints/ -f html -o run.html", "Write a report with plots over the steps."),
-            Example(
-                "statecli log checkpoints/ --fail-on warning",
-                "Fail for warnings too, such as a new NaN.",
-            ),
-        ),
+        {
+            "statecli log checkpoints/": "Show a line for each checkpoint of a run.",
+            "statecli log 'checkpoints/*.pt' --top 5": "Show the five modules that changed most.",
+            "statecli log checkpoints/ -f html -o run.html": "Write a report with plots over the steps.",
+            "statecli log checkpoints/ --fail-on warning": "Fail for warnings too, such as a new NaN.",
+        },
         {
             0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
             1: "A finding reaches the severity of --fail-on; with --fail-on warning, a new NaN in a tensor is enough.",
@@ -220,14 +194,13 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "bisect": Manual(
-        (
-            Example("statecli bisect checkpoints/ --condition nan", "Find the first checkpoint with NaN."),
-            Example("statecli bisect checkpoints/ --condition 'changed head.*'", "Find when a layer first changed."),
-            Example(
-                "statecli bisect checkpoints/ --condition 'cosine<0.9' -f json",
-                "Find the first checkpoint whose weights have a cosine below 0.9 with the first checkpoint.",
+        {
+            "statecli bisect checkpoints/ --condition nan": "Find the first checkpoint with NaN.",
+            "statecli bisect checkpoints/ --condition 'changed head.*'": "Find when a layer first changed.",
+            "statecli bisect checkpoints/ --condition 'cosine<0.9' -f json": (
+                "Find the first checkpoint whose weights have a cosine below 0.9 with the first checkpoint."
             ),
-        ),
+        },
         {
             0: "statecli found the first checkpoint for which the condition is true.",
             1: "Not found: the condition is false at the last checkpoint.",
@@ -236,14 +209,11 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "resume-check": Manual(
-        (
-            Example("statecli resume-check train.py::main", "Train 4 steps, resume from step 2, and compare."),
-            Example("statecli resume-check train.py::main --report junit=resume.xml", "Also write JUnit for CI."),
-            Example(
-                "statecli resume-check train.py::main --steps 20 -f json",
-                "Resume from step 10; print JSON.",
-            ),
-        ),
+        {
+            "statecli resume-check train.py::main": "Train 4 steps, resume from step 2, and compare.",
+            "statecli resume-check train.py::main --report junit=resume.xml": "Also write JUnit for CI.",
+            "statecli resume-check train.py::main --steps 20 -f json": "Resume from step 10; print JSON.",
+        },
         {
             0: "The resumed training equals the uninterrupted training.",
             1: "Some state is not restored. Each finding shows the missing line of the script.",
@@ -252,11 +222,11 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "watch": Manual(
-        (
-            Example("statecli watch checkpoints/ --count 1", "Print the last checkpoint, or wait for the first one."),
-            Example("statecli watch checkpoints/ --history --count 1", "Print the first checkpoint of the run."),
-            Example("statecli watch checkpoints/ --count 1 -f jsonl", "Print a JSON object instead of a line."),
-        ),
+        {
+            "statecli watch checkpoints/ --count 1": "Print the last checkpoint, or wait for the first one.",
+            "statecli watch checkpoints/ --history --count 1": "Print the first checkpoint of the run.",
+            "statecli watch checkpoints/ --count 1 -f jsonl": "Print a JSON object instead of a line.",
+        },
         {
             0: "statecli wrote the number of lines given by --count.",
             1: "With --fail-on-nan: a tensor has NaN or infinite values for the first time.",
@@ -264,12 +234,12 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "browse": Manual(
-        (
-            Example("statecli browse model.safetensors", "Look at the tensors of a checkpoint."),
-            Example("statecli browse old.pt new.safetensors", "Compare two checkpoints."),
-            Example("statecli browse llama --model auto", "Build the model to show kinds and tied weights."),
-            Example("statecli browse net.py:Net", "Browse a model class; press e to open its source code."),
-        ),
+        {
+            "statecli browse model.safetensors": "Look at the tensors of a checkpoint.",
+            "statecli browse old.pt new.safetensors": "Compare two checkpoints.",
+            "statecli browse llama --model auto": "Build the model to show kinds and tied weights.",
+            "statecli browse net.py:Net": "Browse a model class; press e to open its source code.",
+        },
         {
             0: "You left the browser.",
             2: "The target could not be read, the output is not a terminal, "
@@ -277,14 +247,13 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "merge": Manual(
-        (
-            Example("statecli merge 1.part 2.part", "Merge the part files that statecli diff --shard wrote."),
-            Example("statecli merge 1.part 2.part -f json -o diff.json", "Write the result as JSON."),
-            Example(
-                "statecli merge 1.part 2.part --copies",
-                "Merge part files of jobs that read separate copies of the checkpoints.",
+        {
+            "statecli merge 1.part 2.part": "Merge the part files that statecli diff --shard wrote.",
+            "statecli merge 1.part 2.part -f json -o diff.json": "Write the result as JSON.",
+            "statecli merge 1.part 2.part --copies": (
+                "Merge part files of jobs that read separate copies of the checkpoints."
             ),
-        ),
+        },
         {
             0: "The command without --shard would exit with status 0.",
             1: "The command without --shard would exit with status 1: findings or differences.",
@@ -292,102 +261,93 @@ MANUALS: dict[str, Manual] = {
         },
     ),
     "git setup": Manual(
-        (
-            Example("statecli git setup", "Set up this repository."),
-            Example("git diff", "Show the tensors that changed since the last git add."),
-            Example("statecli git setup --global", "Set up git for all your repositories."),
-            Example("statecli git setup --remove", "Remove the driver from this repository."),
-        ),
+        {
+            "statecli git setup": "Set up this repository.",
+            "git diff": "Show the tensors that changed since the last git add.",
+            "statecli git setup --global": "Set up git for all your repositories.",
+            "statecli git setup --remove": "Remove the driver from this repository.",
+        },
         {
             0: "git was set up, or the driver was removed.",
             2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
         },
     ),
     "git textconv": Manual(
-        (
-            Example("statecli git textconv model.safetensors", "Print the text that git diff compares."),
-            Example("statecli git textconv train.ckpt", "Print the text of a training checkpoint."),
-            Example("statecli git textconv net.py", "Print the error of a file that is not a checkpoint."),
-        ),
+        {
+            "statecli git textconv model.safetensors": "Print the text that git diff compares.",
+            "statecli git textconv train.ckpt": "Print the text of a training checkpoint.",
+            "statecli git textconv net.py": "Print the error of a file that is not a checkpoint.",
+        },
         {
             0: "The text or an error message was printed. (git would stop at any other status.)",
             2: "The command line is wrong.",
         },
     ),
     "git external-diff": Manual(
-        (
-            Example("git diff", "Show a table for each changed checkpoint; git calls statecli git external-diff."),
-            Example(
-                "statecli git external-diff old.pt old.pt 0 100644 new.pt 0 100644",
-                "Print the output of git diff for one file.",
+        {
+            "git diff": "Show a table for each changed checkpoint; git calls statecli git external-diff.",
+            "statecli git external-diff old.pt old.pt 0 100644 new.pt 0 100644": (
+                "Print the output of git diff for one file."
             ),
-            Example(
-                "statecli git external-diff old.pt", "Print the output of git diff for a file with a merge conflict."
-            ),
-        ),
+            "statecli git external-diff old.pt": "Print the output of git diff for a file with a merge conflict.",
+        },
         {
             0: "The table or an error message was printed. (git would stop at any other status.)",
             2: "The command line is wrong.",
         },
     ),
     "git difftool": Manual(
-        (
-            Example("statecli git difftool old.pt new.pt", "Compare two versions of a file."),
-            Example(
-                "statecli git difftool old.pt new.pt weights/net.pt", "Show the file under its name in the repository."
-            ),
-            Example("statecli git difftool old.pt missing.pt", "Print the error of a version that cannot be read."),
-        ),
+        {
+            "statecli git difftool old.pt new.pt": "Compare two versions of a file.",
+            "statecli git difftool old.pt new.pt weights/net.pt": "Show the file under its name in the repository.",
+            "statecli git difftool old.pt missing.pt": "Print the error of a version that cannot be read.",
+        },
         {
             0: "The table or an error message was printed. (git would ask whether to continue at any other status.)",
             2: "The command line is wrong.",
         },
     ),
     "rules": Manual(
-        (
-            Example("statecli rules", "List the rules of all commands."),
-            Example("statecli rules nan", "Explain one rule: why it matters, an example and the fix."),
-            Example("statecli rules -f markdown -o rules.md", "Write the rules as a Markdown table."),
-        ),
+        {
+            "statecli rules": "List the rules of all commands.",
+            "statecli rules nan": "Explain one rule: why it matters, an example and the fix.",
+            "statecli rules -f markdown -o rules.md": "Write the rules as a Markdown table.",
+        },
         {0: "The rules were printed.", 2: f"The rule does not exist, {_WRONG_LINE}"},
     ),
     "config": Manual(
-        (
-            Example("statecli config", "Print the configuration of the current folder."),
-            Example("statecli config --config ci.toml", "Print the configuration of a file."),
-            Example("statecli config -f json", "Print the configuration as JSON, with the file that sets each key."),
-        ),
+        {
+            "statecli config": "Print the configuration of the current folder.",
+            "statecli config --config ci.toml": "Print the configuration of a file.",
+            "statecli config -f json": "Print the configuration as JSON, with the file that sets each key.",
+        },
         {0: "The configuration was printed.", 2: f"The configuration file is wrong or unreadable, {_WRONG_LINE}"},
     ),
     "schema": Manual(
-        (
-            Example("statecli schema inspect", "Print the schema of inspect -f json."),
-            Example("statecli schema audit > audit.schema.json", "Write a schema to a file."),
-            Example("statecli schema lock", "Print the schema of lock files."),
-        ),
+        {
+            "statecli schema inspect": "Print the schema of inspect -f json.",
+            "statecli schema audit > audit.schema.json": "Write a schema to a file.",
+            "statecli schema lock": "Print the schema of lock files.",
+        },
         {0: "The schema was printed.", 2: f"The command has no JSON output, {_WRONG_LINE}"},
     ),
     "samples": Manual(
-        (
-            Example("statecli samples sample_models", "Write the sample models into the folder sample_models."),
-            Example("statecli samples tutorial/models", "Create the folder tutorial/models, and write them there."),
-            Example("statecli samples ~/statecli-samples", "Write them into a folder in your home directory."),
-        ),
+        {
+            "statecli samples sample_models": "Write the sample models into the folder sample_models.",
+            "statecli samples tutorial/models": "Create the folder tutorial/models, and write them there.",
+            "statecli samples ~/statecli-samples": "Write them into a folder in your home directory.",
+        },
         {0: "The samples were written.", 2: f"A file exists already and differs from its sample, {_WRONG_LINE}"},
     ),
     "completion": Manual(
-        (
-            Example("source <(statecli completion bash)", "Bash: add this line to ~/.bashrc."),
-            Example("source <(statecli completion zsh)", "Zsh: add this line to ~/.zshrc, after compinit."),
-            Example(
-                "statecli completion fish > ~/.config/fish/completions/statecli.fish",
-                "Fish: run this once.",
+        {
+            "source <(statecli completion bash)": "Bash: add this line to ~/.bashrc.",
+            "source <(statecli completion zsh)": "Zsh: add this line to ~/.zshrc, after compinit.",
+            "statecli completion fish > ~/.config/fish/completions/statecli.fish": "Fish: run this once.",
+            "statecli completion powershell | Out-String | Invoke-Expression": (
+                "PowerShell: add this line to the file $PROFILE."
             ),
-            Example(
-                "statecli completion powershell | Out-String | Invoke-Expression",
-                "PowerShell: add this line to the file $PROFILE.",
-            ),
-        ),
+        },
         {0: "The script was printed.", 2: f"statecli has no script for this shell, {_WRONG_LINE}"},
     ),
 }
