@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from math import gcd, prod
+from collections.abc import Iterable, Iterator
+from math import prod
 
 import msgspec
 
@@ -155,55 +155,6 @@ def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...
         else:
             steps.append((count, stride))
     return tuple(steps)
-
-
-#: Largest number of times that a group of views is split again.
-_MAX_SPLIT_ROUNDS = 8
-
-
-def split_disjoint_groups(views: Sequence[StorageView]) -> Iterator[list[StorageView]]:
-    """Yield groups of views, each sorted by start; views in different groups do not share a byte.
-
-    Groups are split by start and end, then by the bytes that a view uses in each period of the outermost stride. So the
-    columns of a matrix are separate groups, although their bytes alternate.
-    """
-    waiting = [(list(views), 0)]
-    while waiting:
-        group, rounds = waiting.pop()
-        parts = _split_by_span([(view.start, view.end, view) for view in group])
-        if len(parts) == 1 and len(group) > 1:
-            parts = _split_by_period(group)
-        if len(parts) == 1 or rounds == _MAX_SPLIT_ROUNDS:
-            yield sorted(group, key=lambda view: (view.start, -view.end))
-        else:
-            waiting += ((part, rounds + 1) for part in reversed(parts))
-
-
-def _split_by_span(spans: list[tuple[int, int, StorageView]]) -> list[list[StorageView]]:
-    """Split the views into groups whose spans do not overlap, in order."""
-    parts: list[list[StorageView]] = []
-    reach = 0
-    for start, end, view in sorted(spans, key=lambda span: span[:2]):
-        if not parts or start >= reach:
-            parts.append([])
-        parts[-1].append(view)
-        reach = max(reach, end)
-    return parts
-
-
-def _split_by_period(views: list[StorageView]) -> list[list[StorageView]]:
-    period = gcd(*(view.steps[-1][1] for view in views if view.steps and len(view.steps) > 1))
-    if not period:
-        return [views]
-    base = min(view.start for view in views)
-    return _split_by_span([(*_compute_span_in_period(view, view.start - base, period), view) for view in views])
-
-
-def _compute_span_in_period(view: StorageView, start: int, period: int) -> tuple[int, int]:
-    """Return where a view begins and ends in each period of bytes; (0, period) if the view crosses a period's end."""
-    inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
-    first, end = start % period, start % period + inner + 1
-    return (first, end) if view.steps and end <= period else (0, period)
 
 
 def have_common_byte(view: StorageView, other: StorageView, work: list[int]) -> bool | None:
