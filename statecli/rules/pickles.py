@@ -358,38 +358,11 @@ _TRAINER_FILES = compile_on_use(
 )
 #: Remedy for unknown opcodes in a pickle of an earlier protocol.
 _SAVE_AGAIN = "save the file again with torch.save, which writes opcodes that torch.load knows"
-#: Plain data to save in place of an object, by the beginnings of the object's class name.
-_REPLACEMENTS = (
-    (("argparse.Namespace", "types.SimpleNamespace"), "vars(namespace) for a namespace"),
-    (("pathlib.",), "str(path) for a path"),
-    (("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"), "value.item() for a numpy scalar"),
-    (
-        ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray"),
-        "torch.from_numpy(array) or array.tolist() for a numpy array",
-    ),
-    (("numpy.core.", "numpy._core.", "numpy.dtype"), "a tensor, a number or a string for another numpy object"),
-    (("collections.defaultdict",), "dict(mapping) for a defaultdict"),
-    (("collections.deque", "builtins.range"), "list(sequence) for a deque or a range"),
-    (("builtins.slice",), "[s.start, s.stop, s.step] for a slice s"),
-    (("builtins.frozenset",), "set(items) for a frozenset"),
-    (("datetime.timedelta",), "delta.total_seconds() for a timedelta"),
-    (("datetime.",), "date.isoformat() for a date or a time"),
-    (("zoneinfo.",), "str(zone) for a time zone"),
-    (("decimal.", "fractions.", "uuid.", "ipaddress."), "str(value) for a number, an identifier or an address"),
-    (("omegaconf.",), "OmegaConf.to_container(config) for a configuration"),
-    (("builtins.", "copyreg.", "copy_reg."), ""),
+#: Remedy for imported names: plain data in place of the objects that are most often saved.
+_SAVE_PLAIN_DATA = (
+    "save plain data instead: state_dict() of a module, an optimizer or a scheduler, vars(namespace), str(path), "
+    "value.item(), array.tolist(), dict(mapping)"
 )
-#: The same, for objects that the pickle creates; a class alone has no state_dict.
-_OBJECT_REPLACEMENTS = (
-    (("torch.optim.lr_scheduler.", "torch.optim.swa_utils.SWALR"), "scheduler.state_dict() for a scheduler"),
-    (("torch.optim.",), "optimizer.state_dict() for an optimizer"),
-    (("torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler."), "scaler.state_dict() for a GradScaler"),
-)
-#: Name -> beginnings of the names whose objects contain it, and are replaced with it.
-_PART_OF = {
-    "numpy.dtype": ("numpy.core.multiarray.", "numpy._core.multiarray."),
-    "datetime.timedelta": ("datetime.timezone",),
-}
 
 
 @rule(Severity.WARNING, needs_file, needs_pickles, cases={"own loader": Severity.NOTE})
@@ -453,7 +426,7 @@ def _describe_opcode(code: int) -> str:
 
 
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
-    """Return advice for a refused file: imports, data to save instead, or a warning not to load the file."""
+    """Return advice for a refused file: imports, plain data, or a warning not to load the file."""
     if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load the file with weights_only=False; contact its publisher"
     if any(mention.local_file for mention in pickle.names):
@@ -461,21 +434,7 @@ def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"
-    created = {mention.qualified for mention in pickle.names if mention.called}
-    texts = ["model.state_dict() for a module"] if pickle.modules else []
-    for name in names:
-        if name in _PART_OF and any(other.startswith(_PART_OF[name]) for other in names):
-            continue
-        text = _suggest_replacement(name, is_created=name in created)
-        if text is None and not pickle.modules:  # a module contains objects of many classes
-            text = f"plain data for {quoting.name(name)}"
-        texts.append(text or "")
-    return f"save {', '.join(filter(None, dict.fromkeys(texts))) or 'plain data for each of them'}"
-
-
-def _suggest_replacement(name: str, *, is_created: bool) -> str | None:
-    replacements = (*_OBJECT_REPLACEMENTS, *_REPLACEMENTS) if is_created else _REPLACEMENTS
-    return next((text for prefixes, text in replacements if name.startswith(prefixes)), None)
+    return _SAVE_PLAIN_DATA
 
 
 RULES = (
