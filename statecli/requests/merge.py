@@ -14,7 +14,7 @@ from statecli import requests
 from statecli.core.errors import EngineError, StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.requests.options import AuditOptions, MergeOptions
-from statecli.requests.parameters import list_given, list_texts, parameters_of
+from statecli.requests.parameters import list_given, list_texts
 from statecli.requests.shard_options import OUTPUT_OPTIONS, SHARDED_COMMANDS, ShardedOptions
 from statecli.shards import check_results, shard_file, tasks
 from statecli.storage import files
@@ -79,43 +79,17 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
             f"{part.path}: was written by {maker[:200]}, but this machine has {own_version}; install the same version "
             "on all machines"
         )
-    if head.shard.total != first_head.shard.total:
-        problem = f"is one of {head.shard.total} part files, but {first.path} is one of {first_head.shard.total}"
-        raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
-    if head.command != first_head.command:
-        problem = (
-            f"was written by statecli {head.command[:40]}, but {first.path} was written by statecli "
-            f"{first_head.command}"
-        )
-        raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
-    names = head.options.keys() | first_head.options.keys()
-    for name in sorted(names, key=lambda name: (name not in _TARGET_FIELDS, name)):
-        if head.options.get(name) != first_head.options.get(name):
-            problem = (
-                f"was made {_describe_option(head, name)}, but {first.path} was made "
-                f"{_describe_option(first_head, name)}"
-            )
+    facts, first_facts = _list_facts(head), _list_facts(first_head)
+    for name in dict.fromkeys((*facts, *first_facts)):
+        if facts.get(name) != first_facts.get(name):
+            value, first_value = (str(side.get(name, "not given"))[:200] for side in (facts, first_facts))
+            problem = f"{name[:40]} is {value}, but {first_value} in {first.path}"
             raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
 
 
-#: Fields of the options that are targets, and have no flag.
-_TARGET_FIELDS = tuple(
-    dict.fromkeys(each.field for kind in SHARDED_COMMANDS.values() for each in parameters_of(kind) if each.is_target)
-)
-
-
-def _describe_option(head: Head, name: str) -> str:
-    if name in _TARGET_FIELDS:
-        targets = [text for field in _TARGET_FIELDS for text in _to_sequence(head.options.get(field, ()))]
-        return f"from {' and '.join(map(str, targets))[:200]}"
-    flag, value = f"--{name[:40].replace('_', '-')}", head.options.get(name)
-    if value is None or value is True:
-        return f"with {flag}" if value else f"without {flag}"
-    return f"with {' '.join(f'{flag} {text}' for text in _to_sequence(value))[:200]}"
-
-
-def _to_sequence(value: object) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else (value,)
+def _list_facts(head: Head) -> dict[str, object]:
+    """Return the facts that are equal in all part files of a run: the number of parts, the command, its options."""
+    return {"the number of parts": head.shard.total, "the command": head.command, **head.options}
 
 
 def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> None:

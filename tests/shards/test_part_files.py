@@ -106,23 +106,16 @@ def test_duplicate_part_is_named(parts, read_merge_error):
 def test_parts_of_different_runs_are_refused(run_shards, parts, read_merge_error):
     """Part files of another command, target, option or number of shards are refused."""
     for folder, line, reason in (
-        (
-            "audit",
-            ("audit", "a.pt", "--values"),
-            "was written by statecli audit, but parts/1-of-2.jsonl was written by statecli diff",
-        ),
-        (
-            "other",
-            ("diff", "a.pt", "a.pt"),
-            "was made from a.pt and a.pt, but parts/1-of-2.jsonl was made from a.pt and b.pt",
-        ),
-        ("bits", (*LINE, "--bitwise"), "was made with --bitwise, but parts/1-of-2.jsonl was made without --bitwise"),
-        ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl was made without --include"),
+        ("audit", ("audit", "a.pt", "--values"), "the command is audit, but diff"),
+        ("other", ("diff", "a.pt", "a.pt"), "after is a.pt, but b.pt"),
+        ("bits", (*LINE, "--bitwise"), "bitwise is True, but not given"),
+        ("globs", (*LINE, "-i", "w1"), "include is ['w1'], but not given"),
     ):
         other, _ = run_shards(2, *line, folder=folder)
-        assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {reason}; merge only part files of the same run"
+        expected = f"{other[1]}: {reason} in {parts[0]}; merge only part files of the same run"
+        assert read_merge_error(parts[0], other[1]) == expected
     other, _ = run_shards(3, *LINE)
-    reason = "is one of 3 part files, but parts/1-of-2.jsonl is one of 2; merge only part files of the same run"
+    reason = f"the number of parts is 3, but 2 in {parts[0]}; merge only part files of the same run"
     assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {reason}"
 
 
