@@ -83,20 +83,20 @@ def list_rules(result):
 # --- a typed plugin ---------------------------------------------------------------------------------------------------
 
 
-def test_a_typed_module_is_imported_from_the_current_folder(workspace):
-    """The plugin's rules run after statecli's own, and the configuration of the result names the module."""
+def test_a_typed_file_is_imported_from_the_current_folder(workspace):
+    """The plugin's rules run after statecli's own, and the configuration of the result names the file."""
     write_plugin(Path("acme_here.py"), ISSUE)
-    result = audit("acme_here")
+    result = audit("./acme_here.py")
     assert list_rules(result) == ["acme-always"]
     assert result.ran[-1] == "acme-always"
-    assert result.configuration.plugins == ("acme_here",)
+    assert result.configuration.plugins == ("./acme_here.py",)
 
 
 def test_a_call_does_not_keep_the_plugins_of_an_earlier_call(workspace):
     """Neither the rules of statecli nor the next audit have the rule of the plugin."""
     write_plugin(Path("acme_here.py"), ISSUE)
     before = RULES, dict(DICTIONARY)
-    assert list_rules(audit("acme_here")) == ["acme-always"]
+    assert list_rules(audit("./acme_here.py")) == ["acme-always"]
     assert list_rules(audit()) == []
     with pytest.raises(UsageError, match="unknown rule 'acme-always'"):
         audit(select=["acme-always"])
@@ -108,7 +108,7 @@ def test_calls_in_threads_have_their_own_plugins(workspace):
     for letter in "ab":
         write_plugin(Path(f"acme_{letter}.py"), (f"acme_{letter}_rule", "yield Issue('found')"))
     path = str(workspace / "models" / "a.safetensors")
-    loaded = [config.load_config(plugins=(f"acme_{letter}",), no_config=True, targets=(path,)) for letter in "ab"]
+    loaded = [config.load_config(plugins=(f"./acme_{letter}.py",), no_config=True, targets=(path,)) for letter in "ab"]
     with ThreadPoolExecutor(2) as pool:
         actual = list(pool.map(lambda plugins: [rule.name for rule in plugins.rules[len(RULES) :]], loaded))
     assert actual == [["acme-a-rule"], ["acme-b-rule"]]
@@ -120,54 +120,31 @@ def test_audits_in_threads_restore_standard_output(workspace):
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "import sys\n")
     before = os.fstat(1).st_ino, sys.stdout, list(sys.path)
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: list_rules(audit("acme_here", jobs=1)), range(16)))
+        results = list(pool.map(lambda _: list_rules(audit("./acme_here.py", jobs=1)), range(16)))
     assert results == [["acme-always"]] * 16
     assert (os.fstat(1).st_ino, sys.stdout, sys.path) == before
 
 
-def test_an_installed_module_comes_before_a_file_of_the_current_folder(workspace, monkeypatch):
+def test_a_typed_name_stands_for_an_installed_module(workspace, monkeypatch):
     """A downloaded file with the name of the user's package does not replace the package."""
-    installed = workspace / "installed"
-    installed.mkdir()
-    write_plugin(installed / "acme_twice.py", ISSUE)
     mark = write_plugin(Path("acme_twice.py"), ("acme_hostile", "yield Issue('found')"))
-    monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path, str(installed)])
+    monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path])
+    message = get_error("acme_twice")
+    assert message.startswith("plugins='acme_twice': the module acme_twice is not installed; give ")
+    assert message.endswith("or a file, such as plugins='./rules.py'")
+    (workspace / "installed").mkdir()
+    write_plugin(workspace / "installed" / "acme_twice.py", ISSUE)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(workspace / "installed")])
     assert list_rules(audit("acme_twice")) == ["acme-always"]
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("target", [".", "*.safetensors", "a.safetensors", "sub/b.safetensors"])
-def test_a_typed_module_at_a_target_is_refused(workspace, target):
-    """The module is in the target's folder, above or below; the line names a file path that works instead."""
-    mark = write_plugin(Path("acme_here.py"), ISSUE)
-    Path("sub").mkdir()
-    for path in ("a.safetensors", "sub/b.safetensors"):
-        save_file({"fc.weight": torch.ones(3)}, path)
-    with pytest.raises(UsageError, match=r"if you trust this file, use plugins='\./acme_here\.py'"):
-        audit("acme_here", target=target)
-    assert not mark.exists()
+@pytest.mark.parametrize("target", [".", "*.safetensors", "a.safetensors"])
+def test_a_typed_file_may_be_at_a_target(workspace, target):
+    """The user vouches for a file that is typed as a file."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    save_file({"fc.weight": torch.ones(3)}, "a.safetensors")
     assert set(list_rules(audit("./acme_here.py", target=target))) == {"acme-always"}
-
-
-def test_the_package_around_a_refused_module_does_not_run(workspace):
-    """The decision reads only files and imports nothing."""
-    Path("acme_pkg").mkdir()
-    mark = write_plugin(Path("acme_pkg/__init__.py"))
-    write_plugin(Path("acme_pkg/rules.py"), ISSUE)
-    with pytest.raises(UsageError, match=r"Python would import \./acme_pkg/__init__\.py"):
-        audit("acme_pkg.rules", target=".")
-    assert not mark.exists()
-    assert list_rules(audit("acme_pkg.rules")) == ["acme-always"]
-    assert mark.exists()
-
-
-def test_a_link_does_not_hide_that_a_module_lies_at_a_target(workspace):
-    """A folder of the search path is a link into the target."""
-    mark = write_plugin(workspace / "models" / "acme_linked.py", ISSUE)
-    os.symlink(workspace / "models", "acme_folder")
-    with pytest.raises(UsageError, match="may come from the author of"):
-        audit("acme_folder.acme_linked")
-    assert not mark.exists()
 
 
 def test_a_plugin_file_sees_the_modules_next_to_it(workspace):
@@ -191,21 +168,10 @@ def test_plugin_files_have_their_own_siblings(workspace):
     assert "acme_names" not in sys.modules
 
 
-def test_a_namespace_package_in_a_package_is_found_without_running_it(workspace):
-    """For folders without `__init__.py`, Python looks up the parent."""
-    Path("acme_pkg/inner/deep").mkdir(parents=True)
-    mark = write_plugin(Path("acme_pkg/__init__.py"))
-    write_plugin(Path("acme_pkg/inner/deep/rules.py"), ISSUE)
-    with pytest.raises(UsageError, match="Python would import"):
-        audit("acme_pkg.inner.deep.rules", target=".")
-    assert not mark.exists()
-    assert list_rules(audit("acme_pkg.inner.deep.rules")) == ["acme-always"]
-
-
 def test_a_result_can_be_pickled(workspace):
     """A result has the texts of the rules, and none of their functions."""
     write_plugin(Path("acme_here.py"), ISSUE)
-    result = audit("acme_here")
+    result = audit("./acme_here.py")
     assert pickle.loads(pickle.dumps(result)) == result
 
 
@@ -216,9 +182,9 @@ def configure(text='plugins = ["acme_here"]\n'):
     Path("statecli.toml").write_text(text)
 
 
-def get_error(**arguments):
+def get_error(*plugins, **arguments):
     with pytest.raises(UsageError) as error:
-        audit(**arguments)
+        audit(*plugins, **arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -239,7 +205,18 @@ def test_a_configured_module_must_be_installed(workspace, monkeypatch):
     )
     assert message.endswith("install the package, or use plugins='acme_here'")
     assert not mark.exists()
-    assert list_rules(audit("acme_here")) == ["acme-always"]
+
+
+@pytest.fixture
+def site(workspace, monkeypatch):
+    """A folder of installed packages, one of which declares the module acme_here."""
+    info = workspace / "site" / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[statecli.rules]\nacme = acme_here\n")
+    monkeypatch.setattr(plugin_trust, "_list_site_folders", lambda: [os.path.realpath(workspace / "site")])
+    monkeypatch.syspath_prepend(workspace / "site")
+    return workspace / "site"
 
 
 @pytest.mark.parametrize(
@@ -253,15 +230,10 @@ def test_a_configured_module_must_be_installed(workspace, monkeypatch):
         ("", False),
     ],
 )
-def test_an_installed_package_declares_a_module_by_an_entry_point(workspace, monkeypatch, entry, is_declared):
+def test_an_installed_package_declares_a_module_by_an_entry_point(site, entry, is_declared):
     """The value of an entry in the group `statecli.rules` names the module; undeclared modules are not imported."""
-    info = workspace / "site" / "acme-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entry)
-    mark = write_plugin(workspace / "site" / "acme_here.py", ISSUE)
-    monkeypatch.setattr(plugin_trust, "_list_site_folders", lambda: [str(workspace / "site")])
-    monkeypatch.syspath_prepend(workspace / "site")
+    (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    mark = write_plugin(site / "acme_here.py", ISSUE)
     configure()
     if is_declared:
         assert list_rules(audit()) == ["acme-always"]
@@ -270,50 +242,43 @@ def test_an_installed_package_declares_a_module_by_an_entry_point(workspace, mon
     assert mark.exists() == is_declared
 
 
-def declare(monkeypatch, *modules):
-    """Behave as if installed packages declared `modules`."""
-    monkeypatch.setattr(plugin_trust, "_is_declared", lambda name: name in modules)
-
-
-def test_a_declared_module_of_the_checkout_is_refused(workspace, monkeypatch):
-    """After `pip install --editable .`, a pull request can change the code of the module."""
-    mark = write_plugin(Path("acme_here.py"), ISSUE)
-    Path("sub").mkdir()
-    monkeypatch.syspath_prepend(os.getcwd())
-    monkeypatch.chdir("sub")
-    declare(monkeypatch, "acme_here")
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_declared_module_outside_of_site_packages_is_refused(site, workspace, monkeypatch, is_linked):
+    """After `pip install --editable .`, or with PYTHONPATH, a pull request can change the code of the module."""
+    (workspace / "source").mkdir()
+    mark = write_plugin(workspace / "source" / "acme_here.py", ISSUE)
+    if is_linked:
+        (site / "acme_here.py").symlink_to(workspace / "source" / "acme_here.py")
+    else:
+        monkeypatch.syspath_prepend(workspace / "source")
     configure()
-    assert "is in the current folder or its Git repository" in get_error(target="../../models/a.safetensors")
+    assert "acme_here.py is not in site-packages; install the package as a wheel, or use plugins=" in get_error()
     assert not mark.exists()
 
 
-def test_a_declared_module_at_a_target_is_refused(workspace, monkeypatch):
-    """The target may be outside of the current folder."""
-    mark = write_plugin(workspace / "models" / "acme_here.py", ISSUE)
-    monkeypatch.syspath_prepend(workspace / "models")
-    declare(monkeypatch, "acme_here")
-    configure()
-    assert "may come from the author of ../models/a.safetensors" in get_error()
+def test_a_namespace_package_is_refused_if_a_part_is_outside_of_site_packages(site, workspace, monkeypatch):
+    """Python would look for the module in each folder of the package."""
+    (site / "acme-1.0.dist-info" / "entry_points.txt").write_text("[statecli.rules]\nacme = acme_pkg.rules\n")
+    for folder in (site, workspace / "source"):
+        (folder / "acme_pkg").mkdir(parents=True)
+    mark = write_plugin(workspace / "source" / "acme_pkg" / "rules.py", ISSUE)
+    monkeypatch.syspath_prepend(workspace / "source")
+    configure('plugins = ["acme_pkg.rules"]\n')
+    assert "is not in site-packages" in get_error()
     assert not mark.exists()
 
 
-def test_declared_module_outside_checkout_and_targets_is_imported(workspace, monkeypatch):
-    """The module is neither in the checkout nor at a target, so it is not refused."""
-    (workspace / "elsewhere").mkdir()
-    write_plugin(workspace / "elsewhere" / "acme_here.py", ISSUE)
-    monkeypatch.syspath_prepend(workspace / "elsewhere")
-    declare(monkeypatch, "acme_here")
+def test_a_declared_module_in_site_packages_is_imported(site):
+    """The configuration of the result names the module."""
+    write_plugin(site / "acme_here.py", ISSUE)
     configure()
     result = audit()
     assert (list_rules(result), result.configuration.plugins) == (["acme-always"], ("acme_here",))
 
 
-def test_configuration_of_a_download_cannot_name_plugins(workspace, monkeypatch):
+def test_configuration_of_a_download_cannot_name_plugins(site, workspace, monkeypatch):
     """Even an installed plugin is refused: audited files must not make code run."""
-    (workspace / "elsewhere").mkdir()
-    mark = write_plugin(workspace / "elsewhere" / "acme_here.py", ISSUE)
-    monkeypatch.syspath_prepend(workspace / "elsewhere")
-    declare(monkeypatch, "acme_here")
+    mark = write_plugin(site / "acme_here.py", ISSUE)
     monkeypatch.chdir(workspace / "models")
     configure()
     assert "the author of the checkpoints may have written this configuration" in get_error(target=".")
@@ -393,24 +358,23 @@ def test_two_plugins_with_one_name_of_a_rule_are_an_error(workspace):
     """The line names both modules."""
     for name in ("acme_a", "acme_b"):
         write_plugin(Path(f"{name}.py"), ISSUE)
-    with pytest.raises(UsageError, match="'acme-always' is defined twice, in acme_a and acme_b"):
-        audit("acme_a", "acme_b")
+    with pytest.raises(UsageError, match=r"'acme-always' is defined twice, in \./acme_a\.py and \./acme_b\.py"):
+        audit("./acme_a.py", "./acme_b.py")
 
 
 def test_rules_of_one_plugin_have_one_prefix(workspace):
     """The prefix is the group of the rules."""
     write_plugin(Path("acme_here.py"), ISSUE, ("beta_rule", "yield"))
     with pytest.raises(UsageError, match="begin with acme- and beta-"):
-        audit("acme_here")
+        audit("./acme_here.py")
 
 
 def test_a_missing_module_is_an_error_in_one_line(workspace):
-    """A missing module of an existing package, or of a module that is not a package, is reported the same way."""
-    for name in ("acme_nowhere", "json.acme", "math.acme"):
-        with pytest.raises(UsageError, match=r"the module .* was not found"):
-            audit(name)
-    with pytest.raises(UsageError, match="no such file"):
-        audit("./nowhere.py")
+    """A missing module of an existing package, or of a module that is not a package, is reported too."""
+    assert "the module acme_nowhere is not installed" in get_error("acme_nowhere")
+    for name in ("json.acme", "math.acme", "__main__.acme"):
+        assert "not installed" in (message := get_error(name)) or "cannot be imported: ModuleNotFoundError" in message
+    assert "no such file" in get_error("./nowhere.py")
 
 
 @pytest.mark.parametrize(
@@ -430,10 +394,10 @@ def test_a_missing_module_is_an_error_in_one_line(workspace):
 def test_a_rule_that_fails_is_an_internal_error(workspace, body, message):
     """A failed rule never counts as passed, and the rules after the failed rule run."""
     write_plugin(Path("acme_here.py"), ("acme_bad", body), ISSUE)
-    result = audit("acme_here")
+    result = audit("./acme_here.py")
     assert list_rules(result) == ["internal-error", "acme-always"]
     assert message in result.findings[0].message
-    assert result.findings[0].message.endswith("(please report this bug to the author of the plugin acme_here)")
+    assert result.findings[0].message.endswith("(please report this bug to the author of the plugin ./acme_here.py)")
 
 
 def test_a_need_that_fails_is_an_internal_error(workspace):
@@ -442,7 +406,7 @@ def test_a_need_that_fails_is_an_internal_error(workspace):
     write_plugin(Path("acme_here.py"), ISSUE, text=text)
     path = Path("acme_here.py")
     path.write_text(path.read_text().replace("@rule(Severity.ERROR)", "@rule(Severity.ERROR, need)"))
-    assert list_rules(audit("acme_here")) == ["internal-error"]
+    assert list_rules(audit("./acme_here.py")) == ["internal-error"]
 
 
 def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, workspace):
@@ -499,7 +463,7 @@ def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(workspace):
     """The configuration names the rule or the prefix."""
     write_plugin(Path("acme_here.py"), ISSUE, ("acme_other", "yield Issue('found')"))
     configure('select = ["acme"]\nignore = ["acme-other"]\n[severity]\nacme = "note"\n')
-    result = audit("acme_here")
+    result = audit("./acme_here.py")
     assert result.ran == ("acme-always",)
     assert [finding.severity.value for finding in result.findings] == ["note"]
     assert "unknown rule 'acme'" in get_error()
@@ -533,7 +497,7 @@ def values_plugin(workspace):
 def test_executors_do_the_work_for_rules_of_plugins(values_plugin, executor):
     """Rules run in the process of the command; workers only read values and need no plugin."""
     with ThreadPoolExecutor(2) as pool:
-        result = audit("acme_here", select=["acme"], executor=pool if executor else None, values=True)
+        result = audit("./acme_here.py", select=["acme"], executor=pool if executor else None, values=True)
     assert [finding.message for finding in result.findings] == ["1"]
 
 
@@ -592,9 +556,9 @@ def test_an_installed_sample_package_runs_by_the_configuration(environment):
 def test_the_request_of_an_audit_has_the_plugins(workspace):
     """`explain` and the documents build a request without running the audit."""
     write_plugin(Path("acme_here.py"), ISSUE)
-    options = AuditOptions(targets=("../models/a.safetensors",), plugin=("acme_here",))
+    options = AuditOptions(targets=("../models/a.safetensors",), plugin=("./acme_here.py",))
     request = requests_audit.build_request(options)
-    assert [plugin.name for plugin in request.plugins] == ["acme_here"]
+    assert [plugin.name for plugin in request.plugins] == ["./acme_here.py"]
     assert request.rules[-1].name == "acme-always"
 
 

@@ -19,21 +19,6 @@ def is_judged_with(folder: str, target: str) -> bool:
     return start is not None and _is_on_way(folder, list(_iter_resolved(start)))
 
 
-def is_at_target(folder: str, target: str) -> bool:
-    """Return whether the folder is at, above or below the target. `../target` is not below the current folder."""
-    start = _find_start(target)
-    if start is None:
-        return False
-    paths = dict.fromkeys((os.path.abspath(start), os.path.realpath(start)))
-    return any(_is_on_way(folder, list(_iter_resolved(path))) for path in paths)
-
-
-def contains_folder(target: str, folder: str) -> bool:
-    """Return whether a folder, given as a path without links, lies below the target."""
-    start = _find_start(target)
-    return start is not None and is_below(folder, os.path.realpath(start))
-
-
 def _find_start(target: str) -> str | None:
     """Return the path of a target; for a glob, return the folder before the first wildcard.
 

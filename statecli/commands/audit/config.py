@@ -156,7 +156,7 @@ def load_config(
     named by the configuration, if allowed by `plugin_trust`. Raises UnreadableError for a file that is not TOML,
     UsageError for an invalid key, rule or value, and for a plugin that cannot be used.
     """
-    request = PluginRequest(tuple(plugins), tuple(targets))
+    request = PluginRequest(tuple(plugins))
     if no_config:
         if path is not None:
             options = f"{option('--config', path)} and {option('--no-config')}"

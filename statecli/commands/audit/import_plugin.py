@@ -52,7 +52,7 @@ def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
             plugin_trust.check_configured(name, request)
         for name in request.typed:
             if not plugin_trust.is_file(name):
-                plugin_trust.check_typed(name, request.targets)
+                plugin_trust.check_typed(name)
         plugins = [_import_configured(name, request.config_path) for name in configured]
         plugins += [_import_typed(name) for name in dict.fromkeys(request.typed)]
     _check_unique(plugins)
@@ -68,7 +68,7 @@ def _import_configured(name: str, config_path: str) -> Plugin:
 def _import_typed(name: str) -> Plugin:
     origin = option("--plugin", name)
     if not plugin_trust.is_file(name):
-        module = _import(lambda: importlib.import_module(name), search_path.use_folder_last(), origin)
+        module = _import(lambda: importlib.import_module(name), search_path.use_installed_only(), origin)
         return _build_plugin(name, module, origin)
     if not os.path.isfile(name):
         raise UsageError(f"{origin}: no such file; check the path")

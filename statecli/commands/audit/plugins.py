@@ -26,14 +26,12 @@ class PluginRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         typed: Modules and files typed by the user.
-        targets: The targets of the run: nothing of a target is imported.
         configured: Modules named by the configuration.
         config_path: The file of the configuration.
         is_judged: Whether the configuration may be from the author of a target.
     """
 
     typed: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
     configured: tuple[str, ...] = ()
     config_path: str = ""
     is_judged: bool = False
