@@ -93,7 +93,7 @@ def test_a_problem_accepted_in_part_is_counted_once(statecli, in_tmp_path, tmp_p
 
 @pytest.mark.parametrize("writer", COMMANDS)
 def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, in_tmp_path, tmp_path):
-    """The cause is the same problem in each command; a tensor added to one of its modules is not accepted."""
+    """The cause is the same problem in each command; another module is not accepted."""
     (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
     write = (writer, "net.py:Net", "--write-baseline", "known.json", "--reason", "mended in v2", "-q")
     assert statecli(*write).code == 0
@@ -109,8 +109,8 @@ def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, 
         document = statecli(command, "net.py:Net", "--baseline", "known.json", "-f", "json").json
         assert (document["findings"], document["problems"]) == ([], []), command
         assert "baseline-fixed" not in result.out + result.err
-    added = FOUR.replace("torch.nn.Linear(2, 2), torch", "torch.nn.BatchNorm1d(2), torch")
-    (tmp_path / "net.py").write_text(added.format(more="self.v = self.fc.weight.detach().t()"))
+    more = "self.v, self.others = self.fc.weight.detach().t(), [Block()]"
+    (tmp_path / "net.py").write_text(FOUR.format(more=more))
     for command in COMMANDS:
         assert statecli(command, "net.py:Net", "--baseline", "known.json", "-q").code == 1, command
 

@@ -41,7 +41,10 @@ def match_accepted(
         return AcceptedFindings(accepted_findings)
     causes = list(_name_causes(drop_accepted(findings, accepted_findings), state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
-    audit = Audit((TargetResult(state.target, TargetStatus.AUDITED, findings=tuple(cause for _, cause in causes)),))
+    cause_findings = tuple(cause for _, cause in causes)
+    audit = Audit(
+        (TargetResult(state.target, TargetStatus.AUDITED, findings=cause_findings, unregistered=state.tensors),)
+    )
     paths = (options.baseline, baseline.find_existing_file(options.write_baseline))
     accepted_before = baseline.join_baselines(paths, plugin_rules=None)
     files: tuple[OutputFile, ...] = ()

@@ -3,7 +3,8 @@
 A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content. The
 content is a digest of the checked bytes, or else the message. So a new payload is not accepted under the name of a
 known payload. Some tensors are not registered by a class, or are separated from a tied tensor by a move. The baseline
-identifies such a tensor only by rule and name, because each command reports a different consequence of the mistake.
+identifies such a tensor (or its unregistered module) only by rule and name, because each command reports a different
+consequence of the mistake.
 
 The file has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read,
 they are relative to the current folder.
@@ -39,13 +40,16 @@ SCHEMA_BY_NAME = "statecli.baseline/1"
 _WRITE_AGAIN = "write the baseline again with --write-baseline FILE --reason TEXT"
 #: Rule of findings about a bug in statecli. A baseline never accepts such a finding.
 INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
-_CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE))
+#: Rules of findings that are identified only by rule and name.
+_RULES_BY_NAME = frozenset(
+    rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE)
+)
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An accepted finding, or an accepted tensor for rules about registration and moves.
+    """An accepted finding, or an accepted tensor or module for rules about registration and moves.
 
-    If `content` is set, `message` is only for the reader of the file. The entry of a tensor has neither.
+    If `content` is set, `message` is only for the reader of the file. The entry of a tensor or module has neither.
     """
 
     target: str
@@ -65,43 +69,20 @@ class Baseline(msgspec.Struct, frozen=True):
     findings: tuple[BaselineEntry, ...]
 
 
+#: Target, rule, section, tensor or module, `about` and content. The content is "" for rules in `_RULES_BY_NAME`.
 _Key = tuple[str, str, str | None, str | None, str | None, str | None]
 
 
-#: Target, rule and name of a tensor.
-_Cause = tuple[str, str, str]
+def _map_modules(target: TargetResult) -> dict[str, str]:
+    """Return the unregistered module of each of its tensors."""
+    return {row.fqn: row.within for row in target.unregistered if row.within is not None}
 
 
-def _list_causes(finding: Finding, name: str, modules: dict[str, list[str]]) -> list[_Cause]:
-    """Return (target, rule, tensor) for each tensor of a finding about registration or moves, or [] for other findings.
-
-    `modules` has, for a tensor of an unregistered module, all tensors of the module.
-    """
-    if finding.rule not in _CAUSES or finding.fqn is None:
-        return []
-    is_module = finding.rule == registration_rules.UNREGISTERED_MODULE.name
-    names = modules.get(finding.fqn, [finding.fqn]) if is_module else [finding.fqn]
-    return [(name, finding.rule, fqn) for fqn in names]
-
-
-def _group_by_module(target: TargetResult) -> dict[str, list[str]]:
-    names_by_module: dict[str, list[str]] = {}
-    for row in target.unregistered:
-        if row.within is not None:
-            names_by_module.setdefault(row.within, []).append(row.fqn)
-    return {fqn: names for names in names_by_module.values() for fqn in names}
-
-
-def _map_causes(entries: Iterable[BaselineEntry]) -> dict[_Cause, BaselineEntry]:
-    return {
-        (entry.target, entry.rule, entry.fqn): entry
-        for entry in reversed(list(entries))
-        if entry.rule in _CAUSES and entry.fqn is not None
-    }
-
-
-def _make_key(finding: Finding, name: str) -> _Key:
+def _make_key(finding: Finding, name: str, modules: dict[str, str]) -> _Key:
     """Return a key that identifies the finding. `name` is the name of the finding's target."""
+    if finding.rule in _RULES_BY_NAME and finding.fqn is not None:
+        is_module = finding.rule == registration_rules.UNREGISTERED_MODULE.name
+        return name, finding.rule, None, modules.get(finding.fqn, finding.fqn) if is_module else finding.fqn, None, ""
     about = finding.about if isinstance(finding.about, str) else None
     # An empty digest means too many bytes: the content is unknown, and nothing accepts the finding.
     content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)
@@ -114,14 +95,18 @@ def _strip_target(finding: Finding) -> str:
 
 
 def _make_entry_key(entry: BaselineEntry) -> _Key:
+    if entry.rule in _RULES_BY_NAME and entry.fqn is not None:
+        return entry.target, entry.rule, None, entry.fqn, None, ""
     content = entry.message if entry.content is None else entry.content
     return entry.target, entry.rule, entry.section, entry.fqn, entry.about, content
 
 
-def _build_entry(finding: Finding, name: str, reason: str) -> BaselineEntry:
-    about, content = (part if isinstance(part, str) else None for part in (finding.about, finding.content))
-    message = _strip_target(finding)
-    return BaselineEntry(name, finding.rule, finding.section, finding.fqn, reason, about, message, content)
+def _build_entry(finding: Finding, key: _Key, reason: str) -> BaselineEntry:
+    target, rule, section, fqn, about, _ = key
+    if rule in _RULES_BY_NAME and fqn is not None:
+        return BaselineEntry(target, rule, None, fqn, reason)
+    content = finding.content if isinstance(finding.content, str) else None
+    return BaselineEntry(target, rule, section, fqn, reason, about, _strip_target(finding), content)
 
 
 def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Baseline:
@@ -200,50 +185,30 @@ def accept_findings(audit: Audit, baseline: Baseline, *, unfiltered: bool) -> Au
     `unfiltered`: no filter hid a tensor, so a missing finding is fixed.
     """
     reasons = {_make_entry_key(entry): entry.reason for entry in baseline.findings}
-    causes = {cause: entry.reason for cause, entry in _map_causes(baseline.findings).items()}
-    return replace(
-        audit, targets=tuple(_accept_in_target(target, reasons, causes, unfiltered) for target in audit.targets)
-    )
+    return replace(audit, targets=tuple(_accept_in_target(target, reasons, unfiltered) for target in audit.targets))
 
 
-def _accept_in_target(
-    target: TargetResult, reasons: dict[_Key, str], causes: dict[_Cause, str], unfiltered: bool
-) -> TargetResult:
-    name, modules = make_relative_name(target.target), _group_by_module(target)
+def _accept_in_target(target: TargetResult, reasons: dict[_Key, str], unfiltered: bool) -> TargetResult:
+    name, modules = make_relative_name(target.target), _map_modules(target)
     accepted_findings: list[Accepted] = []
     remaining: list[Finding] = []
     for finding in target.findings:
-        reason = _find_reason(_make_key(finding, name), _list_causes(finding, name, modules), reasons, causes)
-        if reason is None:
-            remaining.append(finding)
+        key = _make_key(finding, name, modules)
+        if _is_accepted(key, reasons):
+            accepted_findings.append(Accepted(finding, reasons[key]))
         else:
-            accepted_findings.append(Accepted(finding, reason))
+            remaining.append(finding)
     all_accepted = (*target.accepted, *accepted_findings)
-    current_keys = {_make_key(entry.finding, name) for entry in all_accepted}
-    current = (*remaining, *(entry.finding for entry in all_accepted))
-    current_causes = {cause for finding in current for cause in _list_causes(finding, name, modules)}
+    current_keys = {_make_key(entry.finding, name, modules) for entry in all_accepted}
+    remaining_keys = {_make_key(finding, name, modules)[:5] for finding in remaining}
     complete_rules = _list_complete_rules(target, unfiltered)
-    remaining_keys = {_make_key(finding, name)[:5] for finding in remaining}
     notes = [
         _build_note(key, remaining_keys)
         for key in reasons
-        if key[0] == name
-        and key[1] in complete_rules
-        and key not in current_keys
-        and (key[0], key[1], key[3]) not in current_causes
+        if key[0] == name and key[1] in complete_rules and key not in current_keys
     ]
     other_notes = [note for note in target.notes if note.kind is not OddityKind.BASELINE_FIXED]
     return replace(target, findings=tuple(remaining), accepted=all_accepted, notes=(*other_notes, *notes))
-
-
-def _find_reason(
-    key: _Key, causes: Sequence[_Cause], reasons: dict[_Key, str], reasons_by_cause: dict[_Cause, str]
-) -> str | None:
-    """Return the reason with which the baseline accepts the finding or all its tensors, or None."""
-    if _is_accepted(key, reasons):
-        return reasons[key]
-    is_known = bool(causes) and all(cause in reasons_by_cause for cause in causes)
-    return reasons_by_cause[causes[0]] if is_known else None
 
 
 def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[BaselineEntry]:
@@ -290,35 +255,24 @@ def build_baseline(
     are dropped.
     """
     old_entries = {_make_entry_key(entry): entry for entry in old.findings} if old else {}
-    old_causes = _map_causes(old.findings if old else ())
-    current: dict[_Key, BaselineEntry] = {}
+    entries: dict[_Key, BaselineEntry] = {}
     complete_rules: dict[str, frozenset[str]] = {}
     for target in audit.targets:
-        name = make_relative_name(target.target)
+        name, modules = make_relative_name(target.target), _map_modules(target)
         complete_rules[name] = _list_complete_rules(target, unfiltered)
-        modules = _group_by_module(target)
         for finding in target.findings:
-            causes = _list_causes(finding, name, modules)
-            entries = [
-                old_causes.get(cause) or BaselineEntry(cause[0], cause[1], None, cause[2], reason) for cause in causes
-            ]
-            new = {_make_entry_key(entry): entry for entry in entries}
-            key = _make_key(finding, name)
-            if not causes and _is_accepted(key, (key,)):
-                new[key] = _build_entry(finding, name, reason)
-            current |= new
+            key = _make_key(finding, name, modules)
+            if _is_accepted(key, (key,)):
+                entries[key] = old_entries.get(key) or _build_entry(finding, key, reason)
         for accepted_finding in target.accepted:
-            key = _make_key(accepted_finding.finding, name)
-            causes = _list_causes(accepted_finding.finding, name, modules)
-            known_entries = (old_causes[cause] for cause in causes if cause in old_causes)
-            current |= {_make_entry_key(entry): entry for entry in known_entries}
-            current |= {key: old_entries[key]} if _is_accepted(key, old_entries) else {}
-    entries = [old_entries.get(key) or entry for key, entry in current.items()]
+            key = _make_key(accepted_finding.finding, name, modules)
+            if _is_accepted(key, old_entries):
+                entries[key] = old_entries[key]
     missing = {_make_entry_key(entry) for entry in find_missing_entries(old, targets)} if old else set()
     for key, entry in old_entries.items():
-        if key not in current and key not in missing and key[1] not in complete_rules.get(key[0], ()):
-            entries.append(entry)
-    return Baseline(SCHEMA, tuple(sorted(entries, key=_make_sort_key)))
+        if key not in entries and key not in missing and key[1] not in complete_rules.get(key[0], ()):
+            entries[key] = entry
+    return Baseline(SCHEMA, tuple(sorted(entries.values(), key=_make_sort_key)))
 
 
 def _make_sort_key(entry: BaselineEntry) -> list[tuple[bool, str]]:
