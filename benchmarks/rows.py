@@ -52,8 +52,8 @@ def _start(
 
 
 START = (
-    "The parser of plain command lines needs no Typer, and a reader and a renderer are imported by name. Help, unknown "
-    "words, rules and schemas are read from files that are made with the documents."
+    "The parser of command lines is our own, and a reader and a renderer are imported by name. Help, rules and schemas "
+    "are read from files that are made with the documents."
 )
 LISTING = (
     "Missed. Millions of instructions: an empty Python 41; re and typing, which msgspec imports too, 35; msgspec "

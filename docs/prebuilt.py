@@ -27,7 +27,6 @@ def build_files() -> dict[Path, str]:
     """Return the text of each file."""
     return {
         PACKAGE / "cli" / "help_pages.txt": help_table.encode_pages(),
-        PACKAGE / "cli" / "known_options.txt": help_table.encode_options(),
         PACKAGE / "report" / "rule_texts.json": rule_texts.encode_rule_texts(DICTIONARY.values()),
         PACKAGE / "report" / "documents" / "schemas.txt": schemas.encode_schemas(),
         **python_signatures.build_sources(PACKAGE),

@@ -93,7 +93,7 @@ def _limit_exit_time(code: int) -> None:
 
 
 def main() -> None:
-    """Run the command line, with Typer only if necessary. Raises SystemExit; an interrupt ends the process."""
+    """Run the command line. Raises SystemExit; an interrupt ends the process."""
     try:
         _run()
     except KeyboardInterrupt:
@@ -138,27 +138,28 @@ def _run() -> None:
         _answer_early(words)
     if any("://" in word for word in words):
         posix.use_one_malloc_arena()  # many threads read a remote file
-    options = cli.parser.parse(words)
-    if options is not None:
-        cli.command_runner.run_and_exit(options)
-    cli.process_exit.run_body_and_exit(_run_typer, debug=False)
+    cli.process_exit.run_body_and_exit(lambda: _run_line(words), debug="--debug" in words)
 
 
 def _answer_early(words: Sequence[str]) -> None:
-    """Exit with the requested help, or with an error for an unknown word; neither needs an import of the commands."""
-    if cli.unknown_word.find_ambiguous_word(words) is not None:
-        return
+    """Exit with the requested help, which does not need an import of the commands."""
     command = cli.help_page.find_help_request(words)
-    if command is not None:
+    if command is not None and cli.help_page.find_ambiguous_word(words) is None:
         cli.process_exit.run_body_and_exit(lambda: cli.help_page.show_help(command, words), debug=False)
-    mistake = cli.unknown_word.describe_unknown_word(words)
-    if mistake is not None:
-        cli.process_exit.run_body_and_exit(lambda: cli.streams.print_error(mistake, debug=False), debug=False)
 
 
-def _run_typer() -> int:
-    """Answer a line that neither `_answer_early` nor `parser` answers. Raises UsageError for a mistake."""
-    return cli.typer_app.run()
+def _run_line(words: Sequence[str]) -> int:
+    """Run a command line, and return its exit code. Raises UsageError for a mistake."""
+    if cli.help_page.lacks_command(words):
+        return cli.help_page.show_missing_command(words)
+    if words[0] in _VERSION_WORDS:
+        cli.streams.open_stdout().text(f"statecli {__version__}\n")
+        return 0
+    try:
+        options = cli.parser.parse(words)
+    except cli.parser.HelpRequested as request:
+        return cli.help_page.show_help(request.command, words)
+    return cli.command_runner.execute(options)
 
 
 def _print_version() -> bool:

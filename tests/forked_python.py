@@ -26,7 +26,7 @@ TIMEOUT_S = 120
 
 #: Modules of statecli that most commands import: their import takes 0.1 s in an audit.
 _STATECLI = (
-    *("statecli.cli.command_runner", "statecli.cli.parser", "statecli.cli.typer_app", "statecli.formats.safetensors"),
+    *("statecli.cli.command_runner", "statecli.cli.parser", "statecli.cli.mistakes", "statecli.formats.safetensors"),
     *("statecli.formats.torch_zip", "statecli.formats.torch_export", "statecli.formats.torchscript"),
     *("statecli.requests.audit", "statecli.requests.diff", "statecli.requests.inspect", "statecli.values.stats"),
     *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect", "statecli.render.json"),

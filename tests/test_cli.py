@@ -541,7 +541,7 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
         ("inspect a.pt --to", "--to: needs a value (DEVICE); see statecli inspect --help"),
         ("inspect a.pt --all=3", "--all: takes no value; see statecli inspect --help"),
         ("inspect a.pt --top x", "--top x: must be a whole number (N); see statecli inspect --help"),
-        ("diff a.pt b.pt --atol=x", "--atol: must be a number"),
+        ("diff a.pt b.pt --atol=x", "--atol x: must be a number"),
         (
             "inspect a.pt -f jsn",
             "-f jsn: must be table, plain, json, jsonl, csv, markdown, html, sarif, junit, github or ",

@@ -304,7 +304,7 @@ def complete_and_list_modules(*arguments):
 
 
 def test_completing_imports_the_table_and_no_more(hostile_folder):
-    """Typer, readers, renderers and rules are not imported, because the user waits for the imports at each Tab."""
+    """Readers, renderers and rules are not imported, because the user waits for the imports at each Tab."""
     text, modules = complete_and_list_modules("zsh", "=--t", "inspect")
     assert "--tree\t" in text
     heavy = {"typer", "click", "rich", "jinja2", "torch", "numpy", "pickle", "pydantic", "asyncio", "urllib3", "fsspec"}
@@ -315,7 +315,7 @@ def test_completing_imports_the_table_and_no_more(hostile_folder):
 
 @pytest.mark.parametrize("arguments", [("=net.py:", "inspect"), ("=train.ckpt#", "inspect"), ("=", "rules")])
 def test_names_from_files_and_rules_need_no_torch(hostile_folder, arguments):
-    """Completion imports neither torch nor numpy, Typer or rich."""
+    """Completion imports neither torch nor numpy or rich."""
     text, modules = complete_and_list_modules("zsh", *arguments)
     assert len(text.splitlines()) > 3
     assert not {module.split(".")[0] for module in modules} & {"typer", "torch", "numpy", "rich"}

@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from statecli.cli.typer_app import build_command
+from statecli.cli.help_page import OTHER_COMMAND_NAMES
 from statecli.commands.audit import config
 from statecli.commands.audit.config import Config, IgnoreEntry
 from statecli.commands.audit.import_plugin import import_plugins
@@ -22,6 +22,8 @@ from statecli.commands.audit.plugins import PluginRequest
 from statecli.core.documentation import DOCUMENTATION_URL, rule_url
 from statecli.formats import FORMATS
 from statecli.report.documents.schemas import DOCUMENTS
+from statecli.requests.options import COMMANDS
+from statecli.requests.parameters import parameters_of
 from statecli.rules.dictionary import DICTIONARY
 from statecli.rules.policy_config import Policy
 
@@ -374,23 +376,15 @@ def test_every_format_has_a_page(pages):
     assert all(f"\n### {format.name}\n" in text for format in FORMATS)
 
 
-def commands(group, before=""):
-    """Each command's words, and the command."""
-    for name, command in group.commands.items():
-        yield from commands(command, f"{name} ") if hasattr(command, "commands") else [(before + name, command)]
-
-
 def test_every_command_and_option_is_documented(pages):
     """The page of the command names each option; the page about CI names the option of the hook, hidden in the help."""
     ci = pages["how-to/ci.md"]
-    for words, command in commands(build_command()):
-        if words in ("help", "version"):  # not in the table of options
-            assert f"`statecli {words}`" in pages["reference/commands/index.md"]
-            continue
-        page = pages[f"reference/commands/{words.replace(' ', '-')}.md"]
-        for param in command.params:
-            if param.param_type_name == "option" and param.name != "help":
-                assert {*param.opts} & {*re.findall(r"[^\s`,|()]+", page + ci)}, (words, param.name)
+    assert all(f"`statecli {name}`" in pages["reference/commands/index.md"] for name in OTHER_COMMAND_NAMES)
+    for name, options in COMMANDS.items():
+        page = pages[f"reference/commands/{name.replace(' ', '-')}.md"]
+        for parameter in parameters_of(options):
+            named = {*re.findall(r"[^\s`,|()]+", page + ci)}
+            assert parameter.is_target or {*parameter.flags} & named, (name, parameter.field)
 
 
 def test_the_code_of_cog_is_not_on_the_site(pages):

@@ -133,7 +133,7 @@ def list_commands(details: str, schemas: list[str], address: str) -> list[tuple[
         ("inspect", 2, "see statecli inspect --help"),
         ("inspekt a.pt", 2, "inspect"),
         ("inspect a.safetensors", 0, "layer.weight"),
-        # Lines that the fast parser leaves to Typer.
+        # Short options that share a dash.
         ("inspect a.safetensors -qf json", 0, "layer.weight"),
         ("inspect -qh", 0, "--stats"),
         ("inspect a.safetensors --tree", 0, "layer"),

@@ -11,12 +11,11 @@ if TYPE_CHECKING:
         help_page as help_page,
         import_msgspec as import_msgspec,
         interrupts as interrupts,
+        mistakes as mistakes,
         parser as parser,
         process_exit as process_exit,
         streams as streams,
         supervisor as supervisor,
-        typer_app as typer_app,
-        unknown_word as unknown_word,
         version_details as version_details,
     )
 else:

@@ -7,12 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import NoReturn
 
 from msgspec.structs import replace
 
 from statecli import cli
-from statecli.cli import console, output_files, process_exit, streams
+from statecli.cli import console, output_files, streams
 from statecli.cli.output_files import OutputTarget
 from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState
@@ -23,11 +22,6 @@ from statecli.requests.options import Options
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_values
 from statecli.requests.run import run
-
-
-def run_and_exit(options: Options) -> NoReturn:
-    """Run the command and exit with its status."""
-    process_exit.run_body_and_exit(lambda: execute(options), debug=getattr(options, "debug", False))
 
 
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:

@@ -4,7 +4,7 @@ A script calls `statecli __complete SHELL =CURRENT WORD...`. CURRENT is the word
 because some shells drop empty words. Each WORD is a word between the program and CURRENT. The first line of the answer
 is the kind (`CandidateKind`). The second is the number of characters before a file name (9 for `--output=`). A line for
 each candidate follows: the word, a tab and its help. Commands, options and values come from the table of options. Each
-press of Tab runs the completion. So the completion does not import Typer or torch, and runs no code of a `.py` file or
+press of Tab runs the completion. So the completion does not import torch, and runs no code of a `.py` file or
 a checkpoint.
 """
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from statecli import core
 from statecli.cli.help_table import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
-from statecli.cli.unknown_word import find_command
+from statecli.cli.parser import find_command
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.requests.options import COMMANDS, NamedKind, Shell
 from statecli.requests.parameters import Parameter, parameters_of

@@ -7,11 +7,13 @@ as long as the rest of the help.
 from __future__ import annotations
 
 import os
+import sys
 from itertools import pairwise, takewhile
 
 from statecli.cli import streams
 from statecli.core.early_flags import COLOR_FLAG, HELP_FLAGS
 from statecli.core.output import Color
+from statecli.core.terminal_width import get_requested_width, get_terminal_width
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ def find_help_request(words: Sequence[str]) -> str | None:
     return name if name in pages else None
 
 
+def find_ambiguous_word(words: Sequence[str]) -> str | None:
+    """Return the first word that begins with `-` but is also an existing file, or None if no word is such a file.
+
+    With a file `-o.pt` in the folder, `statecli audit *` would write to `.pt`. After `--`, all words are targets.
+    """
+    options = takewhile(lambda word: word != "--", words)
+    return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)
+
+
 def find_color(words: Sequence[str]) -> str:
     """Return the value of --color for the help: auto, always or never. Works for invalid command lines too."""
     values = [value for flag, value in pairwise([*words, ""]) if flag == COLOR_FLAG]
@@ -57,6 +68,19 @@ def show_help(command: str, words: Sequence[str]) -> int:
     page = read_page(command)
     streams.write_help(lambda width, color: format_help(page, width, color=color), find_color(words))
     return 0
+
+
+def show_missing_command(words: Sequence[str]) -> int:
+    """Write the help of statecli or of a group on stderr, for a line without a command; return exit code 2."""
+    page = format_help(read_page(" ".join(words)), get_requested_width() or get_terminal_width(1))
+    sys.stderr.write(page)
+    return 2
+
+
+def lacks_command(words: Sequence[str]) -> bool:
+    """Return whether the line is empty or has only the name of a group of commands."""
+    pages = _read_pages()
+    return not words or (len(words) == 1 and any(name.startswith(f"{words[0]} ") for name in pages))
 
 
 def read_page(name: str) -> str:

@@ -177,23 +177,3 @@ def encode_page(page: HelpPage) -> str:
     for section in sections if page.statuses else sections[:-1]:
         lines += [f"## {section.title}", *map("\t".join, section.lines)]
     return "".join(f"{line}\n" for line in lines)
-
-
-def encode_options() -> str:
-    """Return the content of `known_options.txt`, which `unknown_word` reads to describe mistakes.
-
-    Below the name of each command is a line for each option: listed spellings, other spellings, whether the option
-    takes a value, and its choices.
-    """
-    lines = []
-    for name, options in COMMANDS.items():
-        lines.append(f"# {name}\n")
-        for parameter in parameters_of(options):
-            if parameter.flags:
-                listed, unlisted = (
-                    ((), parameter.spellings) if parameter.hidden else (parameter.flags, parameter.aliases)
-                )
-                kind = "flag" if parameter.is_flag else "value"
-                choices = () if parameter.hidden else parameter.choices
-                lines.append("\t".join([" ".join(listed), " ".join(unlisted), kind, " ".join(choices)]) + "\n")
-    return "".join(lines)

@@ -1,89 +1,161 @@
-"""Turn an error of Typer into one sentence, which names the mistake and the words to type."""
+"""Describe mistakes on the command line: each in one sentence, which names the mistake and the words to type."""
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any
 
-from statecli.cli.unknown_word import describe_unknown_option, find_command, join_or, see_help
 from statecli.core.errors import option
+from statecli.core.quoting import quote_for_shell
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import Parameter, parameters_of
 
+#: Least similarity of a suggested option, from 0 to 1.
+_SIMILARITY = 0.7
+#: Commands of other programs, each with the statecli command for the same purpose.
+_SIMILAR_COMMANDS = {
+    **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
+    **dict.fromkeys(("cmp", "compare"), "diff"),
+    **dict.fromkeys(("cat", "info", "list", "ls", "print", "show", "summary"), "inspect"),
+    **dict.fromkeys(("checksum", "digest", "hash"), "lock"),
+    "test": "verify",
+}
 
-def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
-    """Return the sentence for an error of Typer's parser. `words`: the command line without the name `statecli`."""
-    name = find_command(words)
-    describe = _DESCRIPTIONS.get(type(mistake).__name__)
-    text = describe(mistake, name, words) if describe is not None and name else ""
-    if text:
-        return text
-    message, question, suggestion = mistake.format_message().rstrip(".").partition(". Did you mean")
-    return f"{message}; did you mean{suggestion}" if question else f"{message}; {see_help(name)}"
+
+def see_help(name: str) -> str:
+    """Return the advice to read the help of a command. The name "" means statecli itself."""
+    return f"see {' '.join(filter(None, ('statecli', name)))} --help"
 
 
-def _describe_missing_target(mistake: object, name: str, _: Sequence[str]) -> str:
-    parameter = _find_parameter(mistake, name)
+def _join_or(names: Sequence[str]) -> str:
+    """Return `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def describe_unknown_command(words: Sequence[str]) -> str:
+    """Return the sentence for a line that does not begin with a command, or that names an unknown command of a group.
+
+    A target typed in place of a command gets the command inspect. `check a.pt` counts as another program's command,
+    even if a folder `check` exists.
+    """
+    words = words[1:] if words[0] == "help" else words
+    names = [name for name in COMMANDS if " " not in name]
+    members = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{words[0]} ")]
+    if members and len(words) > 1:
+        words, names = words[1:], members
+    word = words[0]
+    if word.startswith("-"):
+        return f"No such option: {word}; {see_help('')}"
+    is_foreign = word in _SIMILAR_COMMANDS and len(words) > 1 and not words[1].startswith("-")
+    if _is_target(word) and not is_foreign:
+        return f"No such command {word!r}; did you mean: statecli inspect {quote_for_shell(word)}"
+    similar = [_SIMILAR_COMMANDS[word]] if word in _SIMILAR_COMMANDS else get_close_matches(word, names)
+    similar = [name for name in similar if name.startswith(word)] or similar
+    hint = f"did you mean {_join_or([repr(name) for name in similar])}?" if similar else see_help("")
+    return f"No such command {word!r}; {hint}"
+
+
+def _is_target(word: str) -> bool:
+    """Return whether a word is an existing path, a URL or the spelling of a class."""
+    module, colon, name = word.partition(":")
+    is_class = bool(colon and module) and name.partition("(")[0].replace(".", "").isidentifier()
+    return is_class or "://" in word or os.path.lexists(word)
+
+
+# --- targets and values -----------------------------------------------------------------------------------------------
+
+
+def describe_missing_target(parameter: Parameter, name: str) -> str:
+    """Return the sentence for a command without a required target."""
     help_text = parameter.help.rstrip(".")
     explanation = f": {help_text[:1].lower()}{help_text[1:]}" if help_text else ""
     return f"{name} needs {parameter.metavar}{explanation}; {see_help(name)}"
 
 
-def _describe_missing_value(mistake: Any, name: str, _: Sequence[str]) -> str:
-    flag = mistake.option_name
-    parameter = next((each for each in parameters_of(COMMANDS[name]) if flag in each.spellings), None)
-    if parameter is None or parameter.is_flag:
-        return f"{option(flag)}: takes no value; {see_help(name)}"
+def describe_extra_word(word: str, name: str, first: object) -> str:
+    """Return the sentence for a target too many. `first` is the value of the first target."""
+    targets = [parameter.metavar for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
+    expected_text = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
+    advice = see_help(name)
+    if name == "inspect":
+        advice = "to check several checkpoints, run: statecli audit TARGET..."
+    elif name == "report":
+        advice = f"to compare two checkpoints, run: statecli diff {shlex.join([str(first), word])} -f html -o diff.html"
+    return f"unexpected argument {word}: {name} {expected_text}; {advice}"
+
+
+def describe_missing_value(parameter: Parameter, flag: str, name: str) -> str:
+    """Return the sentence for an option at the end of the line that needs a value."""
     return f"{option(flag)}: needs {_describe_values(parameter)}; {see_help(name)}"
 
 
-def _describe_wrong_value(mistake: object, name: str, words: Sequence[str]) -> str:
-    parameter = _find_parameter(mistake, name)
-    flag = next((flag for flag in parameter.spellings if flag in words), None)
-    if flag is None:
-        return f"{parameter.flags[0] if parameter.flags else parameter.metavar}: must be {_describe_values(parameter)}"
-    value = words[words.index(flag) + 1] if flag in words[:-1] else None
-    similar_choices = get_close_matches(value or "", parameter.choices, n=1)
+def describe_wrong_value(parameter: Parameter, value: str, name: str) -> str:
+    """Return the sentence, after the option and its value, for a value of another type."""
+    similar_choices = get_close_matches(value, parameter.choices, n=1)
     hint = f"did you mean {similar_choices[0]}?" if similar_choices else see_help(name)
-    return f"{option(flag, value)}: must be {_describe_values(parameter)}; {hint}"
+    return f"must be {_describe_values(parameter)}; {hint}"
 
 
 def _describe_values(parameter: Parameter) -> str:
     """Return the values that an option takes, in words: its choices, or a noun such as `a whole number (N)`."""
     if issubclass(parameter.type, Enum):
-        return join_or(parameter.choices)
+        return _join_or(parameter.choices)
     noun = {int: "a whole number", float: "a number"}.get(parameter.type, "a value")
     return f"{noun} ({parameter.metavar})" if parameter.metavar not in ("", "NUMBER") else noun
 
 
-def _find_parameter(mistake: Any, name: str) -> Parameter:
-    return next(each for each in parameters_of(COMMANDS[name]) if each.field == mistake.param.name)
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _describe_extra_words(mistake: Any, name: str, words: Sequence[str]) -> str:
-    start, _, word_and_end = mistake.message.partition("(s) (")
-    if start != "Got unexpected extra argument":
-        return ""
-    targets = [parameter.metavar for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
-    expected_text = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
-    extra = word_and_end.rstrip(").")
-    advice = see_help(name)
-    if name == "inspect":
-        advice = "to check several checkpoints, run: statecli audit TARGET..."
-    elif name == "report" and extra in words:
-        is_first = words[0] == name and not words[1].startswith("-")
-        pair = shlex.join([words[1] if is_first else "TARGET", extra])
-        advice = f"to compare two checkpoints, run: statecli diff {pair} -f html -o diff.html"
-    return f"unexpected argument {extra}: {name} {expected_text}; {advice}"
+def describe_unknown_option(flag: str, name: str) -> str:
+    """Return the sentence for an option that the command does not have."""
+    text = f"{name} has no option {flag}"
+    other_commands = [command for command in COMMANDS if any(flag in option.flags for option in _list_options(command))]
+    if other_commands:
+        *first_commands, last_command = other_commands
+        names = f"{', '.join(first_commands)} and {last_command} have" if first_commands else f"{last_command} has"
+        return f"{text}, but {names} this option; {see_help('' if first_commands else last_command)}"
+    options = _list_options(name)
+    similar_words = _find_similar_flags(flag, options) or _find_similar_choices(flag, options)
+    return f"{text}; did you mean {_join_or(similar_words)}?" if similar_words else f"{text}; {see_help(name)}"
 
 
-_DESCRIPTIONS: dict[str, Callable[[Any, str, Sequence[str]], str]] = {
-    "NoSuchOption": lambda mistake, name, _: describe_unknown_option(mistake.option_name, name),
-    "MissingParameter": _describe_missing_target,
-    "BadOptionUsage": _describe_missing_value,
-    "BadParameter": _describe_wrong_value,
-    "UsageError": _describe_extra_words,
-}
+def _list_options(name: str) -> list[Parameter]:
+    return [each for each in parameters_of(COMMANDS[name]) if not (each.is_target or each.hidden)]
+
+
+def _find_similar_flags(flag: str, options: Sequence[Parameter]) -> list[str]:
+    """Return up to three flags that are similar to the word: by their beginning, their spelling or their last word.
+
+    Dashes are left out, because dashes would make all flags similar. A last word that is a choice, as in
+    --config-json, is left to `_find_similar_choices`.
+    """
+    flags: dict[str, str] = {}
+    choices = _list_choices(options)
+    for known_flag in (known_flag for parameter in options for known_flag in parameter.flags):
+        name = known_flag.lstrip("-")
+        flags[name] = known_flag
+        last_word = name.rpartition("-")[2]
+        if last_word not in choices:
+            flags.setdefault(last_word, known_flag)
+    word = flag.lstrip("-")
+    similar_flags = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
+    similar_flags = similar_flags or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
+    return list(dict.fromkeys(flags[name] for name in similar_flags))[:3]
+
+
+def _find_similar_choices(flag: str, options: Sequence[Parameter]) -> list[str]:
+    """Return a listed option whose value resembles an unknown flag: `-f json` for `--json` or `--josn`."""
+    choices = _list_choices(options)
+    return [choices[choice] for choice in get_close_matches(flag.lstrip("-"), choices, n=1, cutoff=_SIMILARITY)]
+
+
+def _list_choices(options: Iterable[Parameter]) -> dict[str, str]:
+    """Return each choice of an option with the words to type: `-f json`."""
+    return {choice: f"{min(option.flags, key=len)} {choice}" for option in options for choice in option.choices}

@@ -14,7 +14,7 @@ from statecli.values.compiled_kernel import native
 
 #: Packages whose versions change the results or the speed of statecli.
 PACKAGES = (
-    *("torch", "numpy", "safetensors", "msgspec", "blake3", "typer", "rich", "jinja2", "transformers"),
+    *("torch", "numpy", "safetensors", "msgspec", "blake3", "rich", "jinja2", "transformers"),
     # Packages of the extras.
     *("gguf", "fsspec", "urllib3", "s3fs", "gcsfs", "huggingface_hub", "libcst", "textual", "distributed", "mpi4py"),
     "ray",

@@ -1,6 +1,6 @@
 """Modules that all packages use: state, findings, errors, dtypes, kinds of tensors, suggestions, and safe text.
 
-Modules that few runs need are imported when they are first used (`core.quoting.quote_for_shell(…)`).
+Modules that few runs need are imported when they are first used (`core.input_text.parse_inputs(…)`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         python_names as python_names,
         quantized_layouts as quantized_layouts,
         quantized_weights as quantized_weights,
-        quoting as quoting,
         target_suggestions as target_suggestions,
     )
 else:
