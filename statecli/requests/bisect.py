@@ -9,18 +9,17 @@ from statecli.core.errors import UsageError, option
 from statecli.report import View
 from statecli.report.bisect import build_bisect_report, describe_inconclusive
 from statecli.requests.options import BisectOptions
-from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+from statecli.requests.outcome import Caller, Outcome
 
 
-def prepare(options: BisectOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Build the request of the search from the options. Raises UsageError for a missing or invalid condition."""
+def run(options: BisectOptions, caller: Caller) -> Outcome[Bisection]:
+    """Search the checkpoints of the training run. An inconclusive search is a failure.
+
+    Raises UsageError for a missing or invalid condition.
+    """
     if not options.condition:
         raise UsageError(f"{option('--condition')} is missing; write {option('--condition')} and {FORMS}")
-    return Request(options.targets, parse_condition(options.condition), cache=not options.no_cache)
-
-
-def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Bisection]:  # noqa: ARG001
-    """Search the checkpoints of the training run. An inconclusive search is a failure."""
+    request = Request(options.targets, parse_condition(options.condition), cache=not options.no_cache)
     bisection = bisect_run(request)
     caller.check_files([probe.path for probe in bisection.probes])
     view = View(unfold=options.all, verbose=options.verbose)

@@ -9,21 +9,16 @@ from statecli.commands.verify.run import Request as VerifyRequest
 from statecli.report import View
 from statecli.report.fix import build_fix_report
 from statecli.requests.options import FixOptions
-from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
+from statecli.requests.outcome import Caller, Outcome, OutputFile
 
 
-def prepare(options: FixOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Build the request from the options, without building the model."""
+def run(options: FixOptions, caller: Caller) -> Outcome[Fixes]:
+    """Propose edits. With --write, the outcome contains the edited files."""
     verify = VerifyRequest(
         target=options.target, input=options.input, inputs=options.input_from, init_device=options.init_device
     )
-    return Request(verify, options.write)
-
-
-def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Fixes]:  # noqa: ARG001
-    """Propose edits. With --write, the outcome contains the edited files."""
     with caller.progress(values=False):
-        fixes = fix_run.run(request)
+        fixes = fix_run.run(Request(verify, options.write))
     caller.check_files([file.path for file in fixes.files])
     report = build_fix_report(fixes, options.target, View(unfold=options.all, verbose=options.verbose))
     files = [OutputFile(file.path, (file.after,)) for file in fixes.files] if fixes.written else []

@@ -6,17 +6,12 @@ from statecli.commands.log.result import Log
 from statecli.commands.log.run import Request, log_run
 from statecli.report.log import LogView, build_log_report
 from statecli.requests.options import LogOptions
-from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
+from statecli.requests.outcome import Caller, Outcome, describe_failures
 
 
-def prepare(options: LogOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Build the request from the options, without reading a checkpoint."""
-    return Request(options.targets, cache=not options.no_cache)
-
-
-def run(options: LogOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome[Log]:  # noqa: ARG001
+def run(options: LogOptions, caller: Caller) -> Outcome[Log]:
     """Return a row for each checkpoint of the training run. Checkpoints that could not be read are failures."""
-    log = log_run(request, caller.steps)
+    log = log_run(Request(options.targets, cache=not options.no_cache), caller.steps)
     caller.check_files([row.path for row in log.rows])
     view = LogView(unfold=options.all, verbose=options.verbose, top=options.top)
     report = build_log_report(log, view, options.fail_on)
