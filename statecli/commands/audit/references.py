@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli import formats, live
+from statecli import live
 from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Diff, Inconclusive
 from statecli.commands.diff.run import compare_states
-from statecli.core.errors import MalformedError, UnreadableError, UsageError
+from statecli.core.errors import UnreadableError, UsageError
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections
@@ -45,32 +45,11 @@ def read_side(text: str, init_device: str | None) -> ReferenceSide:
     """Read the class or checkpoint named by the text. Raises StateError."""
     spec = load.find_class_spec(text)
     if spec is None:
-        text = _find_only_model(text) if files.is_folder(text) else text
         with files.record_opened_files() as opened_files:
             state = load.read_checkpoint(text)
         return ReferenceSide(text, state, None, opened_files)
     built_model = live.build.build(spec, init_device=init_device)
     return ReferenceSide(text, live.model_reader.read(built_model, text), built_model)
-
-
-def _find_only_model(folder: str) -> str:
-    """Return the folder or, if it is not readable as one checkpoint but has a single model file, this file."""
-    try:
-        formats.members(folder)
-    except UnreadableError as error:
-        # A folder whose index contradicts its shards is compared as a folder, which then fails.
-        paths = [] if error.rule else [files.join(folder, name) for name in sorted(files.list_names(folder))]
-        model_paths = [path for path in paths if files.is_file(path) and _may_contain_model(path)]
-        return model_paths[0] if len(model_paths) == 1 else folder
-    return folder
-
-
-def _may_contain_model(path: str) -> bool:
-    """Return whether the file contains a model. A damaged file counts, because its content is unknown."""
-    try:
-        return explain_not_compared(load.read_whole_checkpoint(path), in_model_folder=False) is None
-    except UnreadableError as error:
-        return isinstance(error, MalformedError)
 
 
 def compare_with_class(side: ReferenceSide, model: ReferenceSide) -> Diff:
