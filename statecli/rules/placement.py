@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
@@ -20,21 +20,13 @@ def _needs_recorded_devices(subject: Subject) -> str | None:
     return None if has_devices else "the file format does not record devices"
 
 
-def _group_by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo]]:
+def _group_by_device(tensors: Iterable[TensorInfo]) -> dict[str, list[TensorInfo]]:
+    """Group the tensors by device. `cuda` counts as `cuda:0`, because a process uses them as one device."""
     by_device: dict[str, list[TensorInfo]] = {}
     for tensor in tensors:
         if tensor.device is not None:
-            by_device.setdefault(tensor.device, []).append(tensor)
+            by_device.setdefault("cuda:0" if tensor.device == "cuda" else tensor.device, []).append(tensor)
     return by_device
-
-
-def _merge_default_device(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """Merge `cuda` into `cuda:0` if both are recorded, because most programs use `cuda:0` as `cuda`."""
-    merged_groups: dict[str, list[TensorInfo]] = {}
-    for device, tensors in by_device.items():
-        first = f"{device}:0"
-        merged_groups.setdefault(first if first in by_device else device, []).extend(tensors)
-    return merged_groups
 
 
 @rule(
@@ -55,10 +47,9 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
     Fix: save `{name: tensor.cpu() for …}`, or load with `map_location="cpu"`.
     """
     allowed_devices = subject.policy.device
-    for device, tensors in _merge_default_device(_group_by_device(iter(subject.state.tensors))).items():
+    for device, tensors in _group_by_device(subject.state.tensors).items():
         kind, _, index = device.partition(":")
-        names = {device, kind, device if index else f"{device}:0"}
-        if names.intersection(allowed_devices) or (not allowed_devices and kind in UNIVERSAL_DEVICES):
+        if {device, kind}.intersection(allowed_devices) or (not allowed_devices and kind in UNIVERSAL_DEVICES):
             continue
         names_shown = quoting.names([subject.name_of(tensor) for tensor in tensors])
         on_device = f"{plural(len(tensors), 'tensor')} on {device} ({names_shown})"
@@ -90,20 +81,11 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
         tensors = (
             tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in REGISTERED_KINDS
         )
-        by_device = _merge_equal_devices(_group_by_device(tensors))
+        by_device = _group_by_device(tensor for tensor in tensors if tensor.device != "meta")  # meta has no memory
         if len(by_device) > 1:
             rarest = min(by_device, key=lambda device: len(by_device[device]))
             message = f"{section}: {_describe_devices(subject, by_device, rarest)}"
             yield Issue(message, by_device[rarest][0].fqn, section, _HELP)
-
-
-def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """Merge `cuda` and `cuda:0`, because a process uses them as one device; drop meta, which has no memory."""
-    merged_groups: dict[str, list[TensorInfo]] = {}
-    for device, tensors in by_device.items():
-        if device != "meta":
-            merged_groups.setdefault(device if ":" in device or device == "cpu" else f"{device}:0", []).extend(tensors)
-    return merged_groups
 
 
 _HELP = "register the tensors that did not move, or move the model to one device before saving"

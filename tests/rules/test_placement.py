@@ -63,14 +63,14 @@ def test_accelerator_device_finds_devices_outside_the_policy(run_rule, save_on_d
 
 
 def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(run_rule, save_on_devices):
-    """torch loads `cuda` on the current device, the first GPU. If a file names only `cuda`, the message says `cuda`."""
+    """torch loads `cuda` on the current device, the first GPU."""
     (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:0", B: "cuda", C: "cuda:0"}))
-    assert finding.message.startswith("3 tensors on cuda:0 (a, c, b): ")
+    assert finding.message.startswith("3 tensors on cuda:0 (a, b, c): ")
     assert finding.severity.value == "note"
     (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda", B: "cuda"}))
-    assert finding.message.startswith("2 tensors on cuda (a, b): ")
+    assert finding.message.startswith("2 tensors on cuda:0 (a, b): ")
     findings = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda", B: "cuda:3"}))
-    assert [finding.message.partition(" (")[0] for finding in findings] == ["1 tensor on cuda", "1 tensor on cuda:3"]
+    assert [finding.message.partition(" (")[0] for finding in findings] == ["1 tensor on cuda:0", "1 tensor on cuda:3"]
 
 
 def test_accelerator_device_spares_the_first_gpu_named_by_the_policy(run_rule, save_on_devices):
