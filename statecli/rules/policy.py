@@ -109,23 +109,11 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
         is_changed = any(change.status is not Status.IDENTICAL and change.not_compared is None for change in changes)
         if changes and not is_changed:
             named = changes[0].fqn if len(changes) == 1 else None
-            unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
-            compared_count = sum(not change.not_compared for change in changes)
-            description = _describe_unchanged(len(changes), compared_count)
-            message = f"policy.must-change {glob!r}: {description}{unknown}"
+            not_compared = [f"{change.fqn}: {change.not_compared}" for change in changes if change.not_compared]
+            unknown = f"; {len(not_compared):,} could not be compared: {not_compared[0]}" if not_compared else ""
+            message = f"policy.must-change {glob!r}: no matching tensor changed ({len(changes):,} match){unknown}"
             help = "run `statecli verify --check step` to see whether the tensors are trained"
             yield Issue(message, named, help=help)
-
-
-def _describe_unchanged(count: int, compared_count: int) -> str:
-    if count == 1:
-        return f"the only matching tensor {'did not change' if compared_count else 'could not be compared'}"
-    if not compared_count:
-        return f"none of the {count} matching tensors could be compared"
-    if compared_count == 1:
-        return "the only matching tensor that could be compared did not change"
-    comparable = " that could be compared" if compared_count < count else ""
-    return f"none of the {compared_count} matching tensors{comparable} changed"
 
 
 @rule(Severity.ERROR, needs_must_not_change)
