@@ -15,15 +15,11 @@ from statecli.core.model_state import Oddity, Place, TensorData, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, report_tensor, rule
-from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
+from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_file, needs_values
 from statecli.storage import files
 
 #: Kinds of bytes that no tensor and no loader uses.
 _UNUSED_BYTES_KINDS = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, OddityKind.UNUSED_RECORDS)
-
-
-def _needs_file(subject: Subject) -> str | None:
-    return "a class is not a file" if subject.state.traits.is_class else None
 
 
 def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
@@ -34,7 +30,7 @@ def _build_issue(oddity: Oddity, help: str) -> Issue:
     return Issue(oddity.message, oddity.fqn, help=help, place=None if oddity.place is UNSET else oddity.place)
 
 
-@rule(Severity.WARNING, _needs_file)
+@rule(Severity.WARNING, needs_file)
 def trailing_bytes(subject: Subject) -> Iterator[Issue]:
     """The file has data after the end of its content.
 
@@ -49,7 +45,7 @@ def trailing_bytes(subject: Subject) -> Iterator[Issue]:
     yield from _report_oddities(subject, help, OddityKind.SUFFIXED, OddityKind.ZIP_COMMENT, OddityKind.PICKLE_TRAILING)
 
 
-@rule(Severity.WARNING, _needs_file)
+@rule(Severity.WARNING, needs_file)
 def unused_bytes(subject: Subject) -> Iterator[Issue]:
     """The file has bytes that are not read by the loader of its format.
 
@@ -67,7 +63,7 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
         yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)
 
 
-@rule(Severity.ERROR, _needs_file)
+@rule(Severity.ERROR, needs_file)
 def misplaced_storage(subject: Subject) -> Iterator[Issue]:
     """A storage is not at the offset computed by torch, so a load with computed offsets reads wrong bytes.
 
@@ -89,7 +85,7 @@ def _needs_mapped_format(subject: Subject) -> str | None:
     return traits.never_mapped or (reason if traits.is_legacy else None)
 
 
-@rule(Severity.WARNING, _needs_file, _needs_mapped_format)
+@rule(Severity.WARNING, needs_file, _needs_mapped_format)
 def misaligned(subject: Subject) -> Iterator[Issue]:
     """A tensor does not begin at a multiple of its element size.
 
@@ -134,7 +130,7 @@ def _needs_checksums(subject: Subject) -> str | None:
     return None if has_checksums else "the file records no tensor checksums"
 
 
-@rule(Severity.ERROR, _needs_file, _needs_checksums, needs_values)
+@rule(Severity.ERROR, needs_file, _needs_checksums, needs_values)
 def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
     """The bytes of a record do not match the checksum in the file.
 
@@ -162,7 +158,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
         yield report_tensor(subject, first, text, "copy or download the file again", place=error.place)
 
 
-@rule(Severity.ERROR, _needs_file)
+@rule(Severity.ERROR, needs_file)
 def missing_shard(subject: Subject) -> Iterator[Issue]:
     """A file of the checkpoint is missing.
 
@@ -179,7 +175,7 @@ def missing_shard(subject: Subject) -> Iterator[Issue]:
     )
 
 
-@rule(Severity.ERROR, _needs_file, cases={"total": Severity.WARNING, "not in the index": Severity.NOTE})
+@rule(Severity.ERROR, needs_file, cases={"total": Severity.WARNING, "not in the index": Severity.NOTE})
 def index_mismatch(subject: Subject) -> Iterator[Issue]:
     """The index of a sharded checkpoint contradicts its shards.
 
@@ -205,7 +201,7 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
             )
 
 
-@rule(Severity.NOTE, _needs_file)
+@rule(Severity.NOTE, needs_file)
 def legacy_format(subject: Subject) -> Iterator[Issue]:
     """The file is a stream of pickles from before torch 1.6.
 

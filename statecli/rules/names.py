@@ -12,7 +12,7 @@ from statecli.core.model_state import REGISTERED_KINDS, TensorKey
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, convert_finding, rule, rule_for
-from statecli.rules.audit_subject import Subject
+from statecli.rules.audit_subject import Subject, needs_file
 
 #: Prefixes that only wrappers use.
 _WRAPPER_ONLY_PREFIXES = WRAPPER_PREFIXES[:-1]
@@ -66,11 +66,7 @@ def _describe_collision(name: str, first_name: str) -> str:
     return f"{escape(name)}: differs from {escape(first_name)} only in upper and lower case"
 
 
-def _needs_checkpoint(subject: Subject) -> str | None:
-    return "a class defines its own names" if subject.state.traits.is_class else None
-
-
-@rule_for(WRAPPER_PREFIX, _needs_checkpoint)
+@rule_for(WRAPPER_PREFIX, needs_file)
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield an issue for each section whose names have a prefix that a wrapper added."""
     findings = subject.load_diff.findings if subject.load_diff else ()

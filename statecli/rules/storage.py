@@ -17,7 +17,7 @@ from statecli.core.quantized_weights import find_quantized_by_section
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, report_tensor, rule
-from statecli.rules.audit_subject import Subject
+from statecli.rules.audit_subject import Subject, needs_file
 from statecli.rules.storage_views import Storage, StorageView, group_by_storage, have_common_byte
 
 #: Smallest reported number of unused bytes: a page of memory.
@@ -28,11 +28,6 @@ MIN_UNUSED_SHARE = 0.1
 #: Largest number of steps of the search for common bytes in a target: some tenths of a second. About 400 interleaved
 #: views take as many steps.
 MAX_SEARCH_STEPS = 100_000
-
-
-def _needs_strides(subject: Subject) -> str | None:
-    live = subject.state.traits.is_class
-    return "statecli does not record the strides of a class's tensors; audit a checkpoint instead" if live else None
 
 
 def _needs_all_tensors(subject: Subject) -> str | None:
@@ -118,7 +113,7 @@ def _build_tie_help(subject: Subject, tied_rows: Sequence[TensorInfo]) -> str:
     return f"{help}; for safetensors, {SAVE_TIES_AS_SAFETENSORS}"
 
 
-@rule(Severity.WARNING, _needs_strides, cases={"inconclusive": Severity.NOTE})
+@rule(Severity.WARNING, needs_file, cases={"inconclusive": Severity.NOTE})
 def shared_slices(subject: Subject) -> Iterator[Issue]:
     """Different views of a storage share some of their bytes.
 
