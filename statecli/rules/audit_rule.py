@@ -63,6 +63,13 @@ def convert_finding(finding: Finding) -> Issue:
     return Issue(*facts, wording=finding.wording)
 
 
+def compute_text_digest(text: str) -> str:
+    """Return the SHA-256 of a text, as the content of an issue."""
+    import hashlib  # loads OpenSSL, which most audits do not need
+
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 #: Function that returns why a subject lacks data that a rule needs, with a short remedy; None if nothing is lacking.
 Need = Callable[["Subject"], str | None]
 Find = Callable[["Subject"], Iterator[Issue]]

@@ -14,7 +14,7 @@ from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity, Wording
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn, join_names
-from statecli.rules.audit_rule import Issue, rule, rule_for
+from statecli.rules.audit_rule import Issue, compute_text_digest, rule, rule_for
 from statecli.rules.audit_subject import Subject, needs_lock, needs_locked_companions
 
 _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is intended"
@@ -93,19 +93,13 @@ def _compute_content(pair: LockMatch) -> str | None:
     line = pair.locked
     if pair.digest:
         sides = [(field, getattr(line, field, None), getattr(pair.tensor, field, None)) for field in pair.differ]
-        return _hash(repr(msgspec.to_builtins((sides, line and line.digest, pair.digest))))
+        return compute_text_digest(repr(msgspec.to_builtins((sides, line and line.digest, pair.digest))))
     return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
 
 
 def _digest_values(change: msgspec.Struct) -> str:
     """Return a digest of the values without field names, so that a renamed field does not change a baseline."""
-    return _hash(repr(msgspec.structs.astuple(change)))
-
-
-def _hash(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return compute_text_digest(repr(msgspec.structs.astuple(change)))
 
 
 def _describe_pair(pair: LockMatch) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statecli.core import quoting
 from statecli.core.finding import Severity
 from statecli.pickle_scan.template_code import describe_escape, find_escape
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, compute_text_digest, rule
 from statecli.rules.audit_subject import Subject
 from statecli.rules.settings_file import ATTENTION_KEYS, MODULES, PIPELINES, CodeReference
 from statecli.storage import files
@@ -84,13 +84,7 @@ def template_code(subject: Subject) -> Iterator[Issue]:
         escape = find_escape(template.text)
         if escape is not None:
             message = describe_escape(quoting.name(template.name), escape)
-            yield Issue(message, help=help, content=_hash_text(template.text))
-
-
-def _hash_text(text: str) -> str:
-    import hashlib  # loads OpenSSL, which an audit without such a template does not need
-
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            yield Issue(message, help=help, content=compute_text_digest(template.text))
 
 
 RULES = (remote_code, template_code)

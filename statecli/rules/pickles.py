@@ -15,7 +15,7 @@ from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickl
 from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
 from statecli.pickles.python2_names import rename_python2
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, compute_text_digest, rule
 from statecli.rules.audit_subject import Subject, needs_file, needs_pickles
 from statecli.storage import files
 
@@ -122,13 +122,12 @@ def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
         if count > _MAX_ISSUES_PER_FILE:
             message = f"and {count - _MAX_ISSUES_PER_FILE:,} more findings of this rule in the file"
             about = f"more than {_MAX_ISSUES_PER_FILE}"
-            yield Issue(message, place=Place(path, 0, 0), about=about, content=_hash_contents(contents[path]))
-
-
-def _hash_contents(contents: Iterable[str]) -> str:
-    import hashlib
-
-    return hashlib.sha256("\0".join(sorted(contents)).encode("utf-8", "surrogatepass")).hexdigest()
+            yield Issue(
+                message,
+                place=Place(path, 0, 0),
+                about=about,
+                content=compute_text_digest("\0".join(sorted(contents[path]))),
+            )
 
 
 @rule(Severity.ERROR, needs_file, needs_pickles, commands=("inspect", "audit"))
