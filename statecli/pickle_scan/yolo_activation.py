@@ -8,7 +8,6 @@ not UTF-8, and removes unprintable characters. Sources: ultralytics 8.4 (nn/task
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -19,7 +18,7 @@ _KEY = compile_on_use(r"(?<![\w.-])activation[\"']?\s*")
 _BRACKET = compile_on_use(r"[\[{]")
 #: Text that may precede a value: spaces, comments, a tag, and the name by which other places refer to the value.
 _BEFORE_VALUE = compile_on_use(r"(?:\s+|(?<=\s)#[^\n]*|[!&][^\s,\[\]{}]*)*")
-_ANCHOR, _ALIAS = re.compile(r"&([\w-]+)"), re.compile(r"\*([\w-]+)")
+_ANCHOR = re.compile(r"&[\w-]+")
 #: Reference to another value as a key, which may be any text.
 _ALIAS_AS_KEY = compile_on_use(r"(?<![^\s{\[,])\*[\w-]+\s*:(?!\S)")
 #: Characters that Ultralytics removes, line breaks of PyYAML, and escapes of letters and of a line break in quotes.
@@ -30,8 +29,8 @@ _SINGLE, _DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"([^"\\]*)"')
 _COMMENT, _TRAILING_COMMENT = re.compile(r"(?<!\S)#"), re.compile(r"\s#.*")
 #: Beginning of a value that is not a text, and sign of a mapping, which no line of an unquoted text has.
 _COLLECTION, _MAPPING = re.compile(r"-\s|\[|\{"), re.compile(r":(?:\s|$)")
-#: Largest number of comments after a key, of characters in a text, and of places that are checked.
-_MAX_COMMENTS, _MAX_CHARACTERS, _MAX_PLACES = 8, 4096, 2000
+#: Largest number of characters in a text, and of places that are checked.
+_MAX_CHARACTERS, _MAX_PLACES = 4096, 2000
 
 
 def has_code(content: bytes) -> bool:
@@ -50,13 +49,11 @@ def has_code(content: bytes) -> bool:
 
 def _iter_scalars(text: str) -> Iterator[str | None]:
     """Yield the text at each key `activation`; None for a text that statecli cannot read."""
-    anchors: dict[str, list[int]] | None = None
     bracket = _BRACKET.search(text)
     for place in _KEY.finditer(text):
-        end = _skip_comments(text, place.end())
-        if end is None:
+        end = place.end()
+        if text[end : end + 1] == "#" and "?" in text:  # after `? activation`, a colon may follow the comment
             yield None
-            return
         if text[end : end + 1] != ":":
             continue
         line_end = text.rfind("\n", max(0, place.start() - _MAX_CHARACTERS), place.start())
@@ -65,26 +62,11 @@ def _iter_scalars(text: str) -> Iterator[str | None]:
         if _is_comment(preceding_text):
             continue
         start = _skip_to_value(text, end + 1)
-        alias = _ALIAS.match(text, start)
-        if alias:
-            anchors = _list_anchors(text) if anchors is None else anchors
-            yield from (_read_scalar(text, start, None) for start in anchors.get(alias[1], ()))
+        if text[start : start + 1] == "*":  # another value of the text
+            yield from (_read_scalar(text, _skip_to_value(text, at.end()), None) for at in _ANCHOR.finditer(text))
         else:
             is_in_flow = (bracket is not None and bracket.start() < begin) or preceding_text.strip(" ?-\"'") != ""
             yield _read_scalar(text, start, None if is_in_flow else place.start() - begin)
-
-
-def _skip_comments(text: str, position: int) -> int | None:
-    """Return the position after comments; None if there are too many comments, or a comment is too long."""
-    for _ in range(_MAX_COMMENTS):
-        if text[position : position + 1] != "#" or not text[position - 1].isspace():
-            return position
-        line_end = text.find("\n", position, position + _MAX_CHARACTERS)
-        if line_end < 0:
-            return None
-        following_text = text[line_end : line_end + _MAX_CHARACTERS]
-        position = line_end + len(following_text) - len(following_text.lstrip())
-    return None
 
 
 def _skip_to_value(text: str, position: int) -> int:
@@ -97,13 +79,6 @@ def _is_comment(preceding_text: str) -> bool:
     preceding_text = preceding_text[:-1] if preceding_text[-1:] in ("'", '"') else preceding_text
     quote = max(preceding_text.rfind("'"), preceding_text.rfind('"'))
     return _COMMENT.search(preceding_text, max(0, quote)) is not None
-
-
-def _list_anchors(text: str) -> dict[str, list[int]]:
-    anchors = defaultdict(list)
-    for anchor in _ANCHOR.finditer(text):
-        anchors[anchor[1]].append(_skip_to_value(text, anchor.end()))
-    return anchors
 
 
 def _read_scalar(text: str, start: int, indent: int | None) -> str | None:
