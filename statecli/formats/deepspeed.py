@@ -54,10 +54,6 @@ from statecli.storage.checkpoint_names import SINGLE
 NAME = "deepspeed"
 TRAITS = FormatTraits(is_partitioned=True, is_in_pieces=True, has_own_loader=True)
 
-#: Newest supported version of DeepSpeed.
-NEWEST_VERSION = (0, 19)
-_VERSION = compile_on_use(r"(\d{1,6})\.(\d{1,6})")
-
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Return whether the folder or its subfolders have rank files. Subfolders next to a whole model do not count."""
@@ -198,7 +194,6 @@ def _read_rank(owner: Owner, files: RankFiles, universal: Mapping[str, TensorInf
                 for oddity in _report_missing_files(owner, optimizer, models, failures)
                 if oddity.kind is not OddityKind.NO_OPTIMIZER or not universal
             ),
-            *_check_version(rank),
         ),
         tuple(dict.fromkeys(mention for part in parts for mention in part.state.globals)),
         (),
@@ -318,15 +313,6 @@ def _report_missing_files(
             "from another save"
         )
         yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale_files)}")
-
-
-def _check_version(rank: Rank) -> Iterator[Oddity]:
-    version = rank.items.get("ds_version")
-    match = _VERSION.match(version) if type(version) is str else None
-    if version is not None and (match is None or (int(match[1]), int(match[2])) > NEWEST_VERSION):
-        newest = ".".join(map(str, NEWEST_VERSION))
-        text = f"ds_version is {quoting.value(version)}, but statecli knows only versions up to {newest}"
-        yield Oddity("deepspeed-version", text)
 
 
 def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
