@@ -118,11 +118,12 @@ def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
     declared_by_key: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
         storage = StorageId.read(persistent.pid)
-        if storage is None or type(storage.cls) is not Global or type(storage.key) is not str:
+        if storage is None or len(persistent.pid) > 6:  # torch refuses an id of more items
             continue
-        dtype, numel = STORAGE_DTYPES.get(storage.cls.name), storage.elements
-        if dtype is not None and type(numel) is int and numel >= 0:
-            declared_by_key.setdefault(storage.key, (dtype, numel))
+        key, numel = storage.key, storage.elements
+        dtype = STORAGE_DTYPES.get(storage.cls.name) if type(storage.cls) is Global else None
+        if dtype is not None and type(key) is str and type(numel) is int and numel >= 0:
+            declared_by_key.setdefault(key, (dtype, numel))
     return declared_by_key
 
 
