@@ -39,6 +39,8 @@ TRAITS = FormatTraits(may_hold_settings_alone=True)
 
 #: Names of records other than storages that some version of torch.save writes.
 _RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
+#: Names of records that only programs have.
+_PROGRAM_RECORDS = ("constants.pkl", "archive_format", "serialized_exported_program.json")
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -96,14 +98,10 @@ def _check_kind(archive: Archive) -> None:
     """Refuse zip archives that torch.save did not write. The names of the records show the kind of archive."""
     records = archive.records
     ends = {name.rpartition("/")[2] for name in records if not name[-1:].isdigit()}  # skip numbers: nearly all names
-    if "constants.pkl" in ends:
-        raise UnreadableError("is a TorchScript archive (torch.jit.save); an archive of torch.save is needed")
-    if "archive_format" in ends or "serialized_exported_program.json" in ends:
-        raise UnreadableError("is a torch.export archive (.pt2); an archive of torch.save is needed")
+    if ends.intersection(_PROGRAM_RECORDS):
+        raise UnreadableError("is a program of TorchScript or torch.export; an archive of torch.save is needed")
     if find_record(archive, "data.pkl") is not None:
         return
-    if records and all(name.endswith(".npy") for name in records):
-        raise UnreadableError("is a numpy archive (.npz); an archive of torch.save is needed")
     if find_record(archive, "version") is not None:
         raise MalformedError("contains no data.pkl: the save did not finish; save the checkpoint again")
     if "data.pkl" in ends:

@@ -226,13 +226,18 @@ INVALID_ARCHIVES = {
     ),
     "byteorder middle": (build(change_record("byteorder", data=b"middle")), "byteorder record contains 'middle'"),
     "an unfinished save": (build(without("data.pkl")), "contains no data.pkl: the save did not finish"),
-    "TorchScript": (build([*records(), Member("archive/constants.pkl", b"x")]), "is a TorchScript archive"),
+    "TorchScript": (
+        build([*records(), Member("archive/constants.pkl", b"x")]),
+        "is a program of TorchScript or torch.export",
+    ),
     "torch.export": (
         build([Member("m/archive_format", b"pt2"), Member("m/version", b"0")]),
-        "is a torch.export archive",
+        "is a program of TorchScript or torch.export",
     ),
-    "old torch.export": (build([Member("serialized_exported_program.json", b"{}")]), "is a torch.export archive"),
-    "npz": (build([Member("a.npy", b"x"), Member("b.npy", b"x")]), "is a numpy archive (.npz)"),
+    "old torch.export": (
+        build([Member("serialized_exported_program.json", b"{}")]),
+        "is a program of TorchScript or torch.export",
+    ),
     "another zip": (build([Member("word/document.xml", b"<a/>")]), "is a zip archive, but torch.save did not write it"),
     "an empty zip": (build([]), "is a zip archive, but torch.save did not write it"),
     "a decoy first": (
