@@ -582,7 +582,7 @@ UNFIXABLE_MODELS = {
     ),
     "assigned-from-outside": BrokenModel(
         net("self.w = self.fc.weight * 2", more="\n\ndef reset(model):\n    model.w = torch.ones(4)\n"),
-        ("code outside of the class assigns w",),
+        ("code outside of Net assigns w",),
     ),
     "own-getattr": BrokenModel(
         net(

@@ -284,8 +284,6 @@ def add_property(
         raise NoEdit(f"{owner.name.value} already has a method {name}")
     if not isinstance(owner.body, cst.IndentedBlock):
         raise NoEdit(_describe_one_line_body(owner.name.value))
-    if _is_assigned_from_outside(source, name):
-        raise NoEdit(f"the fix makes {name} a read-only property, but code outside of the class assigns {name}")
     method = replaced.method if replaced is not None else None
     anchor = method or source.find_method(owner, "__init__")
     if anchor is None or anchor not in owner.body.body:
@@ -308,21 +306,6 @@ def add_property(
             f"statecli cannot turn {name} into a property, because its value is not a single expression"
         ) from error
     return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
-
-
-def _is_assigned_from_outside(source: ParsedFile, name: str) -> bool:
-    """Return True if code outside of the class assigns the attribute: `model.name = …`, but not `self.name = …`."""
-    for node in source.find(cst.Attribute):
-        parent = source.get_parent(node)
-        is_target = isinstance(parent, (cst.AssignTarget, cst.AugAssign)) and parent.target is node
-        if node.attr.value != name or not is_target:
-            continue
-        method = source.find_around(node, cst.FunctionDef)
-        is_method = method is not None and source.find_around(method, cst.ClassDef) is not None
-        parameters = (*method.params.posonly_params, *method.params.params) if method and is_method else ()
-        if not (parameters and is_attribute(node, parameters[0].name.value)):
-            return True
-    return False
 
 
 def express_with_attributes(source: ParsedFile, assigned: Assigned) -> str:

@@ -33,9 +33,8 @@ def find_conflict(before: bytes, after: bytes) -> str:
     kept = {ast.dump(node) for node in ast.walk(new_tree) if isinstance(node, _ASSIGNMENTS)}
     for name, owner in old.items():
         for attribute, kinds in _list_changed_attributes(owner, new.get(name)).items():
-            conflict = _find_assignment(tree, old, name, attribute, kept) or _find_lost_method(
-                tree, owner, attribute, kinds
-            )
+            conflict = _find_assignment(tree, old, name, attribute, kept, is_property="method" in kinds)
+            conflict = conflict or _find_lost_method(tree, owner, attribute, kinds)
             if conflict:
                 return conflict
     return ""
@@ -110,24 +109,25 @@ def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dic
 def _list_kinds(owner: ast.ClassDef) -> dict[str, set[str]]:
     """Return how a class defines each attribute: assigned, registered, as a method or as a class attribute."""
     kinds: dict[str, set[str]] = {}
-    for statement in owner.body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            kinds.setdefault(statement.name, set()).add("method")
-        for name in _list_body_names(statement):
-            kinds.setdefault(name, set()).add("class attribute")
-    for node in ast.walk(owner):
-        for target, value in _list_assignments(node):
-            if isinstance(target, ast.Attribute):
-                kinds.setdefault(target.attr, set()).add(_describe_value(value))
-        registered = _get_registered_name(node)
-        if registered is not None:
-            kinds.setdefault(registered, set()).add("registered")
+    for name, kind, _ in _iter_definitions(owner):
+        kinds.setdefault(name, set()).add(kind)
     return kinds
 
 
-def _list_body_names(statement: ast.stmt) -> Iterator[str]:
-    """Yield the class attributes that a statement in the body of a class assigns."""
-    return (target.id for target, _ in _list_assignments(statement) if isinstance(target, ast.Name))
+def _iter_definitions(owner: ast.ClassDef) -> Iterator[tuple[str, str, int]]:
+    """Yield name, kind and line of each attribute that a class defines."""
+    for statement in owner.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield statement.name, "method", statement.lineno
+        for target, _ in _list_assignments(statement):
+            if isinstance(target, ast.Name):
+                yield target.id, "class attribute", statement.lineno
+    for node in ast.walk(owner):
+        for target, value in _list_assignments(node):
+            if isinstance(target, ast.Attribute):
+                yield target.attr, _describe_value(value), target.lineno
+        if isinstance(node, ast.Call) and (registered := _get_registered_name(node)) is not None:
+            yield registered, "registered", node.lineno
 
 
 def _list_assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -150,12 +150,13 @@ def _describe_value(value: ast.expr | None) -> str:
     return name if name in _REGISTERED_CALLS else "assigned"
 
 
-def _get_registered_name(node: ast.AST) -> str | None:
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+def _get_registered_name(call: ast.Call) -> str | None:
+    """Return the name that a call such as `self.register_buffer("table", …)` registers, or None for another call."""
+    if not (isinstance(call.func, ast.Attribute) and call.args):
         return None
-    if node.func.attr not in ("register_buffer", "register_parameter", "register_module", "add_module"):
+    if call.func.attr not in ("register_buffer", "register_parameter", "register_module", "add_module"):
         return None
-    name = node.args[0]
+    name = call.args[0]
     return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
 
 
@@ -185,40 +186,28 @@ def _list_ancestors(classes: Classes, name: str) -> set[str]:
     return ancestors
 
 
-def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str]) -> str:
+def _find_assignment(
+    tree: ast.Module, classes: Classes, owner: str, attribute: str, kept: Set[str], *, is_property: bool
+) -> str:
     """Describe an assignment of the attribute in a related class or outside of the class. Return "" if not found.
 
-    `kept`: the `ast.dump` of each assignment that the edit does not replace.
+    `kept`: the `ast.dump` of each assignment that the edit does not replace. `is_property`: the edit makes the
+    attribute a property, which refuses even None.
     """
     heirs = _list_descendants(classes, owner)
     related = {name for heir in (owner, *heirs) for name in _list_ancestors(classes, heir)} | heirs
     for name, class_node in classes.items():
-        if name == owner:
+        if name == owner or name not in related:
             continue
-        line = _find_own_line(class_node, attribute) if name in related else None
+        line = next((line for defined, _, line in _iter_definitions(class_node) if defined == attribute), None)
         if line is not None:
             kind = "a subclass" if name in heirs else "a base class"
             return f"{name}, {kind} of {owner}, also defines {attribute} (line {line})"
-    line = _find_outer_line(tree, attribute, kept)
+    line = _find_outer_line(tree, attribute, kept, is_property=is_property)
     return "" if line is None else f"code outside of {owner} assigns {attribute} (line {line})"
 
 
-def _find_own_line(owner: ast.ClassDef, attribute: str) -> int | None:
-    """Return the line of a class that assigns or defines the attribute, or None if no line does."""
-    for node in ast.walk(owner):
-        for target, _ in _list_assignments(node):
-            if isinstance(target, ast.Attribute) and target.attr == attribute:
-                return target.lineno
-        if _get_registered_name(node) == attribute:
-            return getattr(node, "lineno", None)
-    for statement in owner.body:
-        defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == attribute
-        if defines or attribute in _list_body_names(statement):
-            return statement.lineno
-    return None
-
-
-def _find_outer_line(tree: ast.Module, attribute: str, kept: Set[str]) -> int | None:
+def _find_outer_line(tree: ast.Module, attribute: str, kept: Set[str], *, is_property: bool) -> int | None:
     """Return the line with `model.name = …`, where `model` is not the first argument of a method."""
     owners = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     instances = {id(node): instance for owner in owners for node, instance in _walk_methods(owner)}
@@ -226,9 +215,9 @@ def _find_outer_line(tree: ast.Module, attribute: str, kept: Set[str]) -> int | 
         for target, value in _list_assignments(node):
             if not (isinstance(target, ast.Attribute) and target.attr == attribute):
                 continue
-            is_none = isinstance(value, ast.Constant) and value.value is None
+            is_allowed = not is_property and isinstance(value, ast.Constant) and value.value is None
             is_own = isinstance(target.value, ast.Name) and target.value.id == instances.get(id(node))
-            if not is_none and not is_own and ast.dump(node) in kept:
+            if not is_allowed and not is_own and ast.dump(node) in kept:
                 return target.lineno
     return None
 
