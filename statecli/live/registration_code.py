@@ -17,7 +17,7 @@ def format_registration(tensor: torch.Tensor, site: Site, rebuild: Rebuild, is_d
     source = site.source
     if source is None or is_disjoint or (tensor.requires_grad and any(_is_refused_by_leaf(use) for use in site.uses)):
         value = f'self.__dict__.pop("{site.name}")' + ".clone()" * is_disjoint
-        registration = format_buffer_or_parameter(tensor, site, value, rebuild)
+        registration = _format_buffer_or_parameter(tensor, site, value, rebuild)
         return f"{AT_END_OF_INIT}{registration}"
     if tensor.requires_grad:
         names = [
@@ -75,7 +75,7 @@ def add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> str
     return add_loading(text, "its key") if is_new else text
 
 
-def format_buffer_or_parameter(tensor: torch.Tensor, site: Site, value: str, rebuild: Rebuild) -> str:
+def _format_buffer_or_parameter(tensor: torch.Tensor, site: Site, value: str, rebuild: Rebuild) -> str:
     """Return code that registers `value` as a parameter if the tensor requires grad, and else as a buffer."""
     if tensor.requires_grad:
         return add_loading(f"self.{site.name} = nn.Parameter({value})", site.get_key())

@@ -35,15 +35,9 @@ from statecli.live.container_fix import (
 from statecli.live.installed_code import is_installed_file
 from statecli.live.quantized_parameters import has_lost_class
 from statecli.live.rebuild import Rebuild
-from statecli.live.registration_code import (
-    add_loading,
-    add_loading_if_new,
-    describe_registration,
-    format_buffer_or_parameter,
-    format_registration,
-)
+from statecli.live.registration_code import add_loading, add_loading_if_new, describe_registration, format_registration
 from statecli.live.source_line import SourceLine
-from statecli.live.walk import UnregisteredTensor, WalkStep
+from statecli.live.walk import UnregisteredTensor
 
 #: Largest number of further names of the tensor's memory that a fix mentions.
 MAX_NAMES_IN_FIX = 3
@@ -141,7 +135,7 @@ def _suggest(
             "# or delete the attribute if the registered tensor is the right one"
         )
     if any(step.how in ("closure", "default") for step in unregistered.steps):
-        return _suggest_for_captured(unregistered, site, rebuild)
+        return _suggest_for_other_holder(unregistered, rebuild)
     if first.how == "class":
         return _suggest_for_class_attribute(unregistered, site, rebuild, suggestions)
     obstacle = _describe_class_attribute(unregistered, site.name) or _describe_obstacle(unregistered, site, rebuild)
@@ -358,50 +352,6 @@ def _suggest_for_class_attribute(
     return advice if text is None or text.startswith(AT_END_OF_INIT) else placement + text
 
 
-def _suggest_for_captured(unregistered: UnregisteredTensor, site: Site, rebuild: Rebuild) -> str:
-    """Return the fix for a tensor in a closure or a default: a method or hook must read the tensor from the module."""
-    step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
-    name, is_module = _get_captured_name(step), issubclass(type(step.value), nn.Module)
-    if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):
-        role = "a submodule" if is_module else describe_registration(tensor, rebuild)
-        text = f"# {_describe_reader(unregistered, site, name)}, and register {name} there as {role}"
-        return add_loading(text, "its keys") if is_module else add_loading_if_new(text, tensor, rebuild)
-    text = (
-        f"# {_describe_reader(unregistered, site, name)};\n"
-        f"# in a copy of the model, a function that captures {name} or self still uses the original tensors\n"
-    )
-    if is_module:
-        return text + add_loading(f"self.{name} = {name}", f"{name}.*")
-    return text + format_buffer_or_parameter(tensor, Site(name), name, rebuild)
-
-
-def _get_captured_name(step: WalkStep) -> str:
-    """Return the name of the captured variable, or of the argument with the default."""
-    name_match = re.search(r"'(\w+)'|\[(\d+)\]", step.label)
-    if name_match is None or step.parent is None:
-        return "the value"
-    if name_match[1]:
-        return name_match[1]
-    function: types.FunctionType = step.parent.value
-    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
-    defaults = function.__defaults__  # may be of a class of the user
-    return arguments[int(name_match[2]) - (0 if defaults is None else tuple.__len__(defaults))]
-
-
-def _describe_reader(unregistered: UnregisteredTensor, site: Site, name: str) -> str:
-    """Return the advice on how to read `name` from the module: in a hook, or otherwise in a method of the class.
-
-    A function with `self` in its closure is never advised, because `copy.deepcopy` does not copy functions.
-    """
-    first = unregistered.steps[0]
-    if site.name.endswith("_hooks"):
-        return f"in the hook, read {name} from the first argument, the module"
-    if first.how == "class":
-        return f"in {site.name}, read self.{name}"
-    function = site.name if type(first.value) is types.FunctionType else f"the function in {site.name}"
-    return f"make {function} a method of {type(unregistered.owner).__name__} that reads self.{name}"
-
-
 def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
     """Return the advice for a tensor in another object: make the object a module, or move the tensor to a module.
 
@@ -411,8 +361,11 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
     holder, tensor = _find_holder(unregistered), unregistered.tensor
     kind, role = type(holder).__name__, describe_registration(tensor, rebuild)
     if issubclass(type(holder), nn.Module):
-        steps = [step for step in unregistered.steps if step.value is not holder]
-        text = f"# make {type(steps[0].value).__name__} an nn.Module, so that the module in it is registered"
+        steps = [step.value for step in unregistered.steps]
+        keeper = type(steps[max(0, next(n for n, value in enumerate(steps) if value is holder) - 1)])
+        text = f"# make {keeper.__name__} an nn.Module, so that the module in it is registered"
+        if keeper.__module__ in _LIBRARY_MODULES:
+            text = f"# assign the module to an attribute of self, and read it there, not from the {keeper.__name__}"
         return add_loading(text, "the keys of this module")
     if issubclass(type(holder), torch.Tensor):
         text = f"# register the tensor in the module as {role}, because a move does not reach attributes of a tensor"
