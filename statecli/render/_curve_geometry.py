@@ -91,7 +91,7 @@ def _describe_curve(chart: Curve) -> str:
     if unknown := sum(not math.isfinite(value) for value in chart.values):
         parts.append(f"{unknown:,} not known (gaps)")
     if alarms := sum(map(bool, chart.alarms)):
-        parts.append(f"{chart.alarms_in_words or plural(alarms, 'alarm')} (red)")
+        parts.append(f"{plural(alarms, 'alarm')} (red)")
     return "; ".join(parts)
 
 

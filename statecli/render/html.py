@@ -19,7 +19,7 @@ from urllib.parse import quote
 from statecli.core import escaping
 from statecli.core.json_text import encode_json
 from statecli.core.model_state import TensorKey
-from statecli.core.units import format_fqn, format_number
+from statecli.core.units import format_fqn
 from statecli.core.version import __version__
 from statecli.render import RenderOptions, Sink, _chart_geometry, _curve_geometry
 from statecli.report import Bars, Curve, Line, Page, Report, ReportColumn, Spread
@@ -72,15 +72,13 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
     has_list = report.tensor_list is not None and not (quiet or fragment)
     tensor_list = report.tensor_list() if report.tensor_list is not None and has_list else None
     charts = () if quiet or fragment else report.charts()
-    flat = [chart for chart in charts if isinstance(chart, Curve) and _is_flat(chart)]
     links = _Links(page, charts, tensor_list)
     return _load_template().stream(
         report=report,
         page=page,
         fragment=fragment,
         quiet=quiet,
-        charts=[_build_picture(chart) for chart in charts if chart not in flat],
-        flat_curves=flat,
+        charts=[_build_picture(chart) for chart in charts],
         values_command=tensor_list.values_command if tensor_list is not None else "",
         find_row=links.find_row,
         find_row_id=links.find_row_id,
@@ -148,11 +146,6 @@ def _quote_css(text: str) -> str:
     return '"' + "".join(c if c.isalnum() or c in " .|" else f"\\{ord(c):x} " for c in text) + '"'
 
 
-def _is_flat(curve: Curve) -> bool:
-    """Return whether a small curve has the same value everywhere, and no alarm."""
-    return curve.small and not any(curve.alarms) and len(set(curve.values)) == 1
-
-
 def _encode_tensor_list(tensor_list: TensorList) -> str:
     """Return the list as JSON without `<`, so that the JSON cannot end the element of the page that contains it."""
     return encode_json(tensor_list).decode().replace("<", "\\u003c")
@@ -184,7 +177,6 @@ def _load_template() -> jinja2.Template:
     environment.filters["name"] = partial(escaping.truncate_middle, width=escaping.MAX_NAME_CHARACTERS)
     environment.filters["sentence"] = partial(escaping.truncate_middle, width=escaping.MAX_SENTENCE_CHARACTERS)
     environment.filters["lines_around"] = read_lines_around
-    environment.filters["number"] = format_number
     environment.filters["csp_hash"] = _compute_csp_hash
     environment.filters["visible"] = escaping.escape
     environment.filters["px"] = _format_length

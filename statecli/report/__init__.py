@@ -348,8 +348,6 @@ class Curve(msgspec.Struct, frozen=True):
     below: str = ""
     #: Whether several curves are drawn side by side.
     small: bool = False
-    #: The alarms in a few words, such as "1 NaN, 2 outliers"; "" to show only their number.
-    alarms_in_words: str = ""
     #: Section and name of the tensor that each point leads to, or empty.
     tensors: tuple[TensorKey, ...] = ()
 

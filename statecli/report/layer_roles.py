@@ -9,7 +9,7 @@ import msgspec
 
 from statecli.core.model_state import Kind, TensorInfo, TensorKey
 from statecli.core.parameter_or_buffer import MODEL_KINDS
-from statecli.core.units import format_number, plural
+from statecli.core.units import format_number
 from statecli.report import Curve, fold
 
 #: Smallest number of layers of a role that show the usual size.
@@ -124,10 +124,6 @@ def _build_curve(role: Role, nonfinite: Mapping[TensorKey, Sequence[str]]) -> Cu
     """Return a chart of the RMS over the layers. Layers with NaN or infinity, and outliers, are marked as alarms."""
     outliers = role.describe_outliers()
     keys = [TensorKey(role.section, name) for name in role.tensors]
-    alarm_texts = [nonfinite.get(key, ()) for key in keys]
-    numbers = [(word, sum(any(word in text for text in texts) for texts in alarm_texts)) for word in ("NaN", "Inf")]
-    words = [f"{number:,} {word}" for word, number in numbers if number]
-    words += [plural(len(outliers), "outlier")] if outliers else []
     return Curve(
         role.name if role.section in ("", "model") else f"{role.section}: {role.name}",
         role.tensors,
@@ -137,7 +133,6 @@ def _build_curve(role: Role, nonfinite: Mapping[TensorKey, Sequence[str]]) -> Cu
         "RMS",
         "layer",
         small=True,
-        alarms_in_words=", ".join(words),
         tensors=tuple(keys),
     )
 
