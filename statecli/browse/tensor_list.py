@@ -192,11 +192,9 @@ class TensorList(ScrollView, can_focus=True):
             return _fit_text(shorten_name(label, ends, width), width), _PLAIN
         sign = "  " if row.tensor is not None else "▾ " if self._model.is_open(row.node) else "▸ "
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
-        if row.node.members:
-            label = shorten_numbers(label, width - len(start))
         short = shorten_name(label, CommonEnds(), width - len(start))
-        # A name of one or two long parts would be cut to `…`; its middle is cut instead.
-        label = short if 2 * len(short) >= min(len(label), width - len(start)) else label
+        # A name of one or two long parts would be cut to `…`; its middle is cut instead. So is a list of numbers.
+        label = short if 2 * len(short) >= min(len(label), width - len(start)) and not row.node.members else label
         return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: ListRow, room: int) -> str:
@@ -253,24 +251,6 @@ class TensorList(ScrollView, can_focus=True):
             return _DIM
         is_bad = column in (ListColumn.NAN, ListColumn.INF) and text not in ("", "0", "-")
         return _BAD if is_bad or self._model.tensors[row.tensor].damage is not None else _PLAIN
-
-
-def shorten_numbers(label: str, width: int) -> str:
-    """Return the label of joined modules with fewer numbers, as `{0..2,… 37}`, so that the end of the name fits."""
-    start, brace, numbers_and_end = label.partition("{")
-    numbers, _, end = numbers_and_end.partition("}")
-    if len(label) <= width or not brace:
-        return label
-    number_texts = numbers.split(",")
-    count = number_texts.pop().removesuffix(" in all") if numbers.endswith(" in all") else "…"
-    while len(number_texts) > 1 and len(f"{start}{{{','.join(number_texts)},{count}}}{end}") > width:
-        number_texts.pop()
-    text = f"{start}{{{','.join(number_texts)},{count}}}{end}"
-    if len(text) <= width:
-        return text
-    first = f"…{{{number_texts[0]},…}}"  # with a part of the end, which differs between neighbours
-    room = width - len(first)
-    return first + (end if len(end) <= room else f"…{end[len(end) - max(room - 1, 0) :]}")
 
 
 def _fit_text(text: str, width: int) -> str:

@@ -24,8 +24,6 @@ from .conftest import open_model
 
 pytest.importorskip("textual")
 
-from statecli.browse.tensor_list import shorten_numbers
-
 
 def labels(model):
     return [model.get_row(number).label for number in range(model.count)]
@@ -358,14 +356,3 @@ def test_a_line_number_is_never_broken():
         assert all(len(line) <= width for line in lines)
         assert any(":2615" in line for line in lines)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-
-
-def test_joined_names_differ_and_keep_their_end():
-    """Fewer numbers are listed instead of cutting the name."""
-    numbers = ("1..3,7..9,13..15,… 37 in all", "4,10,16,22,28,34,… 12 in all", "5,11,17,23,29,35,… 12 in all")
-    labels = [f"state[{{{own}}}]['{name}']" for own in numbers for name in ("exp_avg", "exp_avg_sq")]
-    for width in range(18, 60):
-        short = [shorten_numbers(label, width) for label in labels]
-        assert len(set(short)) == len(short)
-        assert all(len(label) <= width and label.endswith("']") for label in short)
-    assert shorten_numbers(labels[0], 36) == "state[{1..3,7..9,… 37}]['exp_avg']"
