@@ -17,7 +17,6 @@ from statecli.browse.screen_state import ListRow, ScreenModel
 from statecli.core import record_dtypes, sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, Stats, TensorInfo
 from statecli.core.units import (
     format_count,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from statecli.browse.difference import Difference
     from statecli.values.preview import ValueHistogram
 
-#: Number of a line after the name of a file.
-_LINE_NUMBER = compile_on_use(r":\d+\Z")
 #: Smallest width of the panel in cells -> number of bytes on a line.
 _HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
 #: Fields of Stats for each line.
@@ -57,7 +54,7 @@ class PanelLine(msgspec.Struct, frozen=True):
 
 
 def describe_row(model: ScreenModel, row: ListRow, width: int, *, is_reading: bool = False) -> list[PanelLine]:
-    """Return the lines of the panel for a row. No line is wider than the panel, except for a long word."""
+    """Return the lines of the panel for a row. No line is wider than the panel."""
     if row.tensor is None:
         lines = _describe_module(model, row)
     else:
@@ -70,24 +67,8 @@ def _wrap(line: PanelLine, width: int) -> Iterator[PanelLine]:
         yield line
         return
     indent = "  " if line.style != "bold" else ""
-    wrapped_lines = textwrap.wrap(
-        line.text, max(width, 8), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-    for text in wrapped_lines:
-        for part in _break_word(text, max(width, 8), indent):
-            yield PanelLine(part, line.style)
-
-
-def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
-    """Yield the pieces of a line with a long word. A piece ends after `/` if possible, never inside a line number."""
-    while len(text) > width:
-        end = text.rfind("/", 0, width) + 1
-        if end <= len(indent) + 1:
-            tail = _LINE_NUMBER.search(text)
-            end = min(width, tail.start()) if tail is not None and tail.start() > len(indent) else width
-        yield text[:end]
-        text = indent + text[end:]
-    yield text
+    for text in textwrap.wrap(line.text, max(width, 8), subsequent_indent=indent, break_on_hyphens=False):
+        yield PanelLine(text, line.style)
 
 
 def _describe_module(model: ScreenModel, row: ListRow) -> Iterator[PanelLine]:

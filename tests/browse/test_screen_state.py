@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 
 from statecli.browse.columns import ListColumn, choose_columns
 from statecli.browse.globs import _select, write_globs
-from statecli.browse.panel import PanelLine, _wrap
 from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
 from statecli.browse.screen_state import ScreenModel
 from statecli.core.errors import FilteredOut
@@ -346,13 +345,3 @@ def test_filter_by_statistics_works_after_reading():
     assert find_names(model, "nan>0") == ["layers.3.q.bias"]
     assert find_names(model, "nan:1") == ["layers.3.q.bias"]
     assert find_names(model, "std>22") == ["layers.11.q.bias"]
-
-
-def test_a_line_number_is_never_broken():
-    """A long path is broken after a slash, or before the colon."""
-    text = "assigned at transformers/models/gpt2/modeling_utils_with_a_long_name.py:2615 (e: open in vi)"
-    for width in range(16, 100):
-        lines = [line.text for line in _wrap(PanelLine(text), width)]
-        assert all(len(line) <= width for line in lines)
-        assert any(":2615" in line for line in lines)
-        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
