@@ -147,7 +147,7 @@ def test_one_target_is_grouped_by_rule():
         "1 audited: 1 error, 1 warning; 2 rules ran",
         "torch-zip, 2 tensors, 64 B",
         "",
-        "error[nan]: b, c: are nan",
+        "error[nan]: b, c: each is nan",
         "  help  go back",
         "",
         "warning[inf]: a: is inf",
@@ -213,8 +213,8 @@ def test_the_rest_of_a_problem_is_counted_in_findings():
 def test_repeated_layers_are_folded():
     """Repeated layers are folded on a terminal and in a pipe; data for programs has each layer."""
     numbers = [finding(fqn=f"layers.{n}.w") for n in range(48)]
-    assert "layers.{0..47}.w: are nan" in render_table(target("a.pt", *numbers))
-    assert render_audit("plain", target("a.pt", *numbers)).count("are nan") == 1
+    assert "layers.{0..47}.w: each is nan" in render_table(target("a.pt", *numbers))
+    assert render_audit("plain", target("a.pt", *numbers)).count("each is nan") == 1
     assert render_audit("csv", target("a.pt", *numbers)).count("is nan") == 48
 
 

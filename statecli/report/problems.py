@@ -8,7 +8,6 @@ findings of a problem; readers see a message with the consequences and a fix.
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -416,8 +415,8 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
     names = list(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
     if len(texts) == 1 and names:
         text = next(iter(texts))
-        text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
-        return replace(problem, message=f"{_fold_names(names)}: {text}")
+        each = "each " if len(names) > 1 and _FIRST_VERB.match(text) else ""
+        return replace(problem, message=f"{_fold_names(names)}: {each}{text}")
     has_heading = bool(_find_heading(first.rule, rules))
     messages = [finding.wording.short_message if has_heading else finding.message for finding in findings]
     folded_messages = list(fold.fold_messages([Line((message,)) for message in messages]))
@@ -431,26 +430,6 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
 
 #: Verbs at the start of the text about a tensor.
 _FIRST_VERB = compile_on_use(r"(?:does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b")
-#: Plural forms of verbs and pronouns, for a text about several tensors.
-_PLURAL_FORMS = {
-    "does": "do",
-    "has": "have",
-    "is": "are",
-    "is another name": "are other names",
-    "still points": "still point",
-    "keeps its": "keep their",
-    "gets its": "get their",
-}
-
-
-def _make_plural(text: str) -> str:
-    """Change a text about one tensor to a text about several tensors: `gets no gradient` becomes `get no gradient`."""
-    first = _FIRST_VERB.match(text)
-    if first is None:
-        return text
-    singular = max((words for words in _PLURAL_FORMS if re.match(rf"{words}\b", text)), key=len, default=first[0])
-    text = _PLURAL_FORMS.get(singular, singular.removesuffix("s")) + text[len(singular) :]
-    return text.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
 
 
 def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, RuleText]) -> str | None:

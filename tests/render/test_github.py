@@ -46,7 +46,7 @@ def test_repeated_layers_are_one_annotation():
     """The folded name shows the number of layers."""
     numbers = [finding(fqn=f"layers.{n}.weight") for n in range(48)]
     assert notes(target("a.pt", *numbers)) == [
-        ("error", {"file": "a.pt", "title": "statecli nan"}, "layers.{0..47}.weight: are nan")
+        ("error", {"file": "a.pt", "title": "statecli nan"}, "layers.{0..47}.weight: each is nan")
     ]
 
 
@@ -62,7 +62,7 @@ def test_equal_remedy_of_many_findings_is_written_once():
     """The remedy is written once if it is the same for all findings; otherwise it would seem to apply to all."""
     same = [finding(fqn=f"name{'x' * n}", help="go back") for n in range(25)]
     ((_, _, message),) = notes(target("a.pt", *same))
-    assert message.splitlines() == ["name, namex, namexx and 22 more: are nan", "help: go back"]
+    assert message.splitlines() == ["name, namex, namexx and 22 more: each is nan", "help: go back"]
 
 
 def test_ten_findings_have_ten_annotations():

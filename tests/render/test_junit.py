@@ -69,8 +69,8 @@ def test_several_findings_of_a_rule_are_one_failure():
 def test_a_problem_of_several_tensors_lists_each():
     """The failure has a line for the problem and a line for each tensor."""
     ((tag, message, text),) = cases(target("a.pt", finding(fqn="a"), finding(fqn="b")))["a.pt", "nan"]
-    assert (tag, message) == ("failure", "a, b: are nan")
-    assert text.splitlines() == ["error[nan]: a, b: are nan", "  nan: a: is nan", "  nan: b: is nan"]
+    assert (tag, message) == ("failure", "a, b: each is nan")
+    assert text.splitlines() == ["error[nan]: a, b: each is nan", "  nan: a: is nan", "  nan: b: is nan"]
 
 
 def test_finding_below_fail_on_is_in_a_passed_case():

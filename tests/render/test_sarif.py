@@ -139,7 +139,7 @@ def test_equal_findings_are_one_related_location():
 def test_a_problem_of_several_tensors_is_one_result():
     """Each tensor is a related location with its own message."""
     (result,) = run(target("a.pt", finding(fqn="a"), finding(fqn="b")))["results"]
-    assert result["message"]["text"] == "a, b: are nan"
+    assert result["message"]["text"] == "a, b: each is nan"
     related = result["relatedLocations"]
     assert [finding["message"]["text"] for finding in related] == ["nan: a: is nan", "nan: b: is nan"]
     assert [location_["logicalLocations"][0]["name"] for location_ in related] == ["a", "b"]
