@@ -30,7 +30,6 @@ from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
-from statecli.core.units import plural
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import is_lazy
@@ -209,7 +208,7 @@ class _Proof(Proof):
         else:
             error_text = next((reason for path, reason in first.errors.items() if is_inside(name, path)), None)
             if error_text is None and self._is_reproduced(name, tensors[0]):
-                return rules.LOST_BY_MATERIALIZING, _describe_unwritten(row, tensors)
+                return rules.LOST_BY_MATERIALIZING, _UNWRITTEN + (_NOT_COMPUTED if row.persistent is False else "")
             reason = (
                 "the init methods write different values each time"
                 if error_text is None
@@ -276,22 +275,9 @@ _LEFT_ON_META = "left on meta, because to_empty() does not allocate the tensor"
 _NOT_ON_META_REASON = (
     "a copy of a live model keeps the tensor on the cpu, so statecli cannot check the tensor of a model built on meta"
 )
+_UNWRITTEN = "uninitialized after to_empty() and load_state_dict()"
+_NOT_COMPUTED = "; state_dict() lacks the tensor, and no init method computes all of its values"
 _NEEDS_INIT = "; a buffer also needs an init method such as reset_parameters() that computes the values"
-
-
-def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tensor]) -> str:
-    """Describe how many elements of a tensor still have the values with which memory was filled."""
-    first, second = (tensor.detach().contiguous() for tensor in tensors)
-    message = "uninitialized after to_empty() and load_state_dict()"
-    reason = "; state_dict() lacks the tensor, and no init method computes the values"
-    try:
-        sides = (side.reshape(-1).view(torch.uint8).reshape(side.numel(), -1) for side in (first, second))
-        differing = int(torch.ne(*sides).any(dim=1).sum())
-    except (RuntimeError, TypeError):
-        return message
-    if differing == first.numel():
-        return message + (reason if row.persistent is False else "")
-    return f"{differing:,} of {plural(first.numel(), 'element')} uninitialized after to_empty() and load_state_dict()"
 
 
 def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
