@@ -21,10 +21,11 @@ from torch import nn
 from statecli.commands.verify import check_builder, rules, save_roundtrip
 from statecli.commands.verify.kept_values import OWN_ATTRIBUTES
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core import move_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Consequence, Finding, Severity, Wording
+from statecli.core.finding import Consequence, Severity, Wording
 from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
@@ -52,27 +53,23 @@ _PICKLE_ERRORS_BY_DESIGN = {
 }
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject, self._rows = subject, subject.state.tensors
-        self._reasons: list[str] = []
-        self._findings: dict[tuple[str, str | None], Finding] = {}
-        self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
+        super().__init__(
+            subject, Name.COPY, "copy.deepcopy, torch.save and torch.load of the module", "copied", "pickled"
+        )
+        self._rows = subject.state.tensors
+        self._reasons.clear()  # a copy also has the tensors in the compiled code of a ScriptModule
+        self._reported: set[tuple[str, str | None]] = set()
         self._tensors: dict[str, torch.Tensor] = {}
         self._module = nn.Module()
         self._non_leaves_of_forward: frozenset[str] = frozenset()
         self._recomputed = subject.state.recomputed
         self._ties_broken_by_move = move_rules.map_broken_ties(subject.state)
         self._stale_views = move_rules.map_stale_views(subject.state)
-        self._how = "copy.deepcopy, torch.save and torch.load of the module"
 
-    def check(self) -> Check:
-        try:
-            module = self._build_instance()
-        except ModelError as error:
-            return check_builder.build_check(
-                self._subject, Name.COPY, "", {}, (), [check_builder.get_reason(self._subject, error)]
-            )
+    def _run(self) -> None:
+        module = self._build_instance()
         self._tensors = measure.map_tensors(module)
         self._module, self._class_attributes = module, _find_class_attributes(module)
         self._flat_weights = _find_flat_weights(module)
@@ -84,9 +81,6 @@ class _Proof:
             )
         self._copy(module)
         self._pickle(module)
-        return check_builder.build_check(
-            self._subject, Name.COPY, self._how, self._columns, self._findings.values(), self._reasons
-        )
 
     def _build_instance(self) -> nn.Module:
         """Build an instance. If the live model cannot be copied, return the live model itself, only for reading."""
@@ -242,8 +236,9 @@ class _Proof:
         severity: Severity | None = None,
     ) -> None:
         """Add a finding, unless the rule was already reported for the tensor."""
-        finding = check_builder.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
-        self._findings.setdefault((rule.name, fqn), finding)
+        if (rule.name, fqn) not in self._reported:
+            self._reported.add((rule.name, fqn))
+            self.report(rule, message, fqn, help=help, severity=severity)
 
     def _fail_broken_ties(
         self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], copy_kind: str

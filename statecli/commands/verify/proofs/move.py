@@ -29,6 +29,7 @@ from torch import nn
 
 from statecli.commands.verify import check_builder, read_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
@@ -156,31 +157,29 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
     )
 
 
-class _Proof:
+class _Proof(Proof):
     """Decide the verdict of each tensor from its devices. `device_name` is the requested device."""
 
     def __init__(self, subject: ModelUnderTest, device_name: str, move: MoveResult) -> None:
-        self._subject, self._device_name = subject, device_name
+        super().__init__(subject, Name.MOVE, move.call, "moves")
+        self._device_name, self._moved = device_name, move
         self._stand_in: ModelState = check_builder.measure_stand_in_move(subject)
         self._follows_device = {row.fqn: row.moves for row in self._stand_in.tensors}
         self._recomputed = self._stand_in.recomputed
-        self._moved = move
         self._excuses = read_by_forward.Excuses(
             subject, "device", lambda: read_by_forward.find_reads_on(subject, device_name)
         )
-        self._findings: list[Finding] = [move.lost_model] if move.lost_model else []
 
-    def check(self) -> Check:
-        cells = {row.fqn: self._build_cell(row) for row in self._subject.state.tensors}
-        self._fail_broken_ties(cells)
-        how = self._moved.call
+    def _run(self) -> None:
+        self._findings += [self._moved.lost_model] if self._moved.lost_model else []
+        self._reasons[:0] = self._moved.reasons
+        self._cells.update({row.fqn: self._build_cell(row) for row in self._subject.state.tensors})
+        self._fail_broken_ties()
         if set(self._moved.before.values()) == {self._device_name}:
-            how = (
+            self._how = (
                 f"all tensors are already on {self._device_name}; statecli copied them to new memory with _apply, and "
-                f"{how}"
+                f"{self._how}"
             )
-        reasons = [*self._moved.reasons, *check_builder.list_unreachable_tensors(self._subject)]
-        return check_builder.build_check(self._subject, Name.MOVE, how, {"moves": cells}, self._findings, reasons)
 
     # --- one tensor ----------------------------------------------------------------------------------------------
 
@@ -237,9 +236,7 @@ class _Proof:
         if rule == LEFT_BEHIND:
             severity = decide_tensor_severity(row, effect)
             message += "; forward ran without an error after the move" if effect is Effect.HARMLESS else ""
-        self._findings.append(
-            check_builder.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
-        )
+        self.report(rule, message, row.fqn, severity=severity, help=help)
         return Cell(Verdict.FAILED, before, after, explanation)
 
     @functools.cached_property
@@ -249,15 +246,17 @@ class _Proof:
 
     # --- ties and views ------------------------------------------------------------------------------------------
 
-    def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
+    def _fail_broken_ties(self) -> None:
         """Report each tensor that is no longer tied after the move, or that keeps the storage from before the move."""
         for finding in report_broken_ties(self._stand_in):
             name = finding.fqn or ""
             if name in self._recomputed:
                 continue
-            cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
+            cell = self._cells.get(name) or Cell(
+                Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name)
+            )
             if cell.verdict is Verdict.PASSED:
-                cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, finding.message)
+                self._cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, finding.message)
                 self._findings.append(finding)
 
 
