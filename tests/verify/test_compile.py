@@ -12,7 +12,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import Name, Verdict
 
-from .proving import expect_findings, expect_pass, map_verdicts, prove_source, write_class
+from .proving import expect_findings, map_verdicts, prove_source
 from .test_export import net, prove
 
 NUMBER, KEPT = "changing-attribute", "kept-by-compile"
@@ -169,35 +169,3 @@ def test_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "\n" not in check.reason
     assert capfd.readouterr() == ("", "")
-
-
-def test_live_model_is_unchanged():
-    """The proof compiles and changes copies, and restores the settings of the compiler."""
-    from statecli.commands.verify.proofs.compile import _LIMIT_SETTING
-
-    limit = getattr(torch._dynamo.config, _LIMIT_SETTING)
-    model = nn.Linear(2, 2)
-    before = model.weight.detach().clone()
-    (check,) = statecli.verify(model, inputs="2x2", checks=["compile"]).checks
-    assert check.verdict is Verdict.PASSED
-    assert torch.equal(before, model.weight)
-    assert getattr(torch._dynamo.config, _LIMIT_SETTING) == limit
-
-
-def test_command_line_names_the_line(statecli, in_tmp_path):
-    """The message has the line that reads the number, and the fix has the line that registers a tensor instead."""
-    write_class(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n"))
-    result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "compile")
-    assert result.code == 1
-    assert (
-        "error[changing-attribute]: n: torch.compile compiles the model again for each new value, read at" in result.out
-    )
-    assert 'self.register_buffer("n", torch.tensor(0))' in result.out
-
-
-def test_real_classes_pass():
-    """A sample of the classes on which the proof was measured passes."""
-    expect_pass(
-        Name.COMPILE,
-        *("BertForMaskedLM", "BatchNorm2d", "EmbeddingBag", "old weight_norm"),
-    )

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-import statecli
 from statecli.commands.verify.result import Name, Verdict
 
 from .proving import (
@@ -199,45 +197,6 @@ def test_output_class_without_a_pytree_does_not_prevent_the_proof(in_tmp_path):
     body = net("self.t = torch.randn(3)", "y = self.fc(x) + self.t\nreturn __import__('types').SimpleNamespace(y=y), y")
     check = prove_source(Name.EXPORT, body, "2x3")
     assert map_rules(check) == {"t": TENSOR}
-
-
-@pytest.mark.parametrize("name", [Name.EXPORT, Name.COMPILE, Name.RESUME])
-def test_without_inputs_the_proof_is_skipped(name, in_tmp_path):
-    """The reason has the option for an input."""
-    check = prove_source(name, net("", "return self.fc(x)"))
-    assert check.verdict is Verdict.SKIPPED
-    assert "--input" in check.reason
-
-
-def test_live_model_is_unchanged():
-    """The proof exports a copy; the counter of the live model keeps its value."""
-
-    class Net(nn.Linear):
-        n = 0
-
-        def forward(self, x):
-            self.n += 1
-            return super().forward(x) * self.n
-
-    model = Net(2, 2)
-    model.n = 5
-    model.t = [torch.ones(2)]
-    (check,) = statecli.verify(model, inputs="2x2", checks=["export"]).checks
-    assert map_rules(check) == {"n": NUMBER}
-    assert model.n == 5
-    assert "forward" not in vars(model)
-
-
-def test_command_line_shows_the_exported_constant(statecli, in_tmp_path):
-    """The message has the line of the assignment and the line of the operator that reads the tensor."""
-    write_class(ZOO["drawn at random"][0])
-    result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "export")
-    assert result.code == 1
-    assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
-    assert (
-        "exported as a constant, read at net.py:9: load_state_dict() after the export does not change the exported "
-        "program"
-    ) in result.out
 
 
 #: Real classes with plain attributes, a few that torch.export refuses, and others that pass.

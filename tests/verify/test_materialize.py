@@ -10,22 +10,11 @@ import torch
 from torch import nn
 
 import statecli
-from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
+from statecli.commands.verify.result import Name, Verdict
 from statecli.live.build import build
 from statecli.live.spec import parse_spec
 
-from . import mixes
-from .proving import (
-    expect_findings,
-    find_imported_net,
-    map_rules,
-    map_verdicts,
-    prove_live,
-    prove_real,
-    prove_source,
-    run_proof,
-    write_class,
-)
+from .proving import expect_findings, find_imported_net, map_rules, map_verdicts, prove_real, prove_source, run_proof
 
 LOST, CHANGED, META, UNBUILT = (
     "lost-by-materializing",
@@ -291,40 +280,6 @@ def test_plain_tensor_of_a_live_model_is_inconclusive():
     model.t = torch.ones(3)
     (check,) = statecli.verify(model, checks=["materialize"]).checks
     assert map_verdicts(check, "materialized") == {"weight": "passed", "bias": "passed", "t": "inconclusive"}
-
-
-def test_other_proofs_run_only_on_request(in_tmp_path):
-    """Each of these proofs can fail for a class that is harmless in most programs, so the proof is off by default."""
-    assert DEFAULT_PROOFS == (Name.MOVE, Name.CAST, Name.SAVE, Name.COPY, Name.STEP, Name.FORWARD)
-    model = nn.Linear(2, 2)
-    model.register_buffer("t", torch.ones(3), persistent=False)
-    assert [check.check for check in statecli.verify(model).checks] == list(DEFAULT_PROOFS)
-
-
-def test_model_on_meta_is_skipped():
-    """A model without values has no checkpoint; the reason has the option to use."""
-    check = run_proof(Name.MATERIALIZE, f"{mixes.SAMPLES}/net.py:Net", init_device="meta")
-    assert check.verdict is Verdict.SKIPPED
-    assert "--init-device cpu" in check.reason
-
-
-def test_lazy_model_is_inconclusive():
-    """to_empty raises for a parameter without a shape."""
-    from statecli.commands.verify.proofs import materialize
-
-    check = prove_live(materialize.prove, lambda: nn.LazyLinear(2))
-    assert check.verdict is Verdict.INCONCLUSIVE
-    with pytest.raises(ValueError, match="uninitialized"):
-        nn.LazyLinear(2).to_empty(device="cpu")
-
-
-def test_command_line_names_the_line(statecli, in_tmp_path):
-    """The finding has the source line, and the exit status is 1."""
-    write_class(buffer(STEPS))
-    result = statecli("verify", "net.py:Net", "--check", "materialize")
-    assert result.code == 1
-    assert "error[lost-by-materializing]: t: uninitialized after to_empty() and load_state_dict()" in result.out
-    assert "net.py:6" in result.out
 
 
 #: Classes that do not pass: they keep modules in a plain list, have no shapes, or have other names on meta.

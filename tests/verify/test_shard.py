@@ -12,16 +12,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import Name, Verdict
 
-from .proving import (
-    expect_findings,
-    expect_pass,
-    find_cell,
-    map_rules,
-    map_verdicts,
-    prove_real,
-    prove_source,
-    write_class,
-)
+from .proving import expect_findings, find_cell, map_rules, map_verdicts, prove_source
 from .test_export import net
 
 TENSOR, PARAMETER, MODULE, STALE = (
@@ -244,42 +235,3 @@ def test_unknown_updates_of_forward_are_inconclusive(name):
     check = prove_source(name, net(init, "assert not self.training\nreturn self.fc(x) - self.t"), "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "which tensors forward updates in train mode" in check.reason
-
-
-def test_lazy_model_is_inconclusive():
-    """A parameter without a shape has nothing to shard."""
-    (check,) = statecli.verify(nn.LazyLinear(2), checks=["shard"]).checks
-    assert check.verdict is Verdict.INCONCLUSIVE
-
-
-def test_live_model_is_unchanged():
-    """The proof wraps copies; tensors of the model keep their values and types."""
-    model = nn.Linear(2, 2)
-    model.t = torch.randn(2)
-    before = [tensor.detach().clone() for tensor in (model.weight, model.t)]
-    (check,) = statecli.verify(model, checks=["shard"]).checks
-    assert map_rules(check) == {"t": TENSOR}
-    assert all(map(torch.equal, before, (model.weight, model.t)))
-    assert type(model.weight) is nn.Parameter
-
-
-def test_command_line_shows_the_tensor_left_out(statecli):
-    """The consequence is shown below the attribute that is not registered."""
-    write_class(ZOO["drawn at random"][0])
-    result = statecli("verify", "net.py:Net", "--check", "shard")
-    assert result.code == 1
-    assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
-    assert (
-        "left out by fully_shard() and DistributedDataParallel: the constructor sets different values on each rank"
-        in result.out
-    )
-
-
-def test_real_classes_pass():
-    """A sample of the classes on which the proof was measured passes; torch refuses CLIP's scalar parameter."""
-    expect_pass(
-        Name.SHARD,
-        *("BertForMaskedLM", "LlamaForCausalLM", "GPT2LMHeadModel", "SwinModel", "Dinov2Model", "MambaForCausalLM"),
-        *("LSTM", "weight_norm", "old weight_norm", "MultiheadAttention", "sparse Embedding", "parametrized LSTM"),
-    )
-    assert map_rules(prove_real(Name.SHARD, "CLIPModel")["CLIPModel"]) == {"logit_scale": REFUSED}
