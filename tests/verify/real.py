@@ -11,6 +11,8 @@ import transformers
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+from ..zoo import NOT_SIMILAR_TO_REAL, SMALL
+
 HIDDEN = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {"vocab_size": 64, **HIDDEN}
 GROUPED = {**TEXT, "num_key_value_heads": 1}
@@ -78,6 +80,7 @@ CLASSES = {
         {"state_dim": 3, "act_dim": 2, "hidden_size": 16, "n_layer": 1, "n_head": 2, "max_ep_len": 32},
     ),
 }
+CLASSES |= {name: SMALL[name] for name in NOT_SIMILAR_TO_REAL}
 INPUTS = {
     **dict.fromkeys(["Dinov2Model", "BeitModel"], (IMAGE,)),
     "SwinModel": (LARGER,),

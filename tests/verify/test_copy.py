@@ -13,7 +13,6 @@ import statecli
 from statecli.commands.verify.proofs import copy as copying
 from statecli.commands.verify.result import Name, Verdict
 
-from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
 from .proving import build_net, find_cell, map_rules, map_verdicts, prove_live, prove_sample, prove_source
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -233,13 +232,6 @@ def test_uninitialized_parameters_are_inconclusive():
     """torch itself cannot copy a lazy module before its first forward."""
     check = prove_live(copying.prove, lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-
-
-@pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
-def test_models_of_transformers_are_copied(name):
-    """Real classes can be copied with deepcopy and with pickle."""
-    check = prove_live(copying.prove, lambda: make(name))
-    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_uncopyable_live_model_has_the_result_of_its_class():

@@ -20,7 +20,7 @@ from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec, parse_spec as parse_spec
 
-from ..zoo import NOT_IN_ZOO_OF_VERIFY, SMALL, make
+from ..zoo import NOT_SIMILAR_TO_REAL, SMALL, make
 
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -255,7 +255,7 @@ def test_inputs_of_another_folder_keep_the_modules_of_the_model(tmp_path):
 AUDIO_INPUTS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
 
 
-@pytest.mark.parametrize("name", [*NOT_IN_ZOO_OF_VERIFY, "Wav2Vec2Model"])
+@pytest.mark.parametrize("name", [*NOT_SIMILAR_TO_REAL, *AUDIO_INPUTS])
 def test_real_classes_accept_the_inputs_found_for_them(name):
     """Forward accepts the inputs that statecli finds; for audio models statecli does not invent inputs."""
     built = wrap_module(make(name).eval())

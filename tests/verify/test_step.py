@@ -16,7 +16,6 @@ from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 
-from ..zoo import NOT_IN_ZOO_OF_VERIFY, SMALL
 from .mixes import SAMPLES
 from .proving import build_net, build_subject, find_cell, map_rules, prove_step as train, run_proof
 
@@ -85,20 +84,6 @@ def test_unused_parameter_in_a_plain_list_is_a_warning():
 
 
 # --- real classes -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted({*NOT_IN_ZOO_OF_VERIFY} - {"WhisperModel"}))
-def test_real_classes_train_without_an_input_of_the_user(name, tmp_path):
-    """Every parameter gets a gradient and an update, without an input from the user; `test_zoo.py` has others."""
-    file = tmp_path / "small.py"
-    file.write_text(
-        f"import transformers\ndef make():\n    config = transformers.{SMALL[name][0]}(**{SMALL[name][1]!r})\n"
-        f"    return transformers.{name}(config)\n"
-    )
-    check = run_step(f"{file}:make")
-    assert check.verdict is Verdict.PASSED, check
-    assert set(map_verdicts(check, "gradient").values()) == {"passed"}
-    assert set(map_verdicts(check, "updated").values()) == {"passed"}
 
 
 def test_parameter_unused_with_the_chosen_inputs_is_inconclusive(tmp_path):
