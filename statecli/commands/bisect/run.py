@@ -12,10 +12,10 @@ from statecli.commands.bisect import rules
 from statecli.commands.bisect.condition import Condition, ConditionFigure
 from statecli.commands.bisect.result import BisectAnswer, Bisection, Probe
 from statecli.commands.log.cache import Cache
-from statecli.commands.log.checkpoints import Checkpoint, Run, order_run, order_run_by_names
+from statecli.commands.log.checkpoints import Checkpoint, Run, find_steps_in_names, order_run, order_run_by_names
 from statecli.commands.log.measure import Measured, compare_checkpoints, compute_distance, measure_checkpoint
-from statecli.commands.log.result import Step
-from statecli.commands.log.steps import STEP_KEYS, find_steps
+from statecli.commands.log.result import NAME_SOURCE
+from statecli.commands.log.steps import STEP_KEYS, choose_steps, find_steps
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError, UnreadableError, UsageError
 from statecli.core.model_state import Oddity
@@ -99,14 +99,6 @@ class _Prober:
         except StateError as error:
             return Probe(checkpoint.path, checkpoint.step, None, error=str(error))
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
-
-    def find_counter(self) -> str | None:
-        """Return the setting that counts steps in every checkpoint read so far, or None if not found."""
-        steps_of_checkpoints = self.steps_of_path.values()
-        return next(
-            (key for key in STEP_KEYS if steps_of_checkpoints and all(key in steps for steps in steps_of_checkpoints)),
-            None,
-        )
 
     def _refuse_other_order(self) -> None:
         for key in STEP_KEYS:
@@ -237,13 +229,14 @@ def _build(
     last = run.checkpoints[-1].path
     findings = (rules.NEVER_HOLDS.finding(message, target=last),) if answer is BisectAnswer.NEVER else ()
     places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
-    counter = prober.find_counter()
-    if counter is not None:  # the steps are those of `statecli log`
-        places |= {path: Step(steps[counter], counter) for path, steps in prober.steps_of_path.items()}
-    if prober.check_order and counter is not None:
-        note = f"the step is the value of the setting {counter}; the checkpoints are in the order of their names"
-        notes = [Oddity("step-source", note), *notes[1:]]  # the first note of a run is its source
-    probes = {path: replace(probe, step=places.get(probe.path, probe.step)) for path, probe in prober.probes.items()}
+    if prober.check_order:  # the steps are those of `statecli log`, as far as the settings were read
+        settings = [prober.steps_of_path.get(checkpoint.path) for checkpoint in run.checkpoints]
+        places = dict(zip(places, choose_steps(find_steps_in_names(run.checkpoints), settings), strict=True))
+        counter = next((step.source for path in prober.steps_of_path if (step := places[path])), NAME_SOURCE)
+        if counter != NAME_SOURCE:
+            note = f"the step is the value of the setting {counter}; the checkpoints are in the order of their names"
+            notes = [Oddity("step-source", note), *notes[1:]]  # the first note of a run is its source
+    probes = {path: replace(probe, step=places[path]) for path, probe in prober.probes.items()}
     first, last_before = (None if end is None else probes[end.path] for end in (first, last_before))
     paths = tuple(checkpoint.path for checkpoint in between)
     count = len(run.checkpoints)

@@ -66,9 +66,7 @@ def order_run(texts: Sequence[str]) -> Run:
     """
     checkpoints = list_checkpoints(texts)
     settings = [_read_steps(checkpoint) for checkpoint in checkpoints]
-    chosen_steps = choose_steps(
-        shorten_paths([checkpoint.path for checkpoint in checkpoints]), [steps for steps, _ in settings]
-    )
+    chosen_steps = choose_steps(find_steps_in_names(checkpoints), [steps for steps, _ in settings])
     entries = [
         Checkpoint(checkpoint.path, step, error)
         for checkpoint, step, (_, error) in zip(checkpoints, chosen_steps, settings, strict=True)
@@ -82,12 +80,17 @@ def order_run_by_names(texts: Sequence[str]) -> Run | None:
     Return None if most names have no number, or if two names have the same number. Then only the settings can decide.
     """
     checkpoints = list_checkpoints(texts)
-    numbers = [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in checkpoints])]
+    numbers = find_steps_in_names(checkpoints)
     present = [number for number in numbers if number is not None]
     if len(set(present)) < len(present) or 2 * len(present) < len(numbers):
         return None
     steps = [None if number is None else Step(number, NAME_SOURCE) for number in numbers]
     return _sort([replace(entry, step=step) for entry, step in zip(checkpoints, steps, strict=True)], texts)
+
+
+def find_steps_in_names(checkpoints: Sequence[Checkpoint]) -> list[int | None]:
+    """Return the step in the name of each checkpoint, below the folder that all of them share."""
+    return [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in checkpoints])]
 
 
 def shorten_paths(paths: Sequence[str]) -> list[str]:

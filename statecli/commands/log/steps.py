@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from statecli.commands.log.result import NAME_SOURCE, Step
 from statecli.core.lazy_pattern import compile_on_use
@@ -66,15 +66,15 @@ def _find_number(stem: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]) -> list[Step | None]:
+def choose_steps(by_name: Sequence[int | None], settings: Sequence[dict[str, int] | None]) -> list[Step | None]:
     """Return the step of each checkpoint, from the same source for all checkpoints if possible.
 
-    `names`: the paths below their common folder, because the number of a run is not a step. `settings`: `find_steps` of
-    each checkpoint, None for an unreadable checkpoint, whose step is the number in its name. The steps come from the
-    first source that fits: a counter of steps that all readable checkpoints have; the names, if all have different
-    numbers; a counter of epochs with different values; or, for each checkpoint alone, its first known step.
+    `by_name`: `find_step_in_name` of each path below the common folder, because the number of a run is not a step.
+    `settings`: `find_steps` of each checkpoint, None for an unread checkpoint, whose step is the number in its name.
+    The steps come from the first source that fits: a counter of steps that all read checkpoints have; the names, if
+    all have different numbers; a counter of epochs with different values; or, for each checkpoint alone, its first
+    known step.
     """
-    by_name = [find_step_in_name(name) for name in names]
     readable = [steps for steps in settings if steps is not None]
     are_named = None not in by_name and len(set(by_name)) == len(by_name)
     for key in (*STEP_KEYS, *(() if are_named else EPOCH_KEYS)):
@@ -91,14 +91,6 @@ def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]
         Step(*next((count, key) for key, count in steps.items())) if steps else _build_name_step(number)
         for steps, number in zip(settings, by_name, strict=True)
     ]
-
-
-def find_step(settings: Mapping[str, int], in_name: int | None) -> Step | None:
-    """Return the step of a single checkpoint: from a step counter, else from its name, else from any setting."""
-    key = next((key for key in STEP_KEYS if key in settings), None)
-    if key is None and in_name is None:
-        key = next(iter(settings), None)
-    return _build_name_step(in_name) if key is None else Step(settings[key], key)
 
 
 def _build_name_step(number: int | None) -> Step | None:

@@ -16,7 +16,7 @@ from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import Checkpoint, read_state, shorten_paths
 from statecli.commands.log.follow import Follower
 from statecli.commands.log.result import CheckpointRow
-from statecli.commands.log.steps import find_step, find_step_in_name, find_steps
+from statecli.commands.log.steps import choose_steps, find_step_in_name, find_steps
 from statecli.core.errors import StateError
 from statecli.core.natural_order import make_natural_key
 from statecli.storage import files
@@ -146,9 +146,9 @@ def _find_number(path: str, targets: Sequence[str]) -> int | None:
 
 
 def _measure(path: str, follower: Follower, targets: Sequence[str]) -> CheckpointRow:
-    number = _find_number(path, targets)
+    by_name = [_find_number(path, targets)]
     try:
         steps = find_steps(read_state(path))
     except StateError as error:
-        return CheckpointRow(path, find_step({}, number), error=str(error))
-    return follower.add(Checkpoint(path, find_step(steps, number)))
+        return CheckpointRow(path, choose_steps(by_name, [None])[0], error=str(error))
+    return follower.add(Checkpoint(path, choose_steps(by_name, [steps])[0]))
