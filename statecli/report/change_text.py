@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from statecli.commands.diff.changed_fields import describe_fields
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.grouping import group_by
-from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.model_state import Kind
 from statecli.core.units import (
     format_count,
     format_fqn,
@@ -15,7 +16,6 @@ from statecli.core.units import (
     format_section,
     format_shape,
     format_size,
-    format_yes_no,
     join_names,
     plural,
 )
@@ -63,38 +63,10 @@ def format_name(fqn: str, section: str, has_sections: bool) -> str:
 
 def describe_change(change: Change) -> str:
     """Describe a change without the numbers of its values. Layers with the same change get the same text."""
-    before, after = change.before, change.after
-    if before is None or after is None:
-        tensor = before or after
+    if change.before is None or change.after is None:
+        tensor = change.before or change.after
         return f"{tensor.dtype} {format_shape(tensor.shape)}, {format_size(tensor.nbytes)}" if tensor else ""
-    return ", ".join(_describe_field(field, before, after) for field in change.fields if field is not Field.VALUES)
-
-
-def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
-    if field is Field.TYING:
-        return (
-            "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied to different tensors"
-        )
-    sides = [_FIELD_TEXTS[field](tensor) for tensor in (before, after)]
-    if sides[0] == sides[1]:
-        return f"the {field.value} of its inner tensors differs"
-    return f"{field.value} {sides[0]} → {sides[1]}"
-
-
-def _format_shape(tensor: TensorInfo) -> str:
-    """Format a shape. For a nested tensor, format the shapes of its parts."""
-    parts = "" if tensor.shape else ", ".join(f"{name} {format_shape(part.shape)}" for name, part in tensor.parts)
-    return parts or format_shape(tensor.shape)
-
-
-_FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
-    Field.DTYPE: lambda t: t.dtype,
-    Field.SHAPE: _format_shape,
-    Field.KIND: lambda t: t.kind.value,
-    Field.REQUIRES_GRAD: lambda t: format_yes_no(t.requires_grad) or "-",
-    Field.DEVICE: lambda t: t.device or "-",
-    Field.LAYOUT: lambda t: t.layout,
-}
+    return describe_fields(change)
 
 
 def format_changed_count(rows: Sequence[Change]) -> str:

@@ -87,7 +87,7 @@ def test_other_dtype_is_a_change(source, save):
     path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
     diff = compare_targets(Request(target, path))
     assert map_changes(diff)["fc.weight"].fields == (Field.DTYPE,)
-    assert [f.message for f in diff.findings] == ["fc.weight: dtype: float32 → bfloat16"]
+    assert [f.message for f in diff.findings] == ["fc.weight: dtype float32 → bfloat16"]
     assert not compare_targets(Request(target, path, ignore=(Field.DTYPE,))).findings
 
 

@@ -666,7 +666,7 @@ def test_diff_shows_the_shapes_of_nested_parts(statecli, tmp_path):
     table = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "table").out
     assert "shape values [6,3], offsets [3] → values [7,3], offsets [3]" in " ".join(table.split())
     (finding,) = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json").json["findings"]
-    assert "shape: values [6, 3], offsets [3] → values [7, 3], offsets [3]" in finding["message"]
+    assert "shape values [6,3], offsets [3] → values [7,3], offsets [3]" in finding["message"]
 
 
 @pytest.mark.parametrize("untyped", [False, True])

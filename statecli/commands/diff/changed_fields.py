@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Change, Field, Status
 from statecli.core.model_state import Evidence, TensorInfo
+from statecli.core.units import format_shape, format_yes_no
 
 #: Evidence by name or dtype is a guess, so differing kinds with such evidence are not reported.
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
@@ -97,35 +98,51 @@ def _find_retied(matches: Sequence[Match]) -> set[int]:
 
 
 def describe_change(change: Change) -> str:
-    """Return the change of a tensor on a single line, without the name: `values differ, dtype: float32 → bfloat16`."""
+    """Return the change of a tensor on a single line, without the name: `values differ, dtype float32 → bfloat16`."""
     if change.status is Status.ADDED and change.after:
         return f"added ({_describe_tensor(change.after)})"
     if change.status is Status.REMOVED and change.before:
         return f"removed ({_describe_tensor(change.before)})"
-    parts = [_describe_field(field, change) for field in change.fields if field is not Field.VALUES]
-    if Field.VALUES in change.fields:
-        parts.insert(0, "values differ")
+    parts = ["values differ" if Field.VALUES in change.fields else "", describe_fields(change)]
     if change.status is Status.RENAMED:
         parts.insert(0, f"renamed from {change.renamed_from}")
-    return ", ".join(parts) or change.status.value
+    return ", ".join(filter(None, parts)) or change.status.value
 
 
 def _describe_tensor(tensor: TensorInfo) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor.shape is not None else tensor.dtype
 
 
-def _describe_field(field: Field, change: Change) -> str:
-    old, new = (_format_value(field, tensor) for tensor in (change.before, change.after))
-    return f"{field.value}: {old} → {new}" if old != new else f"the {field.value} of its inner tensors differs"
+def describe_fields(change: Change) -> str:
+    """Describe the differing fields of a tensor, except its values. Layers with the same change get the same text."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return ""
+    return ", ".join(_describe_field(field, before, after) for field in change.fields if field is not Field.VALUES)
 
 
-def _format_value(field: Field, tensor: TensorInfo | None) -> str:
-    if tensor is None:
-        return "none"
+def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
     if field is Field.TYING:
-        return f"tied to {', '.join(tensor.tied_to[:3])}" if tensor.tied_to else "untied"
-    if field is Field.SHAPE:
-        parts = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
-        return parts if tensor.shape is None else str(list(tensor.shape))
-    value = getattr(tensor, field.value)
-    return str(getattr(value, "value", value)).replace("True", "true").replace("False", "false")
+        return (
+            "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied to different tensors"
+        )
+    sides = [_FIELD_TEXTS[field](tensor) for tensor in (before, after)]
+    if sides[0] == sides[1]:
+        return f"the {field.value} of its inner tensors differs"
+    return f"{field.value} {sides[0]} → {sides[1]}"
+
+
+def _format_shape(tensor: TensorInfo) -> str:
+    """Format a shape. For a nested tensor, format the shapes of its parts."""
+    parts = "" if tensor.shape else ", ".join(f"{name} {format_shape(part.shape)}" for name, part in tensor.parts)
+    return parts or format_shape(tensor.shape)
+
+
+_FIELD_TEXTS: Mapping[Field, Callable[[TensorInfo], str]] = {
+    Field.DTYPE: lambda t: t.dtype,
+    Field.SHAPE: _format_shape,
+    Field.KIND: lambda t: t.kind.value,
+    Field.REQUIRES_GRAD: lambda t: format_yes_no(t.requires_grad) or "-",
+    Field.DEVICE: lambda t: t.device or "-",
+    Field.LAYOUT: lambda t: t.layout,
+}
