@@ -53,26 +53,19 @@ def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
         for name in request.typed:
             if not plugin_trust.is_file(name):
                 plugin_trust.check_typed(name)
-        plugins = [_import_configured(name, request.config_path) for name in configured]
-        plugins += [_import_typed(name) for name in dict.fromkeys(request.typed)]
+        plugins = [_load_plugin(name, f"{request.config_path}: plugins: {name!r}") for name in configured]
+        plugins += [_load_plugin(name, option("--plugin", name)) for name in dict.fromkeys(request.typed)]
     _check_unique(plugins)
     return tuple(plugins)
 
 
-def _import_configured(name: str, config_path: str) -> Plugin:
-    origin = f"{config_path}: plugins: {name!r}"
-    module = _import(lambda: importlib.import_module(name), search_path.use_installed_only(), origin)
-    return _build_plugin(name, module, origin)
-
-
-def _import_typed(name: str) -> Plugin:
-    origin = option("--plugin", name)
+def _load_plugin(name: str, origin: str) -> Plugin:
     if not plugin_trust.is_file(name):
         module = _import(lambda: importlib.import_module(name), search_path.use_installed_only(), origin)
-        return _build_plugin(name, module, origin)
-    if not os.path.isfile(name):
+    elif os.path.isfile(name):
+        module = _import(lambda: _import_file(name), search_path.use_folder_last(os.path.dirname(name)), origin)
+    else:
         raise UsageError(f"{origin}: no such file; check the path")
-    module = _import(lambda: _import_file(name), search_path.use_folder_last(os.path.dirname(name)), origin)
     return _build_plugin(name, module, origin)
 
 
