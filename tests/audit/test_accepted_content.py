@@ -213,13 +213,13 @@ def test_another_payload_gets_another_fingerprint(statecli, folder):
     assert len(prints) == 2
 
 
-def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
+def test_a_baseline_of_another_schema_is_refused(statecli, folder):
     """The command prints one line with the remedy and exits with status 2."""
     save("echo")
     Path("b.json").write_text('{"schema": "statecli.baseline/1", "findings": []}')
     result = statecli(*PICKLES, "--baseline", "b.json")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "write a new baseline with --write-baseline" in result.err
+    assert "delete the file, then write the baseline again with --write-baseline" in result.err
 
 
 def write_ignore_settings(*contents):

@@ -35,8 +35,6 @@ from statecli.targets.location import find_path, is_in_folder, make_relative_nam
 from statecli.targets.target_result import Accepted, TargetResult, TargetStatus
 
 SCHEMA = "statecli.baseline/2"
-#: Schema of baseline files that accept findings by name, whatever their content.
-SCHEMA_BY_NAME = "statecli.baseline/1"
 _WRITE_AGAIN = "write the baseline again with --write-baseline FILE --reason TEXT"
 #: Rule of findings about a bug in statecli. A baseline never accepts such a finding.
 INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
@@ -116,15 +114,10 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     of an unknown rule accepts nothing, because the entry may be for an audit.
     """
     document = read_document(path, "the baseline")
-    if document.get("schema") == SCHEMA_BY_NAME:
-        remedy = "delete the file, then write a new baseline with --write-baseline FILE --reason TEXT"
-        raise MalformedError(
-            f"{path}: uses the old schema {SCHEMA_BY_NAME}, which does not record the content of findings; {remedy}"
-        )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
             f"{path}: the baseline has the schema {document.get('schema')!r}, but this version of statecli reads "
-            f"{SCHEMA!r}; {_WRITE_AGAIN}"
+            f"{SCHEMA!r}; delete the file, then {_WRITE_AGAIN}"
         )
     try:
         baseline = msgspec.convert(document, Baseline)
