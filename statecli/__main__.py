@@ -152,7 +152,7 @@ def _run_line(words: Sequence[str]) -> int:
     """Run a command line, and return its exit code. Raises UsageError for a mistake."""
     if cli.help_page.lacks_command(words):
         return cli.help_page.show_missing_command(words)
-    if words[0] in _VERSION_WORDS:
+    if len(words) == 1 and words[0] in _VERSION_WORDS:
         cli.streams.open_stdout().text(f"statecli {__version__}\n")
         return 0
     try:

@@ -351,6 +351,13 @@ def test_help_of_a_command_that_does_not_exist_is_a_mistake(statecli, line):
     assert result.err.startswith("statecli: No such command 'nope'")
 
 
+@pytest.mark.parametrize("line", ["version x", "version -v x", "--version a.pt", "-V -q"])
+def test_the_version_takes_no_argument(statecli, line):
+    result = statecli(*line.split())
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"statecli: {line.split()[0]} takes no argument but -v; see statecli --help\n"
+
+
 def test_help_option_after_two_dashes_is_a_target(statecli):
     """`--help` after `--` is a target, as in every command."""
     assert "--help: cannot be opened" in statecli("inspect", "--", "--help").err

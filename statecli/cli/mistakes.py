@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
 
+from statecli.core.early_flags import VERSION_FLAGS
 from statecli.core.errors import option
 from statecli.core.quoting import quote_for_shell
 from statecli.requests.options import COMMANDS
@@ -50,6 +51,8 @@ def describe_unknown_command(words: Sequence[str]) -> str:
     if members and len(words) > 1:
         words, names = words[1:], members
     word = words[0]
+    if word in (*VERSION_FLAGS, "version"):
+        return f"{word} takes no argument but -v; {see_help('')}"
     if word.startswith("-"):
         return f"No such option: {word}; {see_help('')}"
     is_foreign = word in _SIMILAR_COMMANDS and len(words) > 1 and not words[1].startswith("-")
