@@ -298,7 +298,7 @@ def test_a_hidden_option_still_works(statecli, working_folder):
 @pytest.mark.parametrize(
     ("line", "expected_text"),
     [
-        ("inspect a.pt --inputz x", "inspect has no option --inputz; did you mean --input or --input-from?"),
+        ("inspect a.pt --inputz x", "inspect has no option --inputz; did you mean --input?"),
         ("inspect a.pt --reasn x", "inspect has no option --reasn; did you mean --reason?"),
         ("inspect a.pt --format x", "inspect has no option --format; did you mean --output-format?"),
         ("verify a.py:A --opt x", "verify has no option --opt; did you mean --optimizer?"),
