@@ -43,16 +43,17 @@ const Globs = (() => {
     return globs.sort(([a], [b]) => a - b);
   };
 
-  // Globs that differ in one number are one glob with braces: layers.{3..5}.*
-  const formatBraces = (numbers) => {
+  // Ascending numbers as texts of their runs: 0..3, 5.
+  const listRuns = (numbers) => {
     const runs = [];
     for (const number of numbers) {
       const last = runs[runs.length - 1];
       if (last && last[1] === number - 1) last[1] = number;
       else runs.push([number, number]);
     }
-    return `{${runs.map(([a, b]) => (b > a + 1 ? `${a}..${b}` : b > a ? `${a},${b}` : `${a}`)).join()}}`;
+    return runs.map(([a, b]) => (b > a + 1 ? `${a}..${b}` : b > a ? `${a},${b}` : `${a}`));
   };
+  // Globs that differ in one number are one glob with braces: layers.{3..5}.*
   const replaceNumber = (glob, axis, text) => {
     let at = -1;
     return glob.replace(NUMBER, (number) => ((at += 1) === axis ? text : number));
@@ -70,7 +71,7 @@ const Globs = (() => {
       }
       joined = [...groups.values()].map((group) => {
         const [row, , glob] = group.reduce((a, b) => (b[0] < a[0] ? b : a));
-        return [row, group.length === 1 ? glob : replaceNumber(glob, axis, formatBraces(group.map(([, number]) => number).sort((a, b) => a - b)))];
+        return [row, group.length === 1 ? glob : replaceNumber(glob, axis, `{${listRuns(group.map(([, number]) => number).sort((a, b) => a - b)).join()}}`)];
       }).sort(([a], [b]) => a - b);
     }
     return joined.map(([, glob]) => glob);
@@ -106,5 +107,5 @@ const Globs = (() => {
 
   const quote = (glob) => (/^[\w@%+=:,./-]+$/.test(glob) ? glob : `'${glob.replaceAll("'", `'"'"'`)}'`);
   const format = (globs) => globs.map((glob) => `-i ${quote(glob)}`).join(" ");
-  return { write, format };
+  return { write, format, listRuns };
 })();

@@ -156,14 +156,8 @@ const foldLayers = (children, parent) => {
 };
 
 const formatNumbers = (numbers) => {
-  const runs = [];
-  for (const number of [...numbers].sort((a, b) => a - b)) {
-    const last = runs[runs.length - 1];
-    if (last && last[1] === number - 1) last[1] = number;
-    else runs.push([number, number]);
-  }
-  const texts = runs.slice(0, 6).map(([a, b]) => (b > a + 1 ? `${a}..${b}` : b > a ? `${a},${b}` : `${a}`));
-  return `{${texts.join()}${runs.length > 6 ? `,… ${numbers.length} in all` : ""}}`;
+  const runs = Globs.listRuns([...numbers].sort((a, b) => a - b));
+  return `{${runs.slice(0, 6).join()}${runs.length > 6 ? `,… ${numbers.length} in all` : ""}}`;
 };
 
 const joinMembers = (members, parent) => {
