@@ -179,8 +179,6 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
 
     Quotients are checked only if a product differs. Products of float32 values in float64 are checked last.
     """
-    has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
-    compare = _compare_scaled_codes if has_codes else _compare_scaled_values
     results: list[CheckResult] = []
     width: type[np.floating] = np.float64 if task.before.dtype == "float64" else np.float32
     scales = [partial(_scale_values, task, np.multiply, task.factor, width)]
@@ -189,7 +187,7 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
         scales.append(partial(_scale_values, task, np.multiply, task.factor, np.float64))
     for scale in scales:
         elements = exceptions = 0
-        for size, fitting_count in compare(task, before, after, scale):
+        for size, fitting_count in _compare_scaled(before, after, scale):
             elements, exceptions = elements + size, exceptions + size - fitting_count
             if exceptions > task.max_exceptions:
                 break
@@ -223,26 +221,12 @@ def _scale_values(
     return scaled_values if task.after.dtype == width.__name__ else round_to(scaled_values, task.after.dtype)
 
 
-def _compare_scaled_values(
-    _: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
-) -> Iterator[tuple[int, int]]:
+def _compare_scaled(before: Strided, after: Strided, scale: Callable[[Array], Array]) -> Iterator[tuple[int, int]]:
     """Yield for each block the number of elements, and the number of new values that equal the scaled old values."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         result = scale(old)
         equal = int(np.count_nonzero(new == result))
         yield new.size, equal if equal == new.size else equal + int(np.count_nonzero(np.isnan(new) & np.isnan(result)))
-
-
-def _compare_scaled_codes(
-    task: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
-) -> Iterator[tuple[int, int]]:
-    """Yield the same counts as `_compare_scaled_values`, but look up each pair of one-byte codes in a table."""
-    values = build_small_float_table(task.before.dtype)
-    old, new = (side.ravel() for side in np.meshgrid(scale(values), values, indexing="ij"))
-    answers = (new == old) | (np.isnan(new) & np.isnan(old))
-    for old_codes, new_codes in _pair_blocks(read_items(before), read_items(after)):
-        pairs = (old_codes.astype(np.uint16) << np.uint16(8)) | new_codes
-        yield pairs.size, int(np.count_nonzero(answers[pairs]))
 
 
 def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
