@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import statecli as api
-from statecli.core import configuration_fields
+from statecli.core import class_syntax
 from statecli.core.errors import UnreadableError, UsageError
 
 SOURCE = """
@@ -455,8 +455,8 @@ CLASSES = "".join(f"class A{n}(A{n - 1}): pass\n" for n in range(1, 400))
 def test_unusual_code_gets_an_error_quickly(in_tmp_path, statecli, monkeypatch, code):
     """The file is only read, for a suggestion: these were internal errors, and 20 seconds for the classes."""
     Path("odd.py").write_text(f"from torch import nn\n{code}")
-    nodes, write_code = [], configuration_fields.write_code
-    monkeypatch.setattr(configuration_fields, "write_code", lambda node: nodes.append(node) or write_code(node))
+    nodes, write_code = [], class_syntax.write_code
+    monkeypatch.setattr(class_syntax, "write_code", lambda node: nodes.append(node) or write_code(node))
     result = statecli("inspect", "odd.py")
     assert result.code == 2
     assert result.err.startswith("statecli: odd.py: is a Python file, not a checkpoint; ")

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from statecli.core import configuration_fields
-from statecli.core.configuration_fields import write_code
+from statecli.core.class_syntax import find_init, list_ancestors, write_code
 from statecli.core.lazy_pattern import compile_on_use
 
 #: Ends of the names of classes that hold settings.
@@ -194,14 +193,6 @@ def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _iter_statements(node.body)
 
 
-def map_classes(source: str) -> dict[str, ast.ClassDef]:
-    """Return the classes in source code by name, or {} for invalid Python."""
-    try:
-        return _map_classes([*_iter_statements(ast.parse(source).body)])
-    except _PARSE_ERRORS:
-        return {}
-
-
 def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
@@ -269,32 +260,19 @@ def _format_annotation(argument: ast.arg) -> str:
     return write_code(argument.annotation).strip("'\"") if argument.annotation is not None else ""
 
 
-def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class of the object that `owner`'s constructor takes as `argument`; None if not in the file.
+def _find_class(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> str | None:
+    """Return the class of the object that a constructor takes as `argument`, or None if it is not in the file.
 
-    The class is the annotation, or the only configuration with the fields that the code reads from the argument.
+    The class is the annotation. For an argument such as `cfg`, it is the only class of the file with settings.
     """
     annotation = _format_annotation(argument)
     if annotation or not takes_configuration(argument.arg, annotation):
         words = re.findall(r"\w+", annotation)
-        classes_in_annotation = [word for word in words if word in classes]
-        type_words = set(words) - {"Optional", "None", "typing"} - SEQUENCE_ANNOTATIONS - CLASS_ANNOTATIONS
-        return (
-            classes_in_annotation[0]
-            if type_words == set(classes_in_annotation) and len(classes_in_annotation) == 1
-            else None
-        )
-    read_fields = configuration_fields.list_read_fields(owner, argument.arg, classes)
-    fitting_names = [
-        name
-        for name in classes
-        if name.endswith(_CONFIGURATION_ENDS)
-        and configuration_fields.fits(
-            read_fields,
-            configuration_fields.list_class_fields(name, classes),
-            is_complete=configuration_fields.has_all_fields(name, classes),
-        )
-    ]
+        fitting_names = [word for word in words if word in classes]
+        if set(words) - {"Optional", "None", "typing"} - SEQUENCE_ANNOTATIONS - CLASS_ANNOTATIONS != set(fitting_names):
+            return None
+    else:
+        fitting_names = [name for name in classes if name.endswith(_CONFIGURATION_ENDS)]
     return fitting_names[0] if len(fitting_names) == 1 else None
 
 
@@ -317,7 +295,7 @@ class _CallWriter:
         return f"{name}({', '.join(f'{arg.arg}={self._write_value(arg, (*callers, name))}' for arg in required)})"
 
     def _write_value(self, argument: ast.arg, callers: tuple[str, ...]) -> str:
-        class_name = _find_class(argument, callers[-1], self.classes)
+        class_name = _find_class(argument, self.classes)
         annotation = _format_annotation(argument)
         words = set(re.findall(r"\w+", annotation))
         if class_name is not None and words & CLASS_ANNOTATIONS:
@@ -334,8 +312,8 @@ class _CallWriter:
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:
     """Return the required arguments of a class, from its `__init__` or dataclass fields, and from its bases."""
     required: list[ast.arg] = []
-    for ancestor in configuration_fields.list_ancestors(node, classes):
-        own_init = configuration_fields.find_init(ancestor, {})
+    for ancestor in list_ancestors(node, classes):
+        own_init = find_init(ancestor, {})
         if own_init is not None:
             return [*_list_required_arguments(own_init.args, skip=1), *required]
         if any("dataclass" in write_code(decorator) for decorator in ancestor.decorator_list):

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from statecli.core import configuration_fields
 from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import ModelError
-from statecli.core.python_names import map_classes, takes_configuration
+from statecli.core.python_names import takes_configuration
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.formats.shared import config_files
@@ -69,7 +68,7 @@ def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ..
     """Return the class of the values that parameter `name` takes, or None if unknown.
 
     The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers. For an
-    argument such as `cfg`, it may be the only configuration class of the module that has the fields read by the callee.
+    argument such as `cfg`, it may be the only class with settings that the module defines or imports.
     """
     annotation = inspect.signature(callee).parameters[name].annotation
     if isinstance(annotation, str):
@@ -87,11 +86,10 @@ def find_class(callee: Callee, name: str, namespaces: tuple[types.ModuleType, ..
     library_classes = {kind for kind in _iter_config_classes(callee) if is_configuration(kind)}
     if len(library_classes) == 1:
         return library_classes.pop()
-    field_names = _list_read_fields(callee, name)
     values = [value for space in namespaces[:1] for value in vars(space).values() if isinstance(value, type)]
-    configuration_classes = (value for value in values if value.__name__.endswith(_CONFIGURATION_ENDS))
-    fitting_classes = [value for value in configuration_classes if _has_fields(value, field_names)]
-    return fitting_classes[0] if len(fitting_classes) == 1 else None
+    settings_classes = {value for value in values if value.__name__.endswith(_CONFIGURATION_ENDS)}
+    own_classes = settings_classes.difference(base for value in settings_classes for base in value.__mro__[1:])
+    return own_classes.pop() if len(own_classes) == 1 else None
 
 
 def _iter_config_classes(callee: Callee) -> Iterator[type]:
@@ -101,23 +99,6 @@ def _iter_config_classes(callee: Callee) -> Iterator[type]:
         config_class = getattr(value, "config_class", None) if isinstance(value, type) else None
         if isinstance(config_class, type) and value.__module__ == callee.__module__:
             yield config_class
-
-
-def _list_read_fields(callee: Callee, argument: str) -> set[str]:
-    """Return the fields of `argument` that the constructor reads, according to the source of its module."""
-    names = [base.__qualname__ for base in getattr(callee, "__mro__", ()) if base.__module__ == callee.__module__]
-    try:
-        source = inspect.getsource(sys.modules[callee.__module__])
-    except (OSError, TypeError, KeyError, AttributeError):
-        return set()
-    return configuration_fields.list_read_fields(names[0], argument, map_classes(source)) if names else set()
-
-
-def _has_fields(config_class: type, field_names: set[str]) -> bool:
-    bases = [base for base in config_class.__mro__ if base is not object]
-    names = {parameter.name for base in bases for parameter in list_parameters(base)}
-    is_complete = dataclasses.is_dataclass(config_class) and not is_of_transformers(config_class)
-    return configuration_fields.fits(field_names, names.union(dir(config_class)), is_complete=is_complete)
 
 
 def is_configuration(value: type) -> bool:
