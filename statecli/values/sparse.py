@@ -1,7 +1,7 @@
 """Compare two sparse tensors by their values, whether or not their layouts are equal.
 
-A value that is not stored is zero; values stored twice at a place are summed. Indices in a file are not trusted: a
-self-contradictory tensor is reported, not compared. The layouts:
+A value that is not stored is zero. A tensor with several values at one index is compared only with a tensor that has
+equal parts. Indices in a file are not trusted: a self-contradictory tensor is reported, not compared. The layouts:
 
     coo         indices (sparse dims, n); values (n, *dense)
     csr, bsr    where each row begins (*batch, rows + 1); columns (*batch, n); values (*batch, n, *block, *dense)
@@ -21,16 +21,11 @@ from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values import kernels
 from statecli.values.compare_task import rechunk
 from statecli.values.delta import CompareOptions, Delta
-from statecli.values.elements import NUMPY_TYPES, QUANTIZED, Array, Decoder
+from statecli.values.elements import Array, Decoder
 from statecli.values.read import MAX_DIMENSIONS, explain_overlap, open_view, read_all_values, read_items, read_values
 
 #: Maximum number of indices and values of one tensor in memory: 2 ** 24 values of a matrix.
 MAX_STORED_VALUES = 3 << 24
-#: Maximum number of summed values at one index, for types that are summed one value at a time.
-MAX_DUPLICATES = 1 << 16
-
-#: Types that torch can sum. It cannot sum float8 and complex32.
-SUMMABLE_TYPES = (NUMPY_TYPES.keys() - QUANTIZED) | {"bool", "float16", "bfloat16"}
 
 #: Names of the inner tensors of each layout.
 PARTS_OF_LAYOUT: dict[str, tuple[str, ...]] = {
@@ -46,7 +41,7 @@ def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOption
 
     Raises:
         MalformedError: The inner tensors of a tensor contradict each other.
-        UnreadableError: Too many stored values, a type without numbers, or a sum that torch cannot compute either.
+        UnreadableError: Too many stored values, several values at one index, or a type without numbers.
     """
     shape = after.shape or ()
     parts = zip(before.parts, after.parts, strict=True)
@@ -154,9 +149,14 @@ class _Side(msgspec.Struct, frozen=True):
 
 
 def _read_entries(tensor: TensorInfo) -> tuple[Array, Array]:
-    """Return the flat indices of the stored values, sorted and without duplicates, and the value at each index."""
+    """Return the flat indices of the stored values, sorted, and the value at each index."""
     side = _open_side(tensor)
-    return _sum_duplicates(_read_places(side), side.read_part("values"), tensor.dtype)
+    places, values = _read_places(side), side.read_part("values")
+    order = np.argsort(places)
+    places, values = places[order], values[order]
+    if (places[1:] == places[:-1]).any():
+        raise UnreadableError("stores several values at one index; save the tensor after coalesce()")
+    return places, values
 
 
 def _open_side(tensor: TensorInfo) -> _Side:
@@ -245,47 +245,3 @@ def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
     """Return the flat index of each element in dense blocks. `places` has the blocks' indices, `dense` the shape."""
     size = math.prod(dense)
     return np.asarray((places.reshape(-1, 1) * size + np.arange(size)).reshape(-1))
-
-
-# --- sums ------------------------------------------------------------------------------------------------------------
-
-
-def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Array]:
-    """Return each index once, sorted, with the sum of its values. Values are added in their own type and order.
-
-    `to_dense` does the same. `coalesce` adds in any order, so its last digit may differ.
-    """
-    order = np.argsort(places, kind="stable")
-    places, values = places[order], values[order]
-    is_first = np.ones(places.size, bool)
-    np.not_equal(places[1:], places[:-1], out=is_first[1:])
-    starts = np.flatnonzero(is_first)
-    if starts.size == places.size:
-        return places, values
-    if dtype not in SUMMABLE_TYPES:
-        raise UnreadableError(f"stores several {dtype} values at one index, and torch cannot add values of this dtype")
-    with np.errstate(all="ignore"):
-        if dtype in ("float16", "bfloat16"):
-            return places[starts], _sum_rounded(values, starts, dtype)
-        sums = values[starts]
-        np.add.at(sums, (np.cumsum(is_first) - 1)[~is_first], values[~is_first])
-    return places[starts], np.minimum(sums, 1) if dtype == "bool" else sums
-
-
-def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
-    """Return the sum of each run of values, rounded to float16 or bfloat16 after each addition."""
-    counts = np.diff(starts, append=values.size)
-    if counts.max() > MAX_DUPLICATES:
-        raise UnreadableError(f"stores more than {MAX_DUPLICATES:,} {dtype} values at one index, the limit of statecli")
-    sums, active_rows = values[starts], np.arange(starts.size)
-    for step in range(1, int(counts.max())):
-        active_rows = active_rows[counts[active_rows] > step]
-        exact = sums[active_rows] + values[starts[active_rows] + step]
-        sums[active_rows] = exact.astype(np.float16) if dtype == "float16" else _round_to_bfloat16(exact)
-    return sums
-
-
-def _round_to_bfloat16(exact: Array) -> Array:
-    """Round float32 values to the nearest bfloat16, ties to even. A NaN that fits bfloat16 keeps its bits."""
-    bits = exact.view(np.uint32)
-    return np.asarray(((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32))

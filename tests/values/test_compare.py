@@ -436,26 +436,6 @@ def test_bitwise_resolves_conjugate_and_negative_views(pair_states, case):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8", "bool", "float32", "float64", "complex64"])
-def test_uncoalesced_tensor_equals_its_coalesced_tensor(pair_states, dtype):
-    """Duplicates are summed in their own type: integers wrap, and large integers are exact."""
-    big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
-    values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
-    uncoalesced = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
-    assert (
-        compare_pairs(pair_states({"t": uncoalesced}, {"t": uncoalesced.coalesce()}), CompareOptions())[0].changed == 0
-    )
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_duplicates_of_big_integers_are_exact(pair_states):
-    """2 ** 60 + 1 differs from 2 ** 60 + 2, although both have the same float64."""
-    first, second = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
-    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
-    assert (delta.changed, delta.first, delta.max_abs) == (1, (1,), 1.0)
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_bitwise_distinguishes_zeros_of_sparse_values(pair_states):
     """--bitwise treats -0.0 and 0.0 in sparse values as different; otherwise they are equal."""
     first, second = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
