@@ -17,7 +17,7 @@ from statecli.core.units import join_names
 #: Name of a class, at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)\b", re.MULTILINE)
 #: Start of the call of a class that holds settings.
-_CONFIGURATION = compile_on_use(r"(?:Config|Cfg|Args|Configuration|HParams)\(")
+_CONFIGURATION = compile_on_use(r"=[\w.]*(?:Config|Cfg|Args|Configuration|HParams)\(")
 #: Advice for a model that a command line cannot express.
 BUILD_ADVICE = "write a function make() in build.py that builds the model, then give build.py:make"
 #: Folder of transformers with the classes that choose another class by a name or a file.

@@ -193,8 +193,11 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> str:
 
 
 def _find_near(name: str, names: list[str]) -> list[str]:
+    """Return names that are equal but for the case, or up to three that are similar, or that begin with the name."""
     equal_names = [candidate for candidate in names if candidate.lower() == name.lower()]
-    return equal_names or difflib.get_close_matches(name, names, 3, _SIMILARITY)
+    similar_names = equal_names or difflib.get_close_matches(name, names, 3, _SIMILARITY)
+    longer_names = [candidate for candidate in names if candidate.lower().startswith(name.lower())]
+    return similar_names or sorted(longer_names, key=len)[:3]
 
 
 def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[[Any, str], str]) -> Any:
@@ -286,8 +289,8 @@ def describe_models(obj: object) -> str:
     attributes = getattr(obj, "__dict__", {})  # getattr(obj, name) would load each module of transformers
     models = [name for name in list_names(obj) if name[0] != "_" and is_module_class(attributes.get(name))]
     example = find_example(getattr(obj, "__name__", ""))
-    end = f"; for example, write {example}" if example else ""
-    if not models:
-        return f"no model class is defined there{end}"
+    example_text = f"for example, write {example}" if example else ""
+    if not models:  # a library may load its classes later
+        return example_text or "no model class is defined there"
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
-    return f"{classes} {join_names(models, _MAX_NAMES)}{end}"
+    return "; ".join(filter(None, [f"{classes} {join_names(models, _MAX_NAMES)}", example_text]))

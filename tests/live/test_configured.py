@@ -605,6 +605,13 @@ def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     assert statecli("inspect", "net.py:Other(thing=torch.nn.Linear(2, 3))").code == 0
 
 
+def test_a_class_with_the_name_of_a_configuration_needs_no_file(working_folder, statecli):
+    Path("net.py").write_text(
+        "from torch import nn\nclass NeedsArgs(nn.Module):\n    def __init__(self, size):\n        super().__init__()\n"
+    )
+    assert statecli("inspect", "net.py:NeedsArgs").err.endswith("with a value for each `...`\n")
+
+
 # --- a configuration from a file --------------------------------------------------------------------------------------
 
 

@@ -391,7 +391,8 @@ def test_a_wrong_argument_or_name_has_the_line_to_type(working_folder, advise, t
             "graphs:layers",
             "layers is a Python module, not a model class or a function that returns a model",
         ),
-        ("torch:Zorkmid", "no model class is defined there; for example, write 'torch.nn:Linear(2, 3)'"),
+        ("torch:Zorkmid", "torch has no Zorkmid; for example, write 'torch.nn:Linear(2, 3)'"),
+        ("torch.nn:transf", "torch.nn has no transf; did you mean Transformer or TransformerDecoder or "),
         (
             "torch.nn:Linear(size, 3)",
             "size is not defined in torch.nn; for a string, write \"torch.nn:Linear('",
