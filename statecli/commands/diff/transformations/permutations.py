@@ -25,6 +25,8 @@ _MAX_LOST_SHARE = 1 / 10
 _MAX_COMPARED = 8
 #: Smallest and largest number of rows of a head. With four rows, the permutation and its inverse are the same.
 _MIN_HEAD, _MAX_HEAD = 6, 1024
+#: Largest number of elements of a vector, such as the bias of q, that is read again to search its order.
+_MAX_VECTOR = 1 << 16
 
 
 class _Sides(NamedTuple):
@@ -60,6 +62,8 @@ def _list_sides(change: Change, axis: int) -> _Sides | None:
     if before is None or after is None or before.shape != after.shape or not was_replaced(change):
         return None
     if len(before.shape) <= axis or before.shape[axis] < 2 or not can_copy(before.dtype, after.dtype):
+        return None
+    if len(before.shape) == 1 and before.shape[0] > _MAX_VECTOR:
         return None
     axes = [axis, *(n for n in range(len(before.shape)) if n != axis)]
     return _Sides(change.fqn, axis, *(permute(locate(side, change.fqn), axes) for side in (before, after)))
