@@ -241,6 +241,23 @@ def test_expert_without_rows_is_inconclusive(when, text):
     assert map_verdicts(check, "gradient")["experts.1.bias"] == "passed"
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "for number, expert in enumerate(self.experts):\n    y[index == number] += expert(x[index == number])",
+        "rows = x[index.argsort()].split(index.bincount(minlength=3).tolist())\n"
+        "y = y + torch.cat([expert(part) for expert, part in zip(self.experts, rows)])",
+    ],
+    ids=["mask", "split"],
+)
+def test_rows_of_experts_may_be_chosen_by_mask_or_counts(lines):
+    """No operator that torch dispatches reads a value here; the empty rows show that forward chooses."""
+    check = prove_step(EXPERTS, f"index, y = torch.arange(4) % 2, self.used(x)\n{lines}\nreturn y")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    text = "the gradient is zero, but experts.0.bias has a gradient, and forward reads values: give more inputs"
+    assert find_cell(check, "gradient", "experts.2.bias").reason == text
+
+
 def test_expert_multiplied_by_zero_is_reported():
     """No expert has a gradient, so the choice of an expert does not explain the zeros."""
     check = prove_step(EXPERTS, ROUTED_FORWARD.strip().format("", " * 0"))

@@ -24,13 +24,14 @@ class GradientPaths:
     """Observations about leaf tensors that got no gradient, from a second forward and backward.
 
     `used`: leaves that an operator of forward reads. `reached`: leaves in the graph of the output. `late_names`: leaves
-    that got a gradient this time. `reads_values`: forward reads values of tensors, so that it may choose between
-    branches.
+    that got a gradient this time. `idle`: leaves that an operator reads together with an empty tensor, like the weight
+    of an expert without rows. `reads_values`: forward reads values of tensors, so that it may choose between branches.
     """
 
     used: frozenset[str]
     reached: frozenset[str]
     late_names: frozenset[str]
+    idle: frozenset[str]
     reads_values: bool
 
 
@@ -56,21 +57,27 @@ def trace_gradients(run: Training) -> GradientPaths | None:
         frozenset(name for name, tensor in missing.items() if identify_storage(tensor) in uses.read_storages),
         frozenset(name for name, tensor in missing.items() if id(tensor) in leaf_ids),
         frozenset(name for name, tensor in missing.items() if tensor.grad is not None),
+        frozenset(name for name, tensor in missing.items() if identify_storage(tensor) in uses.idle_storages),
         uses.reads_values,
     )
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records which storages are read by an operator."""
+    """Dispatch mode that records which storages are read by an operator, and which together with an empty tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read_storages: set[int | str] = set()
+        self.idle_storages: set[int | str] = set()
         self.reads_values = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = inputs_of.iter_leaves((args, kwargs or {}))
-        self.read_storages |= {identify_storage(leaf) for leaf in leaves if issubclass(type(leaf), torch.Tensor)}
+        tensors = [leaf for leaf in leaves if issubclass(type(leaf), torch.Tensor)]
+        storages = {identify_storage(tensor) for tensor in tensors}
+        self.read_storages |= storages
+        if not all(tensor.numel() for tensor in tensors):
+            self.idle_storages |= storages
         self.reads_values = self.reads_values or func in _VALUE_READERS
         return func(*args, **(kwargs or {}))
 

@@ -278,7 +278,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str) -> str | None:
         explanation = "NaN and infinite values of the output do not count in the loss"
         return f"the gradient is zero, but {explanation}: {_OTHER_INPUTS_HELP}"
     paths = verdicts.gradient_paths
-    sibling = _find_sibling(verdicts, name, always=paths is not None and paths.reads_values)
+    sibling = _find_sibling(verdicts, name, always=paths is not None and (paths.reads_values or name in paths.idle))
     if sibling:  # an expert that gets no tokens, in a layer that calls all experts
         return f"the gradient is zero, but {sibling} has a gradient, and forward reads values: give more inputs"
     if run.is_still_growing:
