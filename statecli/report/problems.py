@@ -415,8 +415,9 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
     names = list(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
     if len(texts) == 1 and names:
         text = next(iter(texts))
-        each = "each " if len(names) > 1 and _FIRST_VERB.match(text) else ""
-        return replace(problem, message=f"{_fold_names(names)}: {each}{text}")
+        if len(names) > 1:
+            text = f"each {text}" if _FIRST_VERB.match(text) else text.replace("this tensor", "these tensors")
+        return replace(problem, message=f"{_fold_names(names)}: {text}")
     has_heading = bool(_find_heading(first.rule, rules))
     messages = [finding.wording.short_message if has_heading else finding.message for finding in findings]
     folded_messages = list(fold.fold_messages([Line((message,)) for message in messages]))

@@ -207,6 +207,7 @@ def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lin
         ("gets no gradient: not used in forward", "each gets no gradient: not used in forward"),
         ("still points to the memory of the original", "each still points to the memory of the original"),
         ("gradient is all zeros", "gradient is all zeros"),
+        ("unexpected: Net does not register this tensor", "unexpected: Net does not register these tensors"),
         ("island", "island"),
     ],
 )
