@@ -7,19 +7,12 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from statecli.core.class_syntax import find_init, list_ancestors, write_code
-from statecli.core.lazy_pattern import compile_on_use
-
 #: Ends of the names of classes that hold settings.
 _CONFIGURATION_ENDS = ("Config", "Cfg", "Args")
-#: Ends of the names of classes that a function returns, other than models.
-_OTHER_ENDS = (*_CONFIGURATION_ENDS, "Tensor", "Dataset", "DataLoader", "Namespace", "Path", "Generator", "Parser")
-#: Modules of torch whose classes are not models.
-_OTHER_OWNERS = compile_on_use(r"\b(?:optim|lr_scheduler|data)\.")
 #: Capitalized names in the annotation of an argument that accepts a literal.
 _LITERAL_TYPES = {
     *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),
@@ -36,8 +29,12 @@ CLASS_ANNOTATIONS = {"type", "Type"}
 SEQUENCE_ANNOTATIONS = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
 #: Names of arguments that take a module, if they have no useful annotation.
 _MODULE_NAMES = ("nn", "module", "net", "network", "layer")
+#: Methods of a module that return the module.
+_SAME_MODULE_METHODS = ("cpu", "cuda", "double", "eval", "float", "half", "requires_grad_", "to", "train")
 #: Largest file that is parsed, in bytes, because a list of numbers of 10 MB takes 40 seconds.
 _MAX_SOURCE_BYTES = 1 << 20
+#: Largest number of base classes searched for a class, because odd code could have thousands.
+_MAX_ANCESTORS = 50
 #: Errors of reading and parsing a file. Code may be nested too deeply for Python's parser.
 _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
@@ -45,23 +42,13 @@ _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 class ModelClass(msgspec.Struct, frozen=True):
     """Class of a file that derives from `nn.Module`, and the required arguments of its `__init__`.
 
-    `takes_object`: an argument is an object of a class outside the file, which a command line cannot spell. `call` is
-    the code that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names` are the
-    classes of the file in `call`.
+    `call` is the code that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`. It is
+    None if an argument is an object of a class outside the file, which a command line cannot spell.
     """
 
     name: str
     required: tuple[str, ...]
-    takes_object: bool
-    call: str
-    names: tuple[str, ...]
-
-
-class ModelFactory(msgspec.Struct, frozen=True):
-    """Public function of a file that needs no arguments and returns a model. `calls`: names called in its body."""
-
-    name: str
-    calls: frozenset[str]
+    call: str | None
 
 
 def list_model_classes(path: str) -> Iterator[ModelClass]:
@@ -69,28 +56,16 @@ def list_model_classes(path: str) -> Iterator[ModelClass]:
     classes = _map_classes(_parse(path))
     for name in _list_module_names(classes):
         required = _list_init_arguments(classes[name], classes)
-        writer = _CallWriter(classes)
-        call = writer.write_call(name)
-        if writer.takes_object:  # the call becomes code of the file, which may not import the package of an example
-            writer = _CallWriter(classes, has_examples=False)
-            call = writer.write_call(name)
-        yield ModelClass(name, tuple(arg.arg for arg in required), writer.takes_object, call, tuple(writer.names))
+        yield ModelClass(name, tuple(arg.arg for arg in required), _write_call(name, classes))
 
 
-def list_model_factories(path: str) -> Iterator[ModelFactory]:
-    """Yield each public function of a file that needs no arguments and returns a model (`return Net(…)`)."""
+def list_model_factories(path: str) -> Iterator[str]:
+    """Yield the name of each public function of a file that needs no arguments and returns a model."""
     body = _parse(path)
-    classes = _map_classes(body)
-    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-    returns = _ReturnedModels(functions, classes, frozenset(_list_module_names(classes)))
-    for name in list_factories(path):
-        try:
-            is_model = returns.has_model(name)
-        except RecursionError:  # code with a chain of a thousand variables or functions
-            continue
-        if is_model:
-            calls = (node for node in ast.walk(functions[name]) if isinstance(node, ast.Call))
-            yield ModelFactory(name, frozenset(write_code(call.func) for call in calls))
+    modules = _list_module_names(_map_classes(body))
+    for function in body:
+        if isinstance(function, ast.FunctionDef) and _is_factory(function) and _returns_model(function, modules):
+            yield function.name
 
 
 def list_definitions(path: str) -> Iterator[str]:
@@ -152,10 +127,11 @@ def list_classes(path: str) -> Iterator[str]:
 
 def list_factories(path: str) -> Iterator[str]:
     """Yield the name of each public function of a file that has no required arguments."""
-    functions = (node for node in _parse(path) if isinstance(node, ast.FunctionDef))
-    for function in functions:
-        if not function.name.startswith("_") and not _list_required_arguments(function.args):
-            yield function.name
+    yield from (node.name for node in _parse(path) if isinstance(node, ast.FunctionDef) and _is_factory(node))
+
+
+def _is_factory(function: ast.FunctionDef) -> bool:
+    return not function.name.startswith("_") and not _list_required_arguments(function.args)
 
 
 def find_syntax_error(path: str) -> SyntaxError | None:
@@ -213,47 +189,33 @@ def _is_module(base: str) -> bool:
     return is_layer or name.endswith(("Module", "Model"))
 
 
-class _ReturnedModels(msgspec.Struct, frozen=True):
-    """Finder of the functions of a file that return a model, as their `return` statements show."""
+def _returns_model(function: ast.FunctionDef, modules: Collection[str]) -> bool:
+    """Return True if a function returns `Net(…)`, a variable with such a value, or a model as its annotation says."""
+    nodes = list(ast.walk(function))
+    variables = {
+        write_code(target)
+        for node in nodes
+        if isinstance(node, ast.Assign) and _names_model(_find_callee(node.value), modules)
+        for target in node.targets
+    }
+    returned = [_find_callee(node.value) for node in nodes if isinstance(node, ast.Return) and node.value]
+    if any(_names_model(value, modules) or write_code(value) in variables for value in returned):
+        return True
+    return function.returns is not None and _names_model(function.returns, modules)
 
-    functions: Mapping[str, ast.FunctionDef]
-    classes: Mapping[str, ast.ClassDef]
-    modules: frozenset[str]
 
-    def has_model(self, name: str, callers: tuple[str, ...] = ()) -> bool:
-        function = self.functions[name]
-        annotation = write_code(function.returns).strip("'\"") if function.returns is not None else ""
-        if annotation in self.modules or _is_module(annotation):
-            return True
-        values: dict[str, list[ast.expr]] = {}
-        for assignment in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
-            for target in assignment.targets:
-                values.setdefault(write_code(target), []).append(assignment.value)
-        returned_values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
-        return any(self._is_model(value, values, (*callers, name)) for value in returned_values)
+def _find_callee(value: ast.expr) -> ast.expr:
+    """Return `Net` for `Net(…)` and `Net(…).eval()`, and `model` for `model` and `model.eval()`."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if value.func.attr not in _SAME_MODULE_METHODS:
+            break
+        value = value.func.value
+    return value.func if isinstance(value, ast.Call) else value
 
-    def _is_model(self, value: ast.expr, values: Mapping[str, list[ast.expr]], callers: tuple[str, ...]) -> bool:
-        """Return True for `Net(…)`, `Net(…).eval()`, `timm.create_model(…)`, and for variables with such a value."""
-        if isinstance(value, ast.Name):
-            remaining_values = {name: assigned_values for name, assigned_values in values.items() if name != value.id}
-            return any(self._is_model(assigned, remaining_values, callers) for assigned in values.get(value.id, ()))
-        if not isinstance(value, ast.Call) or _OTHER_OWNERS.search(write_code(value.func)):
-            return False
-        callee = value.func
-        while isinstance(callee, ast.Attribute):
-            if self._names_model(callee.attr, callers):
-                return True
-            callee = callee.value
-        if isinstance(callee, ast.Name) and callee.id not in values:
-            return self._names_model(callee.id, callers)
-        return self._is_model(callee, values, callers)
 
-    def _names_model(self, name: str, callers: tuple[str, ...]) -> bool:
-        if name in self.classes:
-            return name in self.modules
-        if name in self.functions:
-            return name not in callers and self.has_model(name, callers)
-        return (name[:1].isupper() and not name.endswith(_OTHER_ENDS)) or "model" in name
+def _names_model(node: ast.expr, modules: Collection[str]) -> bool:
+    name = write_code(node).strip("'\"")
+    return name in modules or _is_module(name)
 
 
 def _format_annotation(argument: ast.arg) -> str:
@@ -276,51 +238,55 @@ def _find_class(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> str |
     return fitting_names[0] if len(fitting_names) == 1 else None
 
 
-class _CallWriter:
-    """Writer of the code that calls a class with its required arguments. `names`: classes that the code calls.
+def _write_call(name: str, classes: Mapping[str, ast.ClassDef], callers: tuple[str, ...] = ()) -> str | None:
+    """Return the code that calls a class with its required arguments, or None if an argument cannot be written."""
+    values: list[str] = []
+    for argument in _list_init_arguments(classes[name], classes):
+        value = _write_value(argument, classes, (*callers, name))
+        if value is None:
+            return None
+        values.append(f"{argument.arg}={value}")
+    return f"{name}({', '.join(values)})"
 
-    `takes_object`: an argument of the call is an object whose class is not in the file.
-    """
 
-    def __init__(self, classes: Mapping[str, ast.ClassDef], *, has_examples: bool = True) -> None:
-        self.classes = classes
-        self.has_examples = has_examples
-        self.names: list[str] = []
-        self.takes_object = False
-
-    def write_call(self, name: str, callers: tuple[str, ...] = ()) -> str:
-        if name not in self.names:
-            self.names.append(name)
-        required = _list_init_arguments(self.classes[name], self.classes)
-        return f"{name}({', '.join(f'{arg.arg}={self._write_value(arg, (*callers, name))}' for arg in required)})"
-
-    def _write_value(self, argument: ast.arg, callers: tuple[str, ...]) -> str:
-        class_name = _find_class(argument, self.classes)
-        annotation = _format_annotation(argument)
-        words = set(re.findall(r"\w+", annotation))
-        if class_name is not None and words & CLASS_ANNOTATIONS:
-            return class_name
-        if class_name is not None and class_name not in callers:
-            call = self.write_call(class_name, callers)
-            return f"[{call}]" if words & SEQUENCE_ANNOTATIONS else call
-        example = write_example(argument.arg, annotation) if self.has_examples else None
-        if example is None and (annotation in self.classes or takes_object(argument.arg, annotation)):
-            self.takes_object = True
-        return example or "..."
+def _write_value(argument: ast.arg, classes: Mapping[str, ast.ClassDef], callers: tuple[str, ...]) -> str | None:
+    class_name = _find_class(argument, classes)
+    annotation = _format_annotation(argument)
+    words = set(re.findall(r"\w+", annotation))
+    if class_name is not None and words & CLASS_ANNOTATIONS:
+        return class_name
+    if class_name is not None and class_name not in callers:
+        call = _write_call(class_name, classes, callers)
+        return f"[{call}]" if call and words & SEQUENCE_ANNOTATIONS else call
+    is_object = annotation in classes or takes_object(argument.arg, annotation)
+    return write_example(argument.arg, annotation) or (None if is_object else "...")
 
 
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:
     """Return the required arguments of a class, from its `__init__` or dataclass fields, and from its bases."""
     required: list[ast.arg] = []
-    for ancestor in list_ancestors(node, classes):
-        own_init = find_init(ancestor, {})
-        if own_init is not None:
-            return [*_list_required_arguments(own_init.args, skip=1), *required]
+    for ancestor in _list_ancestors(node, classes):
+        for part in ancestor.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                return [*_list_required_arguments(part.args, skip=1), *required]
         if any("dataclass" in write_code(decorator) for decorator in ancestor.decorator_list):
             fields = [part for part in ancestor.body if isinstance(part, ast.AnnAssign) and part.value is None]
             field_arguments = [ast.arg(f.target.id, f.annotation) for f in fields if isinstance(f.target, ast.Name)]
             required = [*(arg for arg in field_arguments if "ClassVar" not in _format_annotation(arg)), *required]
     return required
+
+
+def _list_ancestors(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """Return a class and its base classes in the file, depth first, in the order of the bases."""
+    ancestors: dict[str, ast.ClassDef] = {}
+    pending = [node]
+    while pending and len(ancestors) < _MAX_ANCESTORS:
+        ancestor = pending.pop()
+        if ancestor.name not in ancestors:
+            ancestors[ancestor.name] = ancestor
+            bases = map(write_code, reversed(ancestor.bases))
+            pending += [classes[base] for base in bases if base in classes]
+    return list(ancestors.values())
 
 
 def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[ast.arg]:
@@ -330,3 +296,11 @@ def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[as
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     keywords = [argument for argument, default in pairs if not default]
     return [*required, *keywords]
+
+
+def write_code(node: ast.AST) -> str:
+    """Return the source code of a syntax node, or "" if the node is nested too deeply for `ast.unparse`."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -11,28 +10,24 @@ from typing import TypeVar
 
 import msgspec
 
-from statecli.core import build_function, python_names
+from statecli.core import python_names
+from statecli.core.build_function import BUILD_ADVICE
 from statecli.core.errors import StateError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.python_names import ModelClass
 from statecli.core.quoting import quote_for_shell
 from statecli.core.similar_paths import list_names, suggest_similar_paths
+from statecli.core.units import join_names
 
 #: `package.Class`, perhaps with a call. In a target, a colon comes before the class.
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
-#: Import statement: `from torch.nn import Linear`, `import torch.nn as nn`.
-_IMPORT = compile_on_use(r"(?:from (?P<module>[\w.]+) )?import (?P<name>[\w.]+)(?: as \w+)?;?")
-#: Command `python -c "..."`, and a text that begins like a statement of Python.
-_PYTHON_COMMAND = compile_on_use(r"python3? -c (?P<quote>['\"])(?P<code>.*)(?P=quote)", re.DOTALL)
-_STATEMENT = compile_on_use(r"import |from |(?P<name>[A-Za-z_]\w*) *= *")
-#: `net.py.Class`, perhaps with a call.
-_FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+#: `net.py.Class` or `net.py Class`, perhaps with a call.
+_FILE_ATTRIBUTE = compile_on_use(
+    r"(?P<file>.+\.py)(?:[./ ]|::)(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL
+)
 #: Name of a repository: `organization/name`, or a name with a hyphen.
 _REPOSITORY = compile_on_use(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
-#: URL with a single slash and without a password, which a message must not repeat.
-_ONE_SLASH = compile_on_use(r"(?P<scheme>https?|s3|gs|hf):/(?P<rest>[^/@][^@]*)", re.IGNORECASE)
-#: timm's name for a repository of the Hugging Face hub.
-_HUB_NAME = compile_on_use(r"hf[-_]hub:(?P<name>[^/:]+/[^/:]+)")
 #: End of a repository's name after the last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
 _VERSION_ENDING = compile_on_use(r"\d.*|.*[_-].*")
 #: Example of a model in a library: a function, or a class with plain arguments.
@@ -44,37 +39,19 @@ _EXAMPLES = {
     "sentence_transformers": "sentence_transformers:SentenceTransformer(modules=[torch.nn.Linear(2, 3)])",
     "timm": "timm:resnet18",
     "torch": "torch.nn:Linear(2, 3)",
-    "torch.nn": "torch.nn:Linear(2, 3)",
     "torch_geometric": "torch_geometric.nn:GCNConv(16, 32)",
     "torchmetrics": "torchmetrics:MeanMetric",
     "torchvision": "torchvision.models:resnet18",
-    "torchvision.models": "torchvision.models:resnet18",
     "transformers": "transformers:BertModel(config=BertConfig())",
 }
 #: Packages that build models by name, such as `resnet50` and `vit_b_16`.
 _REGISTRIES = ("timm", "torchvision")
-_REGISTRY_FUNCTIONS = ("create_model", "get_model", "list_models")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
-#: Beginning of the names of a library's repositories, for libraries whose models are repositories.
-_ORGANIZATIONS = {"sentence_transformers": "sentence-transformers/", "transformers": "", "diffusers": ""}
-#: Organization by the first word of a repository's name. The hub moved its first repositories into organizations in
-#: 2024.
-_ORGANIZATION_OF_START = {
-    "albert": "albert",
-    "bert": "google-bert",
-    "camembert": "almanach",
-    "distilbert": "distilbert",
-    "distilroberta": "distilbert",
-    "roberta": "FacebookAI",
-    "t5": "google-t5",
-    "xlm": "FacebookAI",
-    "xlnet": "xlnet",
-}
-#: `resnet-50`, which is `resnet50` in timm and torchvision.
-_NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 #: Largest number of Python files of a folder that are parsed for names.
 _MAX_FILES = 50
+#: Largest number of classes whose required arguments are named.
+_MAX_NEEDS = 3
 
 
 _Error = TypeVar("_Error", bound=StateError)
@@ -95,20 +72,13 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 def suggest_for_missing(path: str) -> Suggestion:
     """Suggest a similar path or how to name a class, for a nonexistent path. The suggestion may be empty."""
-    if url := _ONE_SLASH.fullmatch(path):
-        return Suggestion(f"did you mean {url['scheme']}://{url['rest']}?")
-    if hub := _HUB_NAME.fullmatch(path):
-        return Suggestion(suggest_repository(hub["name"]))
     module, colon, name = path.partition(":")
     if colon and os.path.isfile(f"{module}.py"):
-        return Suggestion(f"did you mean {quote_for_shell(f'{module}.py:{name}')}?")
-    if corrected := _correct_punctuation(path):
-        return corrected
+        target = f"{module}.py:{name.lstrip(':')}"
+        return Suggestion(f"did you mean {quote_for_shell(target)}?")
     attribute = _FILE_ATTRIBUTE.match(path)
     if attribute is not None and os.path.isfile(attribute["file"]):
         return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
-    if imported_name := find_imported_name(path):
-        return suggest_for_missing(imported_name)
     dotted_match = _DOTTED.match(path)
     suggestion = _suggest_name(dotted_match["path"].split("."), dotted_match["call"] or "") if dotted_match else None
     if suggestion is not None:
@@ -122,66 +92,13 @@ def suggest_for_missing(path: str) -> Suggestion:
     return _suggest_for_unknown_name(dotted_match["path"], dotted_match["call"] or "")
 
 
-def find_imported_name(text: str) -> str | None:
-    """Return `torch.nn.Linear` for `from torch.nn import Linear`, or None if the text is not an import."""
-    statement = _IMPORT.fullmatch(text)
-    return ".".join(filter(None, statement.group("module", "name"))) if statement is not None else None
-
-
-def find_model_in_code(text: str) -> str | None:
-    """Return `torch.nn.Linear(2, 3)` for `import torch.nn as nn; model = nn.Linear(2, 3)`, or None for other texts.
-
-    Also returns `timm:resnet18` for `model = timm:resnet18`.
-    """
-    command = _PYTHON_COMMAND.fullmatch(text)
-    code = command["code"] if command else text
-    statement = _STATEMENT.match(code)
-    if statement is None:
-        return None
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code[statement.end() :].strip() or None if statement["name"] else None
-    value = next((node.value for node in reversed(body) if isinstance(node, (ast.Assign, ast.Expr))), None)
-    root: ast.expr | None = value
-    while isinstance(root, (ast.Attribute, ast.Call)):
-        root = root.value if isinstance(root, ast.Attribute) else root.func
-    if value is None or not isinstance(root, ast.Name):
-        return None
-    for node in body:
-        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
-            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            if root.id == (alias.asname or alias.name):
-                return f"{module}{alias.name}{ast.unparse(value)[len(root.id) :]}"
-    return ast.unparse(value)
-
-
-def _correct_punctuation(path: str) -> Suggestion | None:
-    """Suggest the target with correct punctuation, such as `net.py:Net` for `net.py::Net`, else return None."""
-    head, parenthesis, call = path.partition("(")
-    module, colon, name = head.partition(":")
-    module = module if module.endswith(".py") else module.replace("-", "_")
-    call = f"{parenthesis}{call}"
-    if not colon:
-        dotted_match = _DOTTED.match(f"{module}{call}") if "-" in head else None
-        return _suggest_name(dotted_match["path"].split("."), call) if dotted_match else None
-    if "-" in name and module in _ORGANIZATIONS:  # the package has classes too, but its models are repositories
-        return Suggestion(suggest_repository(f"{_ORGANIZATIONS[module]}{name}"))
-    name = _NUMBERED_MODEL.sub(r"\1\2", name.lstrip(":")).replace("-", "_")
-    parts = module.split(".")
-    is_known = os.path.isfile(module) or parts[0] in MODEL_LIBRARIES or len(list(_find_modules(parts))) == len(parts)
-    if f"{module}:{name}" == head or not is_known or not _DOTTED.fullmatch(name):
-        return None
-    return Suggestion(f"did you mean {quote_for_shell(f'{module}:{name}{call}')}?")
-
-
 def _describe_missing_folder(path: str) -> str:
     """Describe the first missing folder of the path, or return "" if only the file is missing."""
     folder, missing = os.path.dirname(path), ""
     while folder and not os.path.isdir(folder):
         folder, missing = os.path.dirname(folder), folder
-    # Something like `me:password@host` is a URL without its scheme.
-    return f"the folder {missing} does not exist" if missing and "@" not in missing else ""
+    # Something like `me:password@host` or `https:/host` is a URL with a wrong scheme.
+    return f"the folder {missing} does not exist" if missing and not {"@", ":"} & set(missing) else ""
 
 
 def suggest_repository(path: str) -> str:
@@ -193,15 +110,17 @@ def suggest_repository(path: str) -> str:
         return ""
     registry, slash, name = path.partition("/")
     in_registry = f"for a model of {registry}, write {registry}:{name}; " if slash and registry in _REGISTRIES else ""
-    start = path.partition("-")[0].lower()
-    organization = "" if slash else f"{_ORGANIZATION_OF_START.get(start, 'ORGANIZATION')}/"
+    organization = "" if slash else "ORGANIZATION/"
     return f"{in_registry}for a repository of the Hugging Face hub, write hf://{organization}{path}"
 
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
     """Suggest how to name a class of a file in place of `net.py.Net`."""
+    models = {model.name: model for model in python_names.list_model_classes(file)}
     is_defined = name.partition(".")[0] in python_names.list_definitions(file)
-    return _suggest_colon(file, name, call, file) if is_defined else _suggest_names_of_file(file)
+    if call or name not in models:
+        return _suggest_colon(f"{file}:{name}{call}") if is_defined else _suggest_names_of_file(file)
+    return _suggest_colon(_spell(file, models[name])) if models[name].call else _suggest_names_of_file(file)
 
 
 def describe_python_file(path: str) -> Suggestion:
@@ -211,7 +130,7 @@ def describe_python_file(path: str) -> Suggestion:
     problem, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
         return Suggestion(f"{problem}; choose one of its classes or functions:", names.choices, names.advice)
-    return Suggestion(problem, advice=names.advice or build_function.BUILD_ADVICE)
+    return Suggestion(problem, advice=names.advice or BUILD_ADVICE)
 
 
 def suggest_classes_near(path: str) -> Suggestion:
@@ -248,35 +167,27 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
     for end in range(len(parts), 0, -1):
         folder, attribute = os.path.join(*parts[:end]), ".".join(parts[end:])
         file = f"{folder}.py"
-        if not os.path.isfile(file):
-            if attribute and os.path.isdir(folder):
-                for name in _list_python_files(folder):
-                    if attribute in python_names.list_definitions(name):
-                        return _suggest_colon(name, attribute, call, name)
-            continue
-        if attribute and parts[end] in python_names.list_definitions(file):
-            return _suggest_colon(file, attribute, call, file)
-        if not attribute or attribute[0].isupper():
-            return _suggest_names_of_file(file)
+        if os.path.isfile(file):
+            is_defined = attribute and parts[end] in python_names.list_definitions(file)
+            if is_defined or attribute[:1].isupper():
+                return _suggest_for_attribute(file, attribute, call)
+            if not attribute:
+                return _suggest_names_of_file(file)
+        elif attribute[:1].isupper() and os.path.isdir(folder):
+            names = suggest_classes_in(folder)
+            if names.choices:
+                return Suggestion(f"choose a class or function of the folder {folder}:", names.choices)
     modules = list(_find_modules(parts))
     if not modules:
         return None
     module, attribute = ".".join(parts[: len(modules)]), ".".join(parts[len(modules) :])
     if attribute:
-        return _suggest_colon(module, attribute, call, modules[-1].origin)
+        return _suggest_colon(f"{module}:{attribute}{call}")
     return _suggest_names_of_module(module, modules[-1])
 
 
-def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Suggestion:
-    """Suggest `net.py:Net(3)`. If the class needs an object and `call` has no arguments, suggest a function."""
-    if module.partition(".")[0] in _REGISTRIES and not call and name in _REGISTRY_FUNCTIONS:
-        registry = module.partition(".")[0]
-        return Suggestion(f"{name} does not build a model without a name; for a model, write {registry}:resnet18")
-    if file and call.strip("() ") == "":
-        function = build_function.write_for_name(module, name, file)
-        if function is not None:
-            return Suggestion(advice=function)
-    return Suggestion(f"write a colon before the class or function: {quote_for_shell(f'{module}:{name}{call}')}")
+def _suggest_colon(target: str) -> Suggestion:
+    return Suggestion(f"write a colon before the class or function: {quote_for_shell(target)}")
 
 
 def _suggest_names_of_file(path: str) -> Suggestion:
@@ -285,7 +196,7 @@ def _suggest_names_of_file(path: str) -> Suggestion:
     names = _list_names(path)
     if names.choices:
         return Suggestion(f"choose a class or function of the file {path}:", names.choices, names.advice)
-    return Suggestion(f"{path} is a Python file", advice=names.advice or build_function.BUILD_ADVICE)
+    return Suggestion(f"{path} is a Python file", advice=names.advice or BUILD_ADVICE)
 
 
 def _describe_syntax_error(error: SyntaxError) -> str:
@@ -298,10 +209,6 @@ def _describe_syntax_error(error: SyntaxError) -> str:
 
 def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     description = f"{name} is a Python {'module' if spec.submodule_search_locations is None else 'package'}"
-    if name in _EXAMPLES:
-        return Suggestion(
-            f"{description}: give one of its classes or functions, such as {quote_for_shell(_EXAMPLES[name])}"
-        )
     names = _list_names(spec.origin, name) if spec.origin else Suggestion()
     if names.choices:
         return Suggestion(f"{description}; choose one of its classes or functions:", names.choices, names.advice)
@@ -310,7 +217,7 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
         return Suggestion(f"{description}: give one of its classes or functions, such as {example}")
     return Suggestion(
         description,
-        advice=names.advice or f"add one of its classes or functions after a colon, or {build_function.BUILD_ADVICE}",
+        advice=names.advice or f"add one of its classes or functions after a colon, or {BUILD_ADVICE}",
     )
 
 
@@ -319,43 +226,33 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     module, _, attribute = name.rpartition(".")
     top = name.partition(".")[0]
     if not module and (call or name[:1].isupper()):
-        defining_targets = [
-            f"{file}:{name}{call}" for file in _list_python_files("") if name in python_names.list_definitions(file)
-        ]
-        if not defining_targets and (in_library := _suggest_transformers(name, call)):
-            return in_library
-        if call and not defining_targets and _find_layer(name):
-            return _suggest_layer(name, call)
-        problem = f"the file or module of {name}{call and '(...)'} is missing; write"
-        if defining_targets:
-            return Suggestion(problem, tuple(map(quote_for_shell, defining_targets)))
-        specs = [quote_for_shell(f"{module}:{name}{call}") for module in ("file.py", "package.module")]
-        return Suggestion(f"{problem} {' or '.join(specs)}")
+        return _suggest_module(name, call)
     is_model = top in MODEL_LIBRARIES and _MODEL_NAME.fullmatch(attribute)
     if module and not call and not attribute[:1].isupper() and not is_model:
         return Suggestion()  # the name of a file with an extension
-    if module == "nn" and any(_find_modules(["torch"])):
-        return _suggest_layer(attribute, call)
-    missing = f"the Python module {top} was not found" if not module else f"the Python module {top} is not installed"
+    install = install_module(top) if top in MODEL_LIBRARIES else "install the package"
     if module:
-        return Suggestion(
-            f"{missing}; {_install(top)}, then give the target {quote_for_shell(f'{module}:{attribute}{call}')}"
-        )
-    if top in _EXAMPLES:
-        missing = f"the Python package {top} is not installed"
-        return Suggestion(f"{missing}; {_install(top)}, then give the target {quote_for_shell(_EXAMPLES[top])}")
+        target = quote_for_shell(f"{module}:{attribute}{call}")
+        return Suggestion(f"the Python module {top} is not installed; {install}, then give the target {target}")
+    if example := find_example(top):
+        return Suggestion(f"the Python package {top} is not installed; {install}, then give the target {example}")
+    missing = f"the Python module {top} was not found"
     registries = [f"{registry}:{name}" for registry in _REGISTRIES if any(_find_modules([registry]))]
     if registries and _MODEL_NAME.fullmatch(name):
         return Suggestion(f"{missing}; for a model of that name in a library, write {' or '.join(registries)}")
     return Suggestion(f"{missing}; write a model class as file.py:Class or package.module:Class")
 
 
-def _install(module: str) -> str:
-    return install_module(module) if module in MODEL_LIBRARIES else "install the package"
-
-
-def _suggest_layer(name: str, call: str) -> Suggestion:
-    return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{name}{call}')}")
+def _suggest_module(name: str, call: str) -> Suggestion:
+    """Suggest the files of the current folder that define a class or function, or torch.nn."""
+    problem = f"the file or module of {name}{call and '(...)'} is missing; write"
+    modules = [file for file in _list_python_files("") if name in python_names.list_definitions(file)]
+    if not modules and _find_layer(name):
+        modules = ["torch.nn"]
+    if modules:
+        return Suggestion(problem, tuple(quote_for_shell(f"{module}:{name}{call}") for module in modules))
+    specs = [quote_for_shell(f"{module}:{name}{call}") for module in ("file.py", "package.module")]
+    return Suggestion(f"{problem} {' or '.join(specs)}")
 
 
 def is_layer(name: str) -> bool:
@@ -370,25 +267,20 @@ def _find_layer(name: str) -> bool:
     return os.path.isfile(path) and name in python_names.list_exported(path)
 
 
-def _suggest_transformers(name: str, call: str) -> Suggestion | None:
-    """Return the suggestion for a class of transformers, or None if the package is not installed or lacks the class."""
-    spec = next(_find_modules(["transformers"]), None)
-    advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
-    if advice is None:
-        return None
-    if call.strip("() ") == "":
-        return Suggestion(advice=advice)
-    return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'transformers:{name}{call}')}")
-
-
 def _list_names(path: str, module: str | None = None) -> Suggestion:
-    """Suggest the classes and functions of a file that build a model, and advise how to build its other classes."""
-    models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
+    """Suggest the classes and functions of a file that build a model, and describe what its other classes need."""
+    models = list(python_names.list_model_classes(path))
     module = module or path
-    callable_models = (model for model in models if not model.takes_object)
-    specs = [quote_for_shell(f"{module}:{model.call if model.required else model.name}") for model in callable_models]
-    names = (*specs, *(f"{module}:{factory.name}" for factory in factories))
-    return Suggestion("", names, build_function.describe_unspellable(models, factories, module))
+    specs = [quote_for_shell(_spell(module, model)) for model in models if model.call]
+    functions = [f"{module}:{name}" for name in python_names.list_model_factories(path)]
+    needs = [f"{model.name} needs {join_names(model.required, 3)}" for model in models if not model.call]
+    if len(needs) > _MAX_NEEDS:
+        needs[_MAX_NEEDS:] = [f"and {len(needs) - _MAX_NEEDS} more"]
+    return Suggestion("", (*specs, *functions), "; ".join([*needs, BUILD_ADVICE]) if needs else None)
+
+
+def _spell(module: str, model: ModelClass) -> str:
+    return f"{module}:{model.call if model.required else model.name}"
 
 
 class ModuleName(msgspec.Struct, frozen=True):

@@ -56,10 +56,7 @@ def _explain_mismatch(spec: ModelSpec, callee: Callee, signature: inspect.Signat
 
 def _advise_missing(spec: ModelSpec, callee: Callee, missing: Sequence[str]) -> str:
     """Return advice for missing arguments: a model spec with them, or a function to write."""
-    in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
-    if in_file is not None and not (spec.args or spec.kwargs):
-        return in_file
     values = write_values(spec, callee, missing)
     if values is None:
-        return in_file or build_function.BUILD_ADVICE
+        return build_function.BUILD_ADVICE
     return build_function.spell(f"{spec.base}({format_call(spec.args, {**spec.kwargs, **values})})")

@@ -91,20 +91,13 @@ def _parse_hub_model(text: str) -> ModelSpec | None:
 def _parse_dotted_name(text: str) -> ModelSpec | None:
     """Return the model spec of `torch.nn.Identity` or `timm.create_model('resnet18')`, or None for other text.
 
-    The name belongs to an installed package, and has a call, is a class name, or is defined by a library of models. The
-    text may be copied from an import or from code.
+    The name belongs to an installed package, and has a call, is a class name, or is defined by a library of models.
     """
     suggestions = core.target_suggestions
-    imported = suggestions.find_imported_name(text)
-    if imported is not None:
-        return _parse_dotted_name(imported)
-    model_text = suggestions.find_model_in_code(text)
-    if model_text is not None:
-        return find_class_spec(model_text)
     layer = text.removeprefix("nn.")
     if layer[:1].isupper() and layer.isidentifier() and suggestions.is_layer(layer):
         return parse_spec(f"torch.nn:{layer}")
-    if layer != text and layer[:1].isupper() and not os.path.isfile("nn.py"):
+    if layer != text and not os.path.isfile("nn.py"):
         return _parse_dotted_name(f"torch.nn.{layer}")
     match = _DOTTED_NAME.match(text)
     if match is None or (not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py")):  # a local file
