@@ -425,6 +425,9 @@ def test_a_group_of_rules_is_listed(statecli):
 
 
 DEEP = f"class Net(nn.Module):\n    def __init__(self, cfg: a{'.a' * 2000}): pass\n"
+ARGUMENTS = "".join(
+    f"class A{n}(nn.Module):\n    def __init__(self, a: A{n + 1}, b: A{n + 1}): pass\n" for n in range(40)
+)
 VARIABLES = "".join(f"    x{n} = x{n - 1}\n" for n in range(1, 2000))
 CLASSES = "".join(f"class A{n}(A{n - 1}): pass\n" for n in range(1, 400))
 
@@ -435,8 +438,9 @@ CLASSES = "".join(f"class A{n}(A{n - 1}): pass\n" for n in range(1, 400))
         DEEP,
         f"def make():\n    x0 = nn.Linear(1, 1)\n{VARIABLES}    return x1999\n",
         f"class A0(nn.Module):\n    def __init__(self, cfg): pass\n{CLASSES}",
+        f"{ARGUMENTS}class A40(nn.Module): pass\n",
     ],
-    ids=["a deep annotation", "a chain of variables", "a chain of classes"],
+    ids=["a deep annotation", "a chain of variables", "a chain of classes", "a chain of arguments"],
 )
 def test_unusual_code_gets_an_error_quickly(in_tmp_path, statecli, monkeypatch, code):
     """The file is only read, for a suggestion: these were internal errors, and 20 seconds for the classes."""

@@ -35,6 +35,8 @@ _SAME_MODULE_METHODS = ("cpu", "cuda", "double", "eval", "float", "half", "requi
 _MAX_SOURCE_BYTES = 1 << 20
 #: Largest number of base classes searched for a class, because odd code could have thousands.
 _MAX_ANCESTORS = 50
+#: Largest depth of nested calls in a suggested call: `Net(cfg=Config(layer=Layer()))`.
+_MAX_DEPTH = 3
 #: Errors of reading and parsing a file. Code may be nested too deeply for Python's parser.
 _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
@@ -255,7 +257,7 @@ def _write_value(argument: ast.arg, classes: Mapping[str, ast.ClassDef], callers
     words = set(re.findall(r"\w+", annotation))
     if class_name is not None and words & CLASS_ANNOTATIONS:
         return class_name
-    if class_name is not None and class_name not in callers:
+    if class_name is not None and class_name not in callers and len(callers) <= _MAX_DEPTH:
         call = _write_call(class_name, classes, callers)
         return f"[{call}]" if call and words & SEQUENCE_ANNOTATIONS else call
     is_object = annotation in classes or takes_object(argument.arg, annotation)
