@@ -14,7 +14,8 @@ from statecli.pickles.nodes import Global, Obj, SetOf, Value
 
 #: Depth to which nested tuples are hashed to find collisions; deeper tuples have the unknown hash.
 _MAX_HASHED_NESTING = 100
-_UNKNOWN_HASH = 0
+#: Hash of all values whose hashes a file may choose, and of all tuples with such a value. Usual numbers differ.
+_UNKNOWN_HASH = 1_234_567_890_123_456_789
 
 
 class _Hashed:
@@ -50,7 +51,8 @@ class KeyHashes:
         return self._cached_hashes[id(value)]
 
     def _hash_tuple(self, children: Iterable[Value], nesting: int) -> int:
-        return hash(tuple(_Hashed(self.compute_hash(child, nesting)) for child in children))
+        hashes = [self.compute_hash(child, nesting) for child in children]
+        return _UNKNOWN_HASH if _UNKNOWN_HASH in hashes else hash(tuple(map(_Hashed, hashes)))
 
     def _hash_call(self, call: Obj, nesting: int) -> int:
         """Return the hash of the object that a call creates; or the unknown hash."""
@@ -63,7 +65,8 @@ class KeyHashes:
             return id(call)
         if name.startswith(_HASHED_BY_CONTENT):
             state = call.state.values() if type(call.state) is dict else (call.state,)
-            return hash((name, *(self.compute_hash(child, nesting) for child in (*args, *state))))
+            hashes = [self.compute_hash(child, nesting) for child in (*args, *state)]
+            return _UNKNOWN_HASH if _UNKNOWN_HASH in hashes else hash((name, *hashes))
         return _UNKNOWN_HASH
 
 

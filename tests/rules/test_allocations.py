@@ -341,6 +341,17 @@ BOMBS = {
         build_keys(call_global("decimal", "Decimal", text(str(P * n))) for n in range(600)),
         COLLIDING_KEYS_MESSAGE,
     ),
+    "tuples of integers and decimals of one hash": (
+        build_keys(
+            b"("
+            + b"".join(
+                call_global("decimal", "Decimal", text(str(P + 1))) if n >> bit & 1 else number(1) for bit in range(10)
+            )
+            + b"t"
+            for n in range(1, 601)
+        ),
+        COLLIDING_KEYS_MESSAGE,
+    ),
     "UUIDs of one hash": (
         build_keys(restore("uuid", "UUID", b"}" + text("int") + number(P * n) + b"s") for n in range(600)),
         COLLIDING_KEYS_MESSAGE,
@@ -690,7 +701,7 @@ MANY_KEYS = {
     "partials": lambda n: functools.partial(int, n),
     "objects": lambda _: object(),
     "exceptions": lambda n: ValueError(n),
-    "nested tuples": lambda n: ((n, (n - 300, 0.5)), frozenset({1})),
+    "nested tuples": lambda n: ((n, (n - 300, 0.5)), b"a"),
     "nodes": lambda _: Node(),
 }
 
