@@ -25,7 +25,7 @@ TARGET = "model.safetensors"
 OUTLIER = "model.layers.7.self_attn.v_proj.weight"
 PAGE_SIZE = (1080, 1180)
 #: Quality of the WebP picture, per cent.
-PAGE_QUALITY = 20
+PAGE_QUALITY = 19
 SCREEN_SIZE = (100, 26)
 
 
