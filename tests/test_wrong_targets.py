@@ -88,7 +88,7 @@ MISTAKES = {
     ): "torch is a Python package: give one of its classes or functions, such as 'torch.nn:Linear(2, 3)'",
     ("inspect", "net.py::Tiny"): "write a colon before the class or function: net.py:Tiny",
     ("inspect", "net::Tiny"): "no such file or directory; did you mean net.py:Tiny?",
-    ("inspect", "torch.nn::Linear(2,3)"): "cannot be opened: no such file or directory",
+    ("inspect", "torch.nn::Linear(2,3)"): "file.py:Class or package.module:Class(argument=...)",
     ("inspect", "import torch.nn as nn; nn.Linear(2, 3)"): "cannot be opened: no such file or directory",
     ("inspect", "no-package:Net"): "cannot be opened: no such file or directory",
     ("inspect", "monai"): "'monai.networks.nets:DenseNet121(2, 1, 2)'",
@@ -408,6 +408,19 @@ def test_a_target_without_a_command_gets_inspect(statecli, in_tmp_path, word, ty
     result = statecli(word)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"statecli: No such command {word!r}; did you mean: statecli inspect {typed}\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "end"),
+    [
+        ("torch.nn:Linear[3]", "; write a model class as file.py:Class or package.module:Class(argument=...)"),
+        ("transformers:bert-base", "; write a model class as file.py:Class or package.module:Class(argument=...)"),
+        ("a:b/c.pt", ""),
+        (r"C:\models\net.pt", ""),
+    ],
+)
+def test_a_name_that_begins_like_a_class_says_how_to_name_one(statecli, in_tmp_path, target, end):
+    assert statecli("inspect", target).err == f"statecli: {target}: cannot be opened: no such file or directory{end}\n"
 
 
 def test_the_command_of_another_program_is_not_a_target(statecli, in_tmp_path):

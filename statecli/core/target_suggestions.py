@@ -20,6 +20,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.similar_paths import list_names, suggest_similar_paths
 from statecli.core.units import join_names
 
+_CLASS_ADVICE = "write a model class as file.py:Class"
 #: `package.Class`, perhaps with a call. In a target, a colon comes before the class.
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `net.py.Class` or `net.py Class`, perhaps with a call.
@@ -88,7 +89,9 @@ def suggest_for_missing(path: str) -> Suggestion:
     if similar_paths := suggest_similar_paths(path):
         return Suggestion(similar_paths)
     if dotted_match is None:
-        return Suggestion(suggest_repository(path.rstrip("/")) or _describe_missing_folder(path))
+        is_class = bool(colon and _DOTTED.match(module)) and not set("/\\@") & set(name)
+        class_advice = f"{_CLASS_ADVICE} or package.module:Class(argument=...)" if is_class else ""
+        return Suggestion(suggest_repository(path.rstrip("/")) or _describe_missing_folder(path) or class_advice)
     return _suggest_for_unknown_name(dotted_match["path"], dotted_match["call"] or "")
 
 
@@ -240,7 +243,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     registries = [f"{registry}:{name}" for registry in _REGISTRIES if any(_find_modules([registry]))]
     if registries and _MODEL_NAME.fullmatch(name):
         return Suggestion(f"{missing}; for a model of that name in a library, write {' or '.join(registries)}")
-    return Suggestion(f"{missing}; write a model class as file.py:Class or package.module:Class")
+    return Suggestion(f"{missing}; {_CLASS_ADVICE} or package.module:Class")
 
 
 def _suggest_module(name: str, call: str) -> Suggestion:
